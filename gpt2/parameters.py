@@ -1,0 +1,130 @@
+"""All parameters in one flat float32 buffer, layer by layer in forward order; named tensors are views of it.
+
+Whatever exchanges, updates, clips or saves works on flat ranges [start, stop) of this buffer and never needs a name.
+Gradients, and AdamW's two moments, are buffers of the same layout.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+
+import numpy as np
+
+from gpt2.config import GPT2Config
+
+INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One named tensor's place in the flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    @property
+    def decays(self) -> bool:
+        """Weight decay is for matrices and embeddings, not for biases and LayerNorms."""
+        return len(self.shape) > 1
+
+
+def layer_shapes(config: GPT2Config) -> dict[str, tuple[int, ...]]:
+    """One transformer block's tensors, in the order forward uses them; a weight is (outputs, inputs) as in llm.c."""
+    C = config.n_embd
+    return {
+        "ln1_weight": (C,), "ln1_bias": (C,),
+        "qkv_weight": (3 * C, C), "qkv_bias": (3 * C,),
+        "attproj_weight": (C, C), "attproj_bias": (C,),
+        "ln2_weight": (C,), "ln2_bias": (C,),
+        "fc_weight": (4 * C, C), "fc_bias": (4 * C,),
+        "fcproj_weight": (C, 4 * C), "fcproj_bias": (C,),
+    }  # fmt: skip
+
+
+class Layout:
+    """Where each tensor lies: `count` parameters in `size` elements, padded at the end to a multiple of `multiple_of`.
+
+    Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias.
+    """
+
+    def __init__(self, config: GPT2Config, multiple_of: int = 1):
+        self.config = config
+        C = config.n_embd
+        shapes = {"wte": (config.padded_vocab_size, C), "wpe": (config.context, C)}
+        for layer in range(config.n_layer):
+            shapes |= {f"layer.{layer}.{name}": shape for name, shape in layer_shapes(config).items()}
+        shapes |= {"lnf_weight": (C,), "lnf_bias": (C,)}
+        self.tensors, self.count = [], 0
+        for name, shape in shapes.items():
+            self.tensors.append(Tensor(name, shape, self.count))
+            self.count = self.tensors[-1].stop
+        self.size = -(-self.count // multiple_of) * multiple_of
+
+    @cached_property
+    def by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def range_of(self, prefix: str) -> tuple[int, int]:
+        """[start, stop) of all tensors whose name begins with `prefix`; they lie side by side."""
+        found = [tensor for tensor in self.tensors if tensor.name.startswith(prefix)]
+        return found[0].start, found[-1].stop
+
+    def layer_range(self, layer: int) -> tuple[int, int]:
+        return self.range_of(f"layer.{layer}.")
+
+    def decay_ranges(self, start: int, stop: int):
+        """Cut [start, stop) into (start, stop, decays), neighbours of the same kind joined, the pad left out."""
+        pieces = []
+        for tensor in self.tensors:
+            low, high = max(start, tensor.start), min(stop, tensor.stop)
+            if low >= high:
+                continue
+            if pieces and pieces[-1][2] == tensor.decays:
+                pieces[-1] = (pieces[-1][0], high, tensor.decays)
+            else:
+                pieces.append((low, high, tensor.decays))
+        return pieces
+
+
+class Parameters:
+    """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ..."""
+
+    def __init__(self, layout: Layout, flat):
+        if flat.shape != (layout.size,):
+            raise ValueError(f"flat buffer is {flat.shape}, the layout needs ({layout.size},)")
+        self.layout, self.flat = layout, flat
+        self.layers = [SimpleNamespace() for _ in range(layout.config.n_layer)]
+        for tensor in layout.tensors:
+            *path, name = tensor.name.split(".")
+            setattr(self.layers[int(path[1])] if path else self, name, self.view(tensor.name))
+
+    def view(self, name: str):
+        tensor = self.layout.by_name[name]
+        return self.flat[tensor.start : tensor.stop].reshape(tensor.shape)
+
+    @classmethod
+    def zeros(cls, layout: Layout) -> "Parameters":
+        return cls(layout, np.zeros(layout.size, np.float32))
+
+
+def initialize(parameters: Parameters, seed: int) -> None:
+    """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0."""
+    config = parameters.layout.config
+    random = np.random.default_rng(seed)
+    residual_std = INITIAL_STD / math.sqrt(2 * config.n_layer)
+    parameters.flat[:] = 0.0
+    for tensor in parameters.layout.tensors:
+        view = parameters.view(tensor.name)
+        if tensor.decays:
+            std = residual_std if tensor.name.endswith("proj_weight") else INITIAL_STD
+            random.standard_normal(out=view, dtype=np.float32)
+            view *= np.float32(std)
+        elif tensor.name.endswith("_weight"):
+            view[:] = 1.0
+    parameters.wte[config.vocab_size :] = 0.0

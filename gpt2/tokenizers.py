@@ -1,0 +1,82 @@
+"""Tokenizers by name, as tiktoken Encodings: "gpt2" (50257 tokens) and "bytes" (256, no files needed)."""
+
+import os
+import tempfile
+from pathlib import Path
+from threading import Thread
+
+import tiktoken
+
+from gpt2.errors import UserError
+
+DOWNLOAD_LIMIT_S = 60.0
+
+# What tiktoken calls GPT-2's files in its cache folder: the SHA-1 of the address each is downloaded from.
+GPT2_FILES = {
+    "vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
+    "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
+}
+
+
+def load_tokenizer(name: str) -> tiktoken.Encoding:
+    """The tokenizer of that name; `.n_vocab` is its vocabulary size.
+
+    UserError: unknown name, or GPT-2's files are neither cached nor to be had within a minute.
+    """
+    if name not in TOKENIZERS:
+        raise UserError(f"tokenizer {name!r} is unknown, expected one of {', '.join(TOKENIZERS)}: change --tokenizer")
+    return TOKENIZERS[name]()
+
+
+def byte_encoding() -> tiktoken.Encoding:
+    """Every byte of the UTF-8 text is a token, its value the id."""
+    return tiktoken.Encoding(
+        name="bytes",
+        pat_str=r"(?s:.)",  # one character at a time: nothing is merged anyway
+        mergeable_ranks={bytes([value]): value for value in range(256)},
+        special_tokens={},
+        explicit_n_vocab=256,
+    )
+
+
+def gpt2_encoding(limit_s: float = DOWNLOAD_LIMIT_S) -> tiktoken.Encoding:
+    """GPT-2's own tokenizer (Radford et al. 2019), from tiktoken's cache folder or downloaded into it."""
+    outcome = {}
+
+    def load():
+        try:
+            outcome["encoding"] = tiktoken.get_encoding("gpt2")
+        except Exception as error:  # whatever the download meets: no network, proxy, damaged file, full disk
+            outcome["error"] = error
+
+    # tiktoken downloads without a time limit: behind a firewall that drops packets it would hang for many minutes.
+    thread = Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if "encoding" not in outcome:
+        error = outcome.get("error")
+        reason = type(error).__name__ if error else f"no answer in {limit_s:g} s"
+        raise UserError(missing_files_message(reason)) from error
+    return outcome["encoding"]
+
+
+def missing_files_message(reason: str) -> str:
+    folder = cache_folder()
+    missing = [name for name, key in GPT2_FILES.items() if not folder or not os.path.isfile(folder / key)]
+    found = f"{' and '.join(missing) or 'sound files'} not in {folder or 'any cache folder'}"
+    names = " and ".join(f"{name} (there named {key})" for name, key in GPT2_FILES.items())
+    return (
+        f"the gpt2 tokenizer cannot be loaded: {found}, and downloading failed ({reason}): "
+        f"set TIKTOKEN_CACHE_DIR to a folder that holds {names}, or use --tokenizer bytes"
+    )
+
+
+def cache_folder() -> Path | None:
+    """Where tiktoken looks for its files, by its own rules; None when it is told to cache nothing."""
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if variable in os.environ:
+            return Path(os.environ[variable]) if os.environ[variable] else None
+    return Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+TOKENIZERS = {"gpt2": gpt2_encoding, "bytes": byte_encoding}

@@ -1,0 +1,60 @@
+"""Train the same run with several strategies, one after another, and draw one comparison.
+
+    python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
+    python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
+
+What follows -- goes to every scripts/train.py. A strategy may be written reduce-bcast/dedicated.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dist.launcher import mpirun_command, mpirun_environment
+
+SCRIPTS = Path(__file__).parent
+DEFAULT_TRAINING = ["--steps", "100"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
+    parser.add_argument("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="a list with commas, or all")
+    parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")
+    parser.add_argument("training", nargs="*", help="after --: flags of scripts/train.py", default=DEFAULT_TRAINING)
+    arguments = parser.parse_args()
+    out = arguments.out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
+    runs = []
+    for name in strategy_names(arguments.strategies):
+        runs.append(out / name.replace("/", "-"))
+        print(f"--- {name}", flush=True)
+        train(name, arguments.ranks, runs[-1], arguments.training)
+    plot = [sys.executable, SCRIPTS / "plot.py", *runs, "--out", out / "plots"]
+    raise SystemExit(subprocess.run(plot).returncode)
+
+
+def strategy_names(text: str) -> list[str]:
+    if text != "all":
+        return text.split(",")
+    from strategies import STRATEGIES
+
+    return list(STRATEGIES)
+
+
+def train(name: str, ranks: int, run: Path, training: list[str]) -> None:
+    """One run; ends this script with its exit code if it fails."""
+    strategy, _, server = name.partition("/")
+    flags = ["--strategy", strategy, "--out", str(run), *(["--server", server] if server else [])]
+    flags += ["--no-exchange"] if strategy == "none" else []
+    try:
+        command = [*mpirun_command(ranks), sys.executable, str(SCRIPTS / "train.py"), *flags, *training]
+    except FileNotFoundError as error:
+        raise SystemExit(f"compare.py: error: {error}") from None
+    if code := subprocess.run(command, env=mpirun_environment(ranks)).returncode:
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Train a GPT-2 data-parallel under MPI.
+
+mpirun -n 4 python scripts/train.py                                  a minute on a laptop: embedded corpus, small model
+mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
+srun -n 8 python scripts/train.py --model gpt2-124M --train-data 'fineweb/*_train_*.bin' --val-data 'fineweb/*_val_*'
+"""
+
+import mpi4py
+
+mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
+
+from report import Progress, settings_table
+from train_settings import complete, parse_settings
+from training_run import TrainingRun
+
+from dist.world import start_world
+from gpt2.errors import UserError
+
+
+def main():
+    settings = parse_settings(__doc__)
+    train(settings, start_world(settings.expect_ranks))
+
+
+def train(settings, world):
+    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business."""
+    with world.together(UserError):
+        settings, config = complete(settings, world.size)
+    run = TrainingRun(settings, config, world)
+    tracer, strategy, worker = run.tracer, run.strategy, run.worker
+    progress = Progress(settings.steps, world.print)
+    world.print(settings_table(settings, run.facts()))
+    for step in range(1, settings.steps + 1):
+        lr = run.schedule.at(step)
+        with tracer.step(step):
+            loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
+            norm = strategy.update(lr)
+            with tracer.phase("wait"):
+                loss, exposed_s = run.sum_over_workers(loss_part, tracer.exchange_seconds() / strategy.workers)
+        record = run.record(step, loss, norm, lr, exposed_s)
+        if run.validates_after(step):
+            record["val_loss"] = run.validation_loss()
+        if world.rank == 0:
+            run.folder.log(record)
+            progress.step(record)
+        run.end_if_diverged(step, loss)
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Every setting of a training run, written once: the fields below make the flags, the printed table and config.json."""
+
+import argparse
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+from dist.world import end_with_one_line, start_mpi
+from gpt2 import llmc
+from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from gpt2.errors import UserError
+from gpt2.schedule import SCHEDULES
+from gpt2.tokenizers import TOKENIZERS
+from strategies import SERVERS, STRATEGIES, check_strategy
+
+
+def setting(default, text, **options):
+    """A field with its flag's help and argparse options; the type follows the default unless `type` is given."""
+    return field(default=default, metadata={"help": text, **options})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags of scripts/train.py. None means: chosen from the others, see the help text."""
+
+    strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=STRATEGIES)
+    server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
+    no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")
+    model: str = setting(None, "shape by name (baby, or what --init holds)", type=str, choices=PRESETS)
+    n_layer: int = setting(None, "layers, instead of the preset's", type=int)
+    n_head: int = setting(None, "attention heads, instead of the preset's", type=int)
+    n_embd: int = setting(None, "channels, instead of the preset's", type=int)
+    context: int = setting(None, "positions the model has, instead of the preset's", type=int)
+    vocab_size: int = setting(None, "tokens the model knows, instead of the preset's or the tokenizer's", type=int)
+    init: str = setting("random", "random, an llm.c .bin, or a run folder (its last checkpoint)")
+    train_data: str = setting(None, "llm.c token shards, a glob in quotes", type=str)
+    val_data: str = setting(None, "llm.c token shards for validation, a glob in quotes", type=str)
+    text: str = setting(None, "a text file, or a folder of *.txt: 90%% to train on, 10%% for validation", type=str)
+    tokenizer: str = setting(None, "for --text: gpt2 or bytes (the default)", type=str, choices=TOKENIZERS)
+    batch_size: int = setting(4, "B: sequences a rank takes at once")
+    seq_len: int = setting(None, "T: tokens of a sequence (the model's context)", type=int)
+    grad_accum: int = setting(1, "K: micro-steps whose gradients are summed before each exchange")
+    steps: int = setting(200, "how many steps")
+    seed: int = setting(1337, "of the initialization and of the shuffling")
+    shuffle: bool = setting(True, "read the windows in a random order; llm.c's order is --no-shuffle")
+    lr: float = setting(1e-3, "highest learning rate")
+    warmup: int = setting(20, "steps up to it")
+    schedule: str = setting("cosine", "after the warm-up", choices=SCHEDULES)
+    min_lr: float = setting(None, "where the schedule ends (a tenth of --lr)", type=float)
+    weight_decay: float = setting(0.1, "AdamW's, on matrices and embeddings")
+    beta1: float = setting(0.9, "AdamW's first moment")
+    beta2: float = setting(0.95, "AdamW's second moment")
+    eps: float = setting(1e-8, "AdamW's epsilon")
+    grad_clip: float = setting(1.0, "highest global norm of the gradients, 0 for any")
+    backend: str = setting("auto", "kernels; auto takes what the machine has", choices=("auto", "numpy"))
+    threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
+    eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
+    eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
+    trace: str = setting("on", "steps to trace: on, off or FROM:TO")
+    out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
+    expect_ranks: int = setting(None, "end with an error unless the world has this many ranks", type=int)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse, but under mpirun a mistake is reported once for all ranks, in one line."""
+
+    def error(self, message):
+        end_with_one_line(start_mpi(), f"{message} (see {self.prog} --help)")
+
+
+def parse_settings(description: str, arguments=None) -> Settings:
+    parser = OneLineParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for item in fields(Settings):
+        options = dict(item.metadata)
+        default = None if item.default is MISSING else item.default
+        if item.type is bool or isinstance(default, bool):
+            options["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        else:
+            options.setdefault("type", type(default))
+            options["metavar"] = item.name.rsplit("_", 1)[-1].upper() if "choices" not in options else None
+        if default not in (None, False):
+            options["help"] += f" ({default})"
+        parser.add_argument("--" + item.name.replace("_", "-"), default=default, **options)
+    return Settings(**vars(parser.parse_args(arguments)))
+
+
+def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
+    """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
+    check_strategy(settings.strategy, settings.server, ranks, settings.no_exchange)
+    if settings.text and settings.train_data:
+        raise UserError("--text and --train-data were both given: use one of them")
+    if settings.val_data and not settings.train_data:
+        raise UserError(
+            "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"
+        )
+    if settings.tokenizer and settings.train_data:
+        raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
+    config = model_config(settings)
+    settings = replace(
+        settings,
+        tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
+        seq_len=settings.seq_len or config.context,
+        min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
+    )
+    check_numbers(settings)
+    if settings.seq_len > config.context:
+        raise UserError(
+            f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
+            "lower it, or raise --context"
+        )
+    return settings, config
+
+
+def model_config(settings: Settings) -> GPT2Config:
+    """From --init's file or --model's preset, with single numbers replaced by their flags."""
+    if settings.init != "random":
+        config = llmc.read_config(checkpoint_file(settings.init))
+    else:
+        config = PRESETS[settings.model or "baby"]
+        tokens = GPT2_VOCABULARY if settings.train_data or settings.tokenizer == "gpt2" else 256
+        config = replace(config, vocab_size=max(config.vocab_size, tokens))
+    given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
+    return replace(config, **given)
+
+
+def checkpoint_file(init: str) -> Path:
+    """The model file that --init means: the file itself, or the last checkpoint of a run folder."""
+    path = Path(init)
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("checkpoints/step-*/model.bin"))
+    if not files:
+        raise UserError(
+            f"{path} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file, to --init"
+        )
+    return files[-1]
+
+
+def check_numbers(settings: Settings) -> None:
+    """Each number within what it can mean."""
+    lowest = {
+        "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
+        "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
+    }  # fmt: skip
+    for name, low in lowest.items():
+        value = getattr(settings, name)
+        if not low <= value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} is {value}, expected a number of at least {low}")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(settings, name) < 1:
+            raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")

@@ -1,0 +1,167 @@
+"""What a training run is made of, put together in order: data, folder, buffers, strategy, model, tracer."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+from run_folder import RunFolder, default_run_folder
+from train_settings import checkpoint_file
+from worker import Worker
+
+from dist.clock import clock_offset
+from dist.cores import threads_per_rank
+from dist.world import library_name
+from gpt2 import llmc, texts, windows
+from gpt2.errors import UserError
+from gpt2.kernels import load_kernels
+from gpt2.model import GPT2
+from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.parameters import Layout, Parameters, initialize
+from gpt2.schedule import Schedule
+from gpt2.shards import open_shards
+from gpt2.windows import Windows
+from strategies import STRATEGIES, Job, worker_count
+from traces import RunError, Tracer
+
+SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
+
+
+class TrainingRun:
+    """Every rank makes one, at the same moment. A user's mistake ends the job here, before anything is exchanged."""
+
+    def __init__(self, settings, config, world):
+        self.settings, self.config, self.world = settings, config, world
+        self.threads = settings.threads or threads_per_rank(world)
+        self.kernels = load_kernels("numpy" if settings.backend == "auto" else settings.backend, self.threads)
+        self.layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
+        self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
+        self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
+        train, val = self._open_data()
+        self.parameters, self.gradients = self._new_parameters()
+        self.folder = self._make_folder()
+        self.tracer = self._new_tracer()
+        self.strategy = STRATEGIES[settings.strategy](self._job())
+        self.validates = val is not None
+        self.worker = None if self.strategy.worker is None else self._new_worker(train, val)
+
+    def _open_data(self) -> tuple[Windows, Windows | None]:
+        """Training and validation windows; a text is tokenized on rank 0, if the cache does not hold it yet."""
+        s, world = self.settings, self.world
+        patterns = (s.train_data, s.val_data)
+        if not s.train_data:
+            with world.together(UserError):
+                if world.rank == 0:
+                    cache = Path(s.out or default_run_folder(s.strategy)).parent / "tokens"
+                    patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache)
+            patterns = world.comm.bcast([str(path) for path in patterns])
+        with world.together(UserError):
+            train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
+            val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None
+            windows.check(train, self.global_batch, self.config.vocab_size, world.rank, world.size)
+            if val:
+                windows.check_tokens(val.shards, self.config.vocab_size, world.rank, world.size)
+        return train, val
+
+    def _new_parameters(self) -> tuple[Parameters, Parameters]:
+        parameters, gradients = Parameters.zeros(self.layout), Parameters.zeros(self.layout)
+        with self.world.together(UserError):
+            if self.settings.init == "random":
+                initialize(parameters, self.settings.seed)
+            else:
+                llmc.read_parameters(checkpoint_file(self.settings.init), parameters)
+        return parameters, gradients
+
+    def _make_folder(self) -> RunFolder | None:
+        """Rank 0's run folder, with config.json."""
+        s, world, folder = self.settings, self.world, None
+        with world.together(UserError):
+            if world.rank == 0:
+                folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy))
+                folder.write_config(s, world, library_name(), self.layout.count, self.threads)
+        self.path = world.comm.bcast(folder.path if folder else None)
+        return folder
+
+    def _new_tracer(self) -> Tracer:
+        world = self.world
+        identity = world.places[world.rank] | {"ranks": world.size, "strategy": self.settings.strategy}
+        clock = clock_offset(world)
+        with world.together((RunError, OSError)):
+            return Tracer(self.path / "traces", identity, self.settings.trace, clock)
+
+    def _job(self) -> Job:
+        s = self.settings
+        adamw = AdamWSettings(s.beta1, s.beta2, s.eps, s.weight_decay)
+        return Job(
+            comm=self.world.comm,
+            parameters=self.parameters.flat,
+            gradients=self.gradients.flat,
+            new_optimizer=lambda start, stop: AdamW(self.kernels, self.layout, start, stop, adamw),
+            sum_of_squares=self.kernels.sum_of_squares,
+            max_norm=s.grad_clip,
+            tracer=self.tracer,
+            server=s.server,
+        )
+
+    def _new_worker(self, train, val) -> Worker:
+        s, strategy = self.settings, self.strategy
+        model = GPT2(self.kernels, self.parameters, self.gradients, s.batch_size, s.seq_len)
+        return Worker(model, train, val, s.grad_accum, strategy.worker, strategy.workers, self.tracer)
+
+    def facts(self) -> dict[str, str]:
+        """What follows from the settings and the machine, for the table."""
+        s, c, world = self.settings, self.config, self.world
+        tokens = self.global_batch * s.seq_len
+        return {
+            "model": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context {c.context}, "
+            f"{c.vocab_size} tokens: {self.layout.count:,} parameters",
+            "ranks": f"{world.size} on {world.node_count} nodes, {self.strategy.workers} compute, "
+            f"{self.threads} threads on rank 0",
+            "step": f"{self.global_batch} sequences of {s.seq_len}: {tokens:,} tokens",
+            "MPI": library_name(),
+            "run folder": str(self.path),
+        }
+
+    def sum_over_workers(self, *numbers: float) -> list[float]:
+        """Each number summed over the ranks that compute."""
+        parts = np.array(numbers if self.worker else [0.0] * len(numbers))
+        self.world.comm.Allreduce(MPI.IN_PLACE, parts)
+        return parts.tolist()
+
+    def record(self, step: int, loss: float, norm: float, lr: float, exposed_s: float) -> dict:
+        """The step's line of log.jsonl."""
+        tokens, step_s = self.global_batch * self.settings.seq_len, self.tracer.seconds("step")
+        return {
+            "step": step,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": step * tokens,
+            "step_s": step_s,
+            "tokens_per_s": tokens / step_s,
+            "exposed_exchange_s": exposed_s,
+        }
+
+    def validates_after(self, step: int) -> bool:
+        every = self.settings.eval_every
+        return self.validates and every > 0 and (step % every == 0 or step == self.settings.steps)
+
+    def validation_loss(self) -> float:
+        """Mean loss over the validation windows, which all workers share."""
+        with self.tracer.phase("eval"):
+            part = self.worker.validation_loss(self.settings.eval_steps) if self.worker else (0.0, 0)
+            loss, tokens = self.sum_over_workers(*part)
+        return loss / tokens
+
+    def end_if_diverged(self, step: int, loss: float) -> None:
+        with self.world.together(UserError):
+            if not math.isfinite(loss):
+                raise UserError(f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data")
+
+    def finish(self) -> None:
+        """Leave the last checkpoint and close the traces."""
+        self.tracer.close()
+        with self.world.together(UserError):
+            if self.world.rank == 0 and self.settings.strategy != "none":
+                steps = self.settings.steps
+                self.folder.save_checkpoint(steps, self.parameters, next_window=steps * self.global_batch)

@@ -1,0 +1,26 @@
+"""allreduce: the sum of all gradients on every rank, and every rank does the same update.
+
+    Allreduce(gradients);  AdamW everywhere
+
+Each rank holds all optimizer state (2 D) and repeats the whole update. 2 (N-1)/N D in and out of each rank if the
+library picks a ring, or reduce-scatter and all-gather. It is what PyTorch's DDP does; use it where the site tuned it.
+"""
+
+from mpi4py import MPI
+
+from gpt2.optimizer import clip_scale
+from strategies.base import Strategy
+
+
+class Allreduce(Strategy):
+    def __init__(self, job):
+        super().__init__(job)
+        self.optimizer = job.new_optimizer(0, len(self.parameters))
+
+    def update(self, lr):
+        with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
+            self.comm.Allreduce(MPI.IN_PLACE, self.gradients)
+        with self.tracer.phase("update"):
+            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+        return norm

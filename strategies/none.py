@@ -1,0 +1,20 @@
+"""none: no exchange. Every rank updates its own parameters from its own gradients, so N models drift apart.
+
+The control for the plots: its step is the compute alone, and what another strategy takes longer is its exchange.
+Each rank holds parameters, gradients and all optimizer state; no bytes move.
+"""
+
+from gpt2.optimizer import clip_scale
+from strategies.base import Strategy
+
+
+class NoExchange(Strategy):
+    def __init__(self, job):
+        super().__init__(job)
+        self.optimizer = job.new_optimizer(0, len(self.parameters))
+
+    def update(self, lr):
+        with self.tracer.phase("update"):
+            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+        return norm

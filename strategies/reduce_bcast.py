@@ -1,0 +1,46 @@
+"""reduce-bcast: rank 0 is the server. All gradients are summed there, updated there, and the parameters come back.
+
+    Reduce(gradients) to rank 0;  rank 0: clip, AdamW;  Bcast(parameters) from rank 0
+
+Rank 0 alone holds optimizer state (2 D). Everything goes through its node's port: with a flat Reduce and Bcast
+(N - ranks on that node) D in and as much out, with trees log2(N) times D. Use it to see that, or where N is small.
+With server "dedicated" rank 0 computes no gradients and N-1 ranks share the batch.
+"""
+
+from mpi4py import MPI
+
+from gpt2.optimizer import clip_scale
+from strategies.base import Strategy
+
+SERVER = 0
+
+
+class ReduceBcast(Strategy):
+    def __init__(self, job):
+        super().__init__(job)
+        self.serves = self.comm.rank == SERVER
+        self.optimizer = job.new_optimizer(0, len(self.parameters)) if self.serves else None
+        if job.server == "dedicated":
+            self.workers = self.comm.size - 1
+            self.worker = None if self.serves else self.comm.rank - 1
+
+    def update(self, lr):
+        if self.worker is None:
+            self.gradients.fill(0.0)  # the sum comes in place, and the server adds nothing of its own
+        with self.tracer.phase("reduce", bytes=self.gradients.nbytes, root=SERVER):
+            if self.serves:
+                self.comm.Reduce(MPI.IN_PLACE, self.gradients, root=SERVER)
+            else:
+                self.comm.Reduce(self.gradients, None, root=SERVER)
+        norm = self._update_on_server(lr)
+        with self.tracer.phase("bcast", bytes=self.parameters.nbytes, root=SERVER):
+            self.comm.Bcast(self.parameters, root=SERVER)
+        return norm
+
+    def _update_on_server(self, lr):
+        if not self.serves:
+            return None
+        with self.tracer.phase("update"):
+            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+        return norm

@@ -1,0 +1,143 @@
+"""Run folders with known times, for the tests of traces/ and scripts/plot.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from traces import files
+from traces.phases import INDEX, STEP
+
+MS = 1_000_000
+
+
+def write_run(folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_ns=None, **settings) -> Path:
+    """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock."""
+    folder = Path(folder)
+    offsets_ns = offsets_ns or [0] * len(nodes)
+    identities = identify(nodes, strategy)
+    for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
+        clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
+        with files.create(folder / "traces", identity, clock) as file:
+            files.append(file, records_of(rank_spans, offset))
+    config = {
+        "settings": {"strategy": strategy, "server": "colocated", **settings},
+        "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",
+        "parameters": 124439808,
+        "ranks": identities,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = log if log is not None else default_log(spans)
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def identify(nodes, strategy):
+    return [
+        {
+            "rank": rank,
+            "ranks": len(nodes),
+            "node": node,
+            "host": f"cn{node:02d}",
+            "local_rank": nodes[:rank].count(node),
+            "strategy": strategy,
+        }
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def records_of(spans, offset_ns=0):
+    rows = [
+        (step, INDEX[phase], root, round(start * MS) - offset_ns, round(end * MS) - offset_ns, 0)
+        for step, phase, root, start, end in spans
+    ]
+    return np.array(rows, files.RECORD)
+
+
+def default_log(spans, tokens=4096):
+    """One row a step with rank 0's step time, a falling loss, and a validation loss every tenth step."""
+    noise = np.random.default_rng(0)
+    rows = []
+    for step, _, _, start, end in (span for span in spans[0] if span[1] == STEP):
+        seconds = (end - start) / 1000
+        row = {
+            "step": step,
+            "loss": 3 + 6 * np.exp(-step / 15) + noise.normal(0, 0.1),
+            "tokens": tokens,
+            "step_s": seconds,
+        }
+        row["tokens_per_s"] = tokens / seconds
+        if step % 10 == 0:
+            row["val_loss"] = 3.1 + 6 * np.exp(-step / 15)
+        rows.append(row)
+    return rows
+
+
+class Cluster:
+    """Ranks with a clock each, in ms; every operation moves the clocks on and writes spans."""
+
+    def __init__(self, nodes, seed=0):
+        self.nodes = nodes
+        self.clock = np.zeros(len(nodes))
+        self.spans = [[] for _ in nodes]
+        self.random = np.random.default_rng(seed)
+
+    def work(self, step, phase, ms, ranks=None, slow=()):
+        for rank in ranks if ranks is not None else range(len(self.nodes)):
+            factor = self.random.normal(1, 0.03) * (1.3 if rank in slow else 1)
+            self.span(step, phase, -1, rank, self.clock[rank], self.clock[rank] + ms * factor)
+
+    def collective(self, step, phase, ms, root=-1):
+        """All enter when they come and leave when the last has come and the data has moved."""
+        ready = self.clock[root] if phase == "bcast" and root >= 0 else self.clock.max()
+        for rank in range(len(self.nodes)):
+            begin = self.clock[rank]
+            end = max(ready, begin) + ms * self.random.normal(1, 0.02)
+            if phase == "reduce" and rank != root:
+                end = begin + ms * self.random.normal(0.8, 0.02)
+            self.span(step, phase, root, rank, begin, end)
+
+    def span(self, step, phase, root, rank, begin, end):
+        self.spans[rank].append((step, phase, root, begin, end))
+        self.clock[rank] = end
+
+    def step(self, step, body):
+        begin = self.clock.copy()
+        body(step)
+        for rank, start in enumerate(begin):
+            self.spans[rank].append((step, STEP, -1, start, self.clock[rank] + 0.3))
+        self.clock += 0.5
+
+
+def simulate(strategy, nodes, steps=24, seed=0, dedicated=False, slow=()):
+    """Spans of a plausible run. Times: compute 20 ms, all gradients into one rank 24 ms a further node or rank."""
+    cluster = Cluster(nodes, seed)
+    ranks = range(len(nodes))
+    full = 6.0 * max(2, len(set(nodes)))
+
+    def body(step):
+        workers = [rank for rank in ranks if rank or not dedicated]
+        cluster.work(step, "data", 0.4, workers)
+        cluster.work(step, "forward", 7, workers, slow)
+        cluster.work(step, "backward", 14, workers, slow)
+        if strategy == "reduce-bcast":
+            cluster.collective(step, "reduce", full, 0)
+            cluster.work(step, "update", 4, [0])
+            cluster.collective(step, "bcast", full * 0.4, 0)
+        elif strategy == "sliced":
+            for root in ranks:
+                cluster.collective(step, "reduce", full * 0.6 / len(ranks), root)
+            cluster.work(step, "update", 4 / len(ranks))
+            for root in ranks:
+                cluster.collective(step, "bcast", full * 0.3 / len(ranks), root)
+        elif strategy == "reduce-scatter":
+            cluster.collective(step, "reduce_scatter", 4)
+            cluster.work(step, "update", 4 / len(ranks))
+            cluster.collective(step, "allgather", 3)
+        elif strategy == "allreduce":
+            cluster.collective(step, "allreduce", 7.5)
+            cluster.work(step, "update", 4)
+
+    for step in range(1, steps + 1):
+        cluster.step(step, body)
+    return cluster.spans

@@ -1,0 +1,572 @@
+"""traces/: the tracer's file against what was timed, the analysis against times worked out by hand, broken run folders."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from make_run import MS, write_run
+
+from traces import RunError, Tracer, files, read_run, recorder
+from traces.analysis import measure, parts, summary
+from traces.phases import INDEX, NAMES, PHASES, STEP
+from traces.ranking import ratio_text, short_ms, table, verdict
+from traces.waiting import find_waits
+
+IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "strategy": "sliced"}
+
+
+def trace_of(folder):
+    return files.read_trace(files.trace_path(folder, 0))
+
+
+# --- Tracer ---
+
+
+def test_tracer_writes_what_it_timed(tmp_path):
+    tracer = Tracer(tmp_path, IDENTITY, clock={"offset_ns": 0, "error_ns": 7})
+    with tracer.step(1):
+        with tracer.phase("forward"):
+            time.sleep(0.01)
+        with tracer.phase("reduce", bytes=4096, root=0):
+            pass
+    with tracer.phase("eval"):
+        pass
+    tracer.close()
+    trace = trace_of(tmp_path)
+    assert trace.identity == IDENTITY
+    assert trace.clock == {"offset_ns": 0, "error_ns": 7}
+    records = trace.records
+    assert [NAMES[index] for index in records["phase"]] == ["forward", "reduce", "step", "eval"]
+    assert records["root"].tolist() == [-1, 0, -1, -1]
+    assert records["bytes"].tolist() == [0, 4096, 0, 0]
+    # The phase between steps carries the number of the step before it.
+    assert records["step"].tolist() == [1, 1, 1, 1]
+    forward, reduce_, step, evaluation = records
+    assert step["start"] <= forward["start"] < forward["end"] <= reduce_["start"] <= reduce_["end"] <= step["end"]
+    assert step["end"] <= evaluation["start"]
+    assert (forward["end"] - forward["start"]) * 1e-9 == tracer.seconds("forward") >= 0.01
+    assert (step["end"] - step["start"]) * 1e-9 == tracer.seconds(STEP)
+
+
+def test_seconds_are_the_steps_own_and_need_no_file():
+    tracer = Tracer()
+    with tracer.step(1):
+        for _ in range(2):
+            with tracer.phase("allreduce"):
+                time.sleep(0.002)
+        with tracer.phase("bcast"):
+            time.sleep(0.001)
+        during = tracer.seconds("allreduce")
+    with tracer.phase("allreduce"):
+        time.sleep(0.001)
+    assert tracer.seconds("allreduce") == during >= 0.004
+    assert tracer.exchange_seconds() == pytest.approx(tracer.seconds("allreduce") + tracer.seconds("bcast"))
+    assert tracer.exchange_seconds() >= 0.005
+    with tracer.step(2):
+        pass
+    assert tracer.exchange_seconds() == 0
+
+
+@pytest.mark.parametrize(("steps", "written"), [("on", [0, 1, 2, 3, 4]), ("2:3", [2, 3]), ("4:9", [4])])
+def test_only_the_asked_steps_are_written(tmp_path, steps, written):
+    tracer = Tracer(tmp_path, IDENTITY, steps=steps)
+    with tracer.phase("bcast"):
+        pass
+    for number in (1, 2, 3, 4):
+        with tracer.step(number), tracer.phase("forward"):
+            time.sleep(0.001)
+        assert tracer.seconds("forward") >= 0.001
+    tracer.close()
+    assert np.unique(trace_of(tmp_path).records["step"]).tolist() == written
+
+
+def test_off_leaves_no_file(tmp_path):
+    tracer = Tracer(tmp_path / "traces", IDENTITY, steps="off")
+    with tracer.step(1), tracer.phase("forward"):
+        pass
+    tracer.close()
+    assert not (tmp_path / "traces").exists()
+
+
+@pytest.mark.parametrize("steps", ["yes", "3", "5:4", "0:4", "a:b", "-1:3", ":", "1:2:3"])
+def test_malformed_steps_say_what_is_expected(steps):
+    with pytest.raises(RunError, match="expected on, off or FROM:TO"):
+        Tracer(steps=steps)
+
+
+@pytest.mark.parametrize("name", ["gather", "step"])
+def test_a_name_that_is_no_phase_lists_the_phases(name):
+    with pytest.raises(ValueError, match=f"'{name}'.*reduce_scatter.*checkpoint"):
+        Tracer().phase(name)
+
+
+def test_an_exception_passes_and_closes_its_spans(tmp_path):
+    tracer = Tracer(tmp_path, IDENTITY)
+    with pytest.raises(KeyError), tracer.step(1), tracer.phase("forward"):
+        raise KeyError
+    with tracer.step(2), tracer.phase("forward"):
+        pass
+    tracer.close()
+    assert trace_of(tmp_path).records["step"].tolist() == [1, 1, 2, 2]
+
+
+def test_phases_and_steps_do_not_nest():
+    tracer = Tracer()
+    with tracer.step(1), tracer.phase("forward"), pytest.raises(RuntimeError, match="count twice"):
+        tracer.phase("data").__enter__()
+    with tracer.step(2), pytest.raises(RuntimeError, match="step 3"):
+        tracer.step(3).__enter__()
+
+
+def test_records_are_in_the_file_a_second_after_the_last_writing(tmp_path, monkeypatch):
+    now = [0]
+    monkeypatch.setattr(recorder, "perf_counter_ns", lambda: now[0])
+    tracer = Tracer(tmp_path, IDENTITY)
+
+    def advance(ms):
+        now[0] += ms * MS
+
+    with tracer.step(1), tracer.phase("forward"):
+        advance(400)
+    assert len(trace_of(tmp_path).records) == 0
+    # Half a second has passed at this step's end: better written here than inside the next step.
+    with tracer.step(2), tracer.phase("forward"):
+        advance(101)
+    assert len(trace_of(tmp_path).records) == 4
+    with tracer.step(3):
+        with tracer.phase("forward"):
+            advance(999)
+        assert len(trace_of(tmp_path).records) == 4
+        with tracer.phase("backward"):
+            advance(1)
+        assert len(trace_of(tmp_path).records) == 6
+
+
+def test_a_killed_process_leaves_a_readable_trace(tmp_path):
+    script = f"""
+import os
+from traces import Tracer, recorder
+recorder.WRITE_AT_STEP_END_NS = 0
+tracer = Tracer({str(tmp_path)!r}, {IDENTITY!r})
+for number in (1, 2):
+    with tracer.step(number), tracer.phase("forward"):
+        pass
+with tracer.step(3):
+    with tracer.phase("forward"):
+        os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 9
+    assert trace_of(tmp_path).records["step"].tolist() == [1, 1, 2, 2]
+
+
+def test_a_smaller_run_in_the_same_folder_replaces_the_larger(tmp_path):
+    write_run(tmp_path, three_ranks(), [0, 0, 1])
+    Tracer(tmp_path / "traces", IDENTITY).close()
+    assert [trace.identity["ranks"] for trace in read_run(tmp_path).ranks] == [1]
+
+
+def test_a_phase_costs_little_beside_a_small_product():
+    tracer, matrix, turns = Tracer(), np.ones((200, 200), np.float32), 300
+
+    def seconds(body):
+        begin = time.perf_counter()
+        for _ in range(turns):
+            body()
+        return time.perf_counter() - begin
+
+    def timed():
+        with tracer.phase("forward"):
+            pass
+
+    assert min(seconds(timed) for _ in range(5)) < min(seconds(lambda: matrix @ matrix) for _ in range(5))
+
+
+# --- files ---
+
+
+def three_ranks(steps=1, root=0):
+    """Per step of 100 ms: compute 10, 14 and 30 ms, then a reduce until 50, an update on the root, a bcast until 80."""
+    spans = [[], [], []]
+    for step in range(1, steps + 1):
+        zero = 100 * step
+        for rank, compute in enumerate((10, 14, 30)):
+            end = 50 if rank == root else 45
+            spans[rank] += [
+                (step, "forward", -1, zero, zero + compute),
+                (step, "reduce", root, zero + compute, zero + end),
+            ]
+            if rank == root:
+                spans[rank].append((step, "update", -1, zero + 50, zero + 60))
+            spans[rank].append((step, "bcast", root, zero + (60 if rank == root else 45), zero + 80))
+            spans[rank].append((step, STEP, -1, zero, zero + 84))
+    return spans
+
+
+def test_the_record_is_36_bytes_little_endian():
+    record = np.array([(1, 2, -1, 3, 4, 5)], files.RECORD)
+    numbers = (1, 2, -1), (3, 4, 5)
+    expected = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers[0])
+    expected += b"".join(number.to_bytes(8, "little") for number in numbers[1])
+    assert record.tobytes() == expected
+
+
+def test_a_run_reads_back_on_rank_0s_clock(tmp_path):
+    write_run(tmp_path, three_ranks(2), [0, 0, 1], offsets_ns=[0, 0, -5_000_000_000])
+    run = read_run(tmp_path)
+    assert run.config["parameters"] == 124439808
+    assert [row["step"] for row in run.log] == [1, 2]
+    assert [trace.identity["node"] for trace in run.ranks] == [0, 0, 1]
+    # Rank 2's own times lie 5 s later.
+    raw = np.fromfile(files.trace_path(tmp_path / "traces", 2), files.RECORD, offset=header_length(tmp_path, 2))
+    assert raw["start"][0] == 100 * MS + 5_000_000_000
+    assert [trace.records["start"][0] for trace in run.ranks] == [100 * MS] * 3
+    assert run.ranks[2].records["end"][-1] == 284 * MS
+
+
+def header_length(folder, rank):
+    return files.trace_path(folder / "traces", rank).read_bytes().index(b"\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "server", "label"),
+    [
+        ("reduce-bcast", "dedicated", "reduce-bcast dedicated"),
+        ("reduce-bcast", "colocated", "reduce-bcast"),
+        ("sliced", "dedicated", "sliced"),
+    ],
+)
+def test_the_label_tells_a_dedicated_server(tmp_path, strategy, server, label):
+    assert read_run(write_run(tmp_path, three_ranks(), [0, 0, 1], strategy, server=server)).label == label
+
+
+def test_a_torn_record_and_a_torn_log_line_are_dropped(tmp_path):
+    write_run(tmp_path, three_ranks(2), [0, 0, 1])
+    whole = len(read_run(tmp_path).ranks[1].records)
+    path = files.trace_path(tmp_path / "traces", 1)
+    path.write_bytes(path.read_bytes()[:-5])
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 3, "loss"')
+    run = read_run(tmp_path)
+    assert len(run.ranks[1].records) == whole - 1
+    assert [row["step"] for row in run.log] == [1, 2]
+    # Its envelope gone, the last step is no longer complete on all ranks.
+    assert measure(run).steps.tolist() == [1]
+
+
+def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
+    log = [{"step": step, "loss": loss} for step, loss in ((1, 5.0), (2, 4.0), (2, 3.5), (3, 3.0))]
+    write_run(tmp_path, three_ranks(), [0, 0, 1], log=log)
+    assert [row["loss"] for row in read_run(tmp_path).log] == [5.0, 3.5, 3.0]
+
+
+def test_phases_of_another_order_are_read_by_name(tmp_path):
+    write_run(tmp_path, three_ranks(), [0, 0, 1])
+    before = read_run(tmp_path).ranks[0].records
+    path = files.trace_path(tmp_path / "traces", 0)
+    line, _, _ = path.read_bytes().partition(b"\n")
+    header = json.loads(line) | {"phases": NAMES[::-1]}
+    turned = before.copy()
+    turned["phase"] = len(NAMES) - 1 - before["phase"]
+    path.write_bytes(json.dumps(header).encode() + b"\n" + turned.tobytes())
+    assert np.array_equal(read_run(tmp_path).ranks[0].records, before)
+
+
+def break_header(**changes):
+    def change(folder):
+        path = files.trace_path(folder / "traces", 1)
+        line, _, rest = path.read_bytes().partition(b"\n")
+        path.write_bytes(json.dumps(json.loads(line) | changes).encode() + b"\n" + rest)
+
+    return change
+
+
+def remove(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def overwrite(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+TRACES = [f"traces/rank-0000{rank}.trace" for rank in range(3)]
+BROKEN = {
+    "no config": (remove("config.json"), r"config\.json is missing.*not a run folder"),
+    "config not JSON": (overwrite("config.json", "{"), r"config\.json is not what scripts/train\.py writes"),
+    "config without strategy": (overwrite("config.json", "{}"), r"settings\.strategy"),
+    "no log": (remove("log.jsonl"), r"log\.jsonl is missing"),
+    "log not JSON": (overwrite("log.jsonl", '{"step": 1}\nsteps\n'), r"log\.jsonl, line 2"),
+    "no traces": (remove(*TRACES), r"no rank-\*\.trace files; train with --trace on"),
+    "one rank missing": (remove(TRACES[1]), r"lacks 1 of 3 ranks' files \(rank-00001\.trace\)"),
+    "foreign file": (overwrite(TRACES[1], "hello\nworld"), r"rank-00001\.trace is not a trace file"),
+    "JSON, but no trace": (overwrite(TRACES[1], '["format"]\n'), r"rank-00001\.trace is not a trace file"),
+    "empty file": (overwrite(TRACES[1], ""), r"rank-00001\.trace is not a trace file"),
+    "other version": (break_header(version=2), r"has trace version 2, this program reads 1"),
+    "other phases": (break_header(phases=["dance"]), r"phases unknown here: dance"),
+    "fewer phases": (break_header(phases=["data"]), r"is damaged"),
+    "other run's rank": (
+        break_header(identity=IDENTITY | {"rank": 1, "ranks": 9}),
+        r"another run \(rank 1 of 9, .*3 ranks",
+    ),
+    "other rank's file": (break_header(identity=IDENTITY | {"rank": 2, "ranks": 3}), r"another run \(rank 2 of 3"),
+    "half a header": (break_header(identity={}), r"header .* lacks"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_run_folder_is_one_clear_line(tmp_path, case):
+    change, text = BROKEN[case]
+    change(write_run(tmp_path, three_ranks(), [0, 0, 1]))
+    with pytest.raises(RunError, match=text) as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder_and_an_empty_one(tmp_path):
+    with pytest.raises(RunError, match="is not a folder"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="not a run folder"):
+        read_run(tmp_path)
+
+
+# --- waiting ---
+
+
+def waits_ms(folder, spans, nodes):
+    """Per rank, {(phase, order among the rank's records): ms waited} of the records that waited."""
+    run = read_run(write_run(folder, spans, nodes))
+    return [
+        {(NAMES[record["phase"]], index): wait / MS for index, (record, wait) in enumerate(pairs) if wait}
+        for pairs in (
+            list(zip(trace.records, waits, strict=True))
+            for trace, waits in zip(run.ranks, find_waits(run), strict=True)
+        )
+    ]
+
+
+def test_reduce_and_bcast_with_a_straggler(tmp_path):
+    # The root has computed after 10 ms and waits for rank 2 until 30; the others wait from 45 for its bcast at 60.
+    assert waits_ms(tmp_path, three_ranks(), [0, 0, 1]) == [
+        {("reduce", 1): 20.0},
+        {("bcast", 2): 15.0},
+        {("bcast", 2): 15.0},
+    ]
+
+
+def test_without_a_root_all_wait_for_the_last(tmp_path):
+    spans = [[(1, "allreduce", -1, enter, leave)] for enter, leave in ((10, 50), (25, 50), (40, 52))]
+    assert waits_ms(tmp_path, spans, [0, 0, 1]) == [{("allreduce", 0): 30.0}, {("allreduce", 0): 15.0}, {}]
+
+
+def test_a_wait_is_no_longer_than_its_phase(tmp_path):
+    # Rank 0 has left before the last rank entered: clocks differ, or the library let it go.
+    spans = [[(1, "allreduce", -1, 10, 15)], [(1, "allreduce", -1, 40, 50)]]
+    assert waits_ms(tmp_path, spans, [0, 0]) == [{("allreduce", 0): 5.0}, {}]
+
+
+def test_calls_are_matched_by_order_and_root(tmp_path):
+    # Sliced: two reduces to different roots, twice over (two micro-steps).
+    first = [(1, "reduce", 0, 0, 10), (1, "reduce", 1, 10, 20), (1, "reduce", 0, 20, 30), (1, "reduce", 1, 30, 40)]
+    second = [(1, "reduce", 0, 3, 8), (1, "reduce", 1, 8, 21), (1, "reduce", 0, 24, 29), (1, "reduce", 1, 29, 44)]
+    assert waits_ms(tmp_path, [first, second], [0, 1]) == [
+        {("reduce", 0): 3.0, ("reduce", 2): 4.0},
+        {("reduce", 1): 2.0, ("reduce", 3): 1.0},
+    ]
+
+
+def test_ranks_that_skip_a_call_are_not_waited_for(tmp_path):
+    # Hierarchical: a reduce inside each node, an allreduce among the leaders 0 and 2.
+    spans = [
+        [(1, "reduce", 0, 0, 10), (1, "allreduce", -1, 10, 30)],
+        [(1, "reduce", 0, 4, 9)],
+        [(1, "reduce", 2, 0, 15), (1, "allreduce", -1, 15, 30)],
+        [(1, "reduce", 2, 7, 14)],
+    ]
+    assert waits_ms(tmp_path, spans, [0, 0, 1, 1]) == [
+        {("reduce", 0): 4.0, ("allreduce", 1): 5.0},
+        {},
+        {("reduce", 0): 7.0},
+        {},
+    ]
+
+
+# --- analysis ---
+
+
+def test_seconds_per_step_rank_and_phase(tmp_path):
+    times = measure(read_run(write_run(tmp_path, three_ranks(4), [0, 0, 1])))
+    assert times.steps.tolist() == [1, 2, 3, 4]
+    assert times.dropped == 0
+    milliseconds = times.seconds[2] * 1e3
+    assert milliseconds[:, INDEX["forward"]] == pytest.approx([10, 14, 30])
+    assert milliseconds[:, INDEX["reduce"]] == pytest.approx([40, 31, 15])
+    assert milliseconds[:, INDEX["update"]] == pytest.approx([10, 0, 0])
+    assert milliseconds[:, INDEX["bcast"]] == pytest.approx([20, 35, 35])
+    assert milliseconds[:, INDEX[STEP]] == pytest.approx([84, 84, 84])
+    assert times.waiting[2, :, INDEX["reduce"]] * 1e3 == pytest.approx([20, 0, 0])
+    assert times.waiting[2, :, INDEX["bcast"]] * 1e3 == pytest.approx([0, 15, 15])
+
+
+def test_summary_adds_up_to_the_step(tmp_path):
+    figures = summary(read_run(write_run(tmp_path, three_ranks(6), [0, 0, 1])))
+    assert (figures["label"], figures["ranks"], figures["nodes"]) == ("reduce-bcast", 3, 2)
+    assert (figures["steps"], figures["warm_up_dropped"]) == (4, 2)
+    assert figures["step_ms"] == pytest.approx(84)
+    # Means over the three ranks of the times in the test above.
+    expected = {"forward": 18, "reduce": 86 / 3, "update": 10 / 3, "bcast": 30}
+    assert figures["phases_ms"] == pytest.approx(expected)
+    assert figures["waiting_ms"] == pytest.approx({"reduce": 20 / 3, "bcast": 10})
+    assert figures["other_ms"] == pytest.approx(84 - 80)
+    assert figures["exchange_share"] == pytest.approx((86 / 3 + 30) / 84)
+    assert figures["waiting_share"] == pytest.approx((20 / 3 + 10) / 84)
+    assert figures["tokens_per_s"] == pytest.approx(4096 / 0.084)
+    cut = parts(figures)
+    assert cut == pytest.approx(
+        {"forward": 18, "reduce": 22, "update": 10 / 3, "bcast": 20, "waiting": 50 / 3, "other": 4}
+    )
+    assert sum(cut.values()) == pytest.approx(figures["step_ms"])
+
+
+def one_rank(durations):
+    """One rank, steps of these milliseconds one after the other, each all forward."""
+    ends = np.cumsum(durations)
+    return [
+        [
+            span
+            for step, (start, end) in enumerate(zip(ends - durations, ends, strict=True), start=1)
+            for span in ((step, "forward", -1, start, end), (step, STEP, -1, start, end))
+        ]
+    ]
+
+
+def test_medians_leave_the_warm_up_out(tmp_path):
+    durations = [500, 300, 12, 10, 14, 90, 13]
+    run = read_run(write_run(tmp_path, one_rank(durations), [0]))
+    times = measure(run)
+    assert (times.dropped, times.steps.tolist()) == (2, [3, 4, 5, 6, 7])
+    assert summary(run, times)["step_ms"] == pytest.approx(13)
+    assert times.steps[times.representative()] == 7
+    assert measure(run, warm_up=0).steps.tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_few_steps_are_all_kept(tmp_path):
+    times = measure(read_run(write_run(tmp_path, one_rank([500, 10, 11, 12]), [0])))
+    assert (times.dropped, len(times.steps)) == (0, 4)
+
+
+def test_what_lies_between_steps_is_in_no_step(tmp_path):
+    spans = [[*three_ranks(2)[0], (1, "eval", -1, 184, 199)], *three_ranks(2)[1:]]
+    times = measure(read_run(write_run(tmp_path, spans, [0, 0, 1])))
+    assert times.seconds[:, :, INDEX["eval"]].max() == 0
+
+
+def test_a_dedicated_server_that_does_not_compute(tmp_path):
+    spans = three_ranks(3)
+    spans[0] = [
+        (step, phase, root, 100 * step if phase == "reduce" else start, end)
+        for step, phase, root, start, end in spans[0]
+        if phase != "forward"
+    ]
+    figures = summary(read_run(write_run(tmp_path, spans, [0, 0, 1], server="dedicated")))
+    assert figures["label"] == "reduce-bcast dedicated"
+    assert figures["phases_ms"]["forward"] == pytest.approx(44 / 3)
+    assert figures["waiting_ms"]["reduce"] == pytest.approx(30 / 3)
+
+
+def test_no_complete_step_is_an_error(tmp_path):
+    spans = three_ranks()
+    spans[2].pop()
+    with pytest.raises(RunError, match="no step is complete on all 3 ranks"):
+        measure(read_run(write_run(tmp_path, spans, [0, 0, 1])))
+
+
+def test_many_records_take_seconds(tmp_path):
+    ranks, steps = 16, 5000
+    phases = ("forward", "backward", "reduce", "reduce", "reduce", "update", "bcast", "bcast", "bcast", STEP)
+    records = np.zeros((steps, len(phases)), files.RECORD)
+    records["step"] = np.arange(1, steps + 1)[:, None]
+    records["phase"] = [INDEX[name] for name in phases]
+    records["root"] = [{"reduce": 0, "bcast": 0}.get(name, -1) for name in phases]
+    slot = np.array([*range(9), 0])
+    records["start"] = (records["step"] * 10 + slot) * MS
+    records["end"] = records["start"] + np.where(slot == 0, 1, 1) * MS
+    records["end"][:, -1] = records["start"][:, -1] + 9 * MS
+    write_run(tmp_path, [[]] * ranks, [0] * ranks, log=[])
+    for rank in range(ranks):
+        with files.trace_path(tmp_path / "traces", rank).open("ab") as file:
+            file.write(records.tobytes())
+    begin = time.perf_counter()
+    figures = summary(read_run(tmp_path))
+    # 800,000 records; a loop over them in Python takes far longer.
+    assert time.perf_counter() - begin < 8
+    assert figures["phases_ms"]["reduce"] == pytest.approx(3)
+    assert figures["step_ms"] == pytest.approx(9)
+    assert figures["tokens_per_s"] is None
+
+
+# --- ranking ---
+
+
+def figures_of(label, step_ms, tokens=1000.0):
+    return {
+        "label": label,
+        "strategy": label,
+        "step_ms": step_ms,
+        "exchange_share": 0.5,
+        "tokens_per_s": tokens / step_ms * 1e3,
+        "tokens_per_step": tokens,
+    }
+
+
+def test_the_verdict_names_the_fastest():
+    slow, fast = figures_of("reduce-bcast", 73.8), figures_of("reduce-scatter", 41.0)
+    text = "fastest: reduce-scatter, 41 ms a step (1.8 times faster than reduce-bcast)"
+    assert verdict([slow, fast]) == verdict([fast, slow]) == text
+    assert verdict([slow]) == "reduce-bcast: 74 ms a step, 50% of it exchange"
+
+
+def test_the_control_is_never_the_fastest():
+    runs = [figures_of("none", 20.0), figures_of("sliced", 50.0), figures_of("allreduce", 40.0)]
+    assert verdict(runs) == "fastest: allreduce, 40 ms a step (1.2 times faster than sliced)"
+
+
+def test_different_batches_are_compared_by_tokens():
+    # The dedicated server's step is shorter, but has fewer tokens in it.
+    runs = [figures_of("reduce-bcast", 90.0, tokens=800.0), figures_of("sliced", 100.0, tokens=1000.0)]
+    assert verdict(runs) == "fastest: sliced, 10,000 tokens/s (12% faster than reduce-bcast)"
+
+
+def test_equal_runs_have_no_winner():
+    assert verdict([figures_of("ring", 50.0), figures_of("tree", 50.4)]).startswith("no difference: ring and tree")
+
+
+def test_texts_of_numbers():
+    assert [short_ms(ms) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.4", "4.2", "42", "421"]
+    assert [short_ms(ms, 3) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.42", "4.21", "42.1", "421"]
+    assert [ratio_text(ratio) for ratio in (1.8, 1.08)] == ["1.8 times faster", "8% faster"]
+
+
+def test_the_table_has_a_line_a_run_and_a_column_a_part():
+    lines = table(
+        [figures_of("ring", 50.0), figures_of("tree", 5.0)], [{"forward": 50.0}, {"backward": 5.0}]
+    ).splitlines()
+    assert [line.split() for line in lines] == [
+        ["median", "ms", "forward", "backward", "step", "exchange", "tokens/s"],
+        ["ring", "50.0", "-", "50.0", "50%", "20,000"],
+        ["tree", "-", "5.00", "5.00", "50%", "200,000"],
+    ]
+
+
+def test_traces_stands_alone():
+    """Training imports it on every rank: neither matplotlib nor the other packages may come along."""
+    script = "import sys, traces; print([n for n in ('matplotlib', 'mpi4py', 'gpt2', 'dist') if n in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_every_phase_is_named_in_the_file_header(tmp_path):
+    Tracer(tmp_path, IDENTITY).close()
+    header = json.loads(files.trace_path(tmp_path, 0).read_text())
+    assert header["phases"] == [*PHASES, STEP]
+    assert header["fields"] == [list(field) for field in files.RECORD.descr]

@@ -1,0 +1,21 @@
+"""Phase timers, trace files, analysis and plots: names and times, nothing of GPT-2 or MPI.
+
+phases.py       the names of the phases, and which of them are exchange
+recorder.py     Tracer: what the training loop and the strategies call
+files.py        the trace file format, and reading a run folder
+waiting.py      how long each exchange waited for another rank
+analysis.py     seconds per step, rank and phase; medians; the summary of a run
+ranking.py      several runs side by side: which is fastest, and the table
+look.py         colours, spans and footnotes that all plots share
+timeline.py     plot: who does what when, rank by rank
+phase_bars.py   plot: where a step's time goes
+loss_curves.py  plot: loss against steps
+comparison.py   plot: several strategies in one picture
+
+Importing the package is cheap; matplotlib is loaded by the plot modules alone.
+"""
+
+from traces.files import RunError, read_run
+from traces.recorder import Tracer
+
+__all__ = ["RunError", "Tracer", "read_run"]

@@ -1,0 +1,37 @@
+"""The names of the phases: the one place that code, trace files, plots and tests take them from."""
+
+# In the order in which a step meets them.
+PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "copy_out",
+    "reduce",
+    "reduce_scatter",
+    "allreduce",
+    "wait",
+    "update",
+    "bcast",
+    "allgather",
+    "copy_in",
+    "eval",
+    "checkpoint",
+)
+
+# The envelope of a whole step: recorded like a phase, never opened by name.
+STEP = "step"
+
+NAMES = (*PHASES, STEP)
+INDEX = {name: index for index, name in enumerate(NAMES)}
+
+COMPUTE = ("forward", "backward", "update")
+EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather")
+COPY = ("copy_out", "copy_in")
+UPKEEP = ("data", "eval", "checkpoint")
+
+
+def check_phase(name):
+    """Return `name` if it is a phase; a ValueError that lists the valid names otherwise."""
+    if name not in PHASES:
+        raise ValueError(f"no phase is called {name!r}; the phases are {', '.join(PHASES)}")
+    return name

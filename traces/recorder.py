@@ -1,0 +1,146 @@
+"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
+
+from time import perf_counter_ns
+
+import numpy as np
+
+from traces import files
+from traces.files import RECORD, RunError
+from traces.phases import EXCHANGE, INDEX, NAMES, STEP, check_phase
+
+# Short steps write between steps, so that the writing is in nobody's step; long ones write inside, so that a crash
+# loses a second at most.
+WRITE_AT_STEP_END_NS = 500_000_000
+WRITE_AT_PHASE_END_NS = 1_000_000_000
+
+
+class Tracer:
+    """Times phases, keeps the current step's sums, and writes every span of the traced steps.
+
+    folder: where the trace files go (RUN/traces), None to write nothing.
+    identity: rank, ranks, node, host, local_rank, strategy.
+    steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
+    clock: offset_ns (to add to this rank's times for rank 0's clock) and error_ns; None: all ranks read the same clock.
+
+    Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
+    step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
+    A phase costs 1.5 to 2.2 microseconds when written, half of that when not (2-core EPYC virtual machine).
+    """
+
+    def __init__(self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None):
+        self._first, self._last = parse_steps(steps)
+        self._file = None
+        self._records = []
+        self._spent = dict.fromkeys(NAMES, 0)
+        self._step_number = 0
+        self._in_step = self._in_phase = False
+        self._written_at = perf_counter_ns()
+        if folder is not None and steps != "off":
+            self._file = files.create(folder, identity, clock or {"offset_ns": 0, "error_ns": 0})
+        self._writing = self._is_traced(0)
+
+    def step(self, number: int):
+        """Context manager: the step `number`, counted from 1. Starts the sums of `seconds` anew."""
+        return _Step(self, number)
+
+    def phase(self, name: str, bytes: int = 0, root: int | None = None):
+        """Context manager: one phase. bytes: what this rank hands to the exchange; root: a world rank, or None."""
+        return _Phase(self, check_phase(name), bytes, -1 if root is None else root)
+
+    def seconds(self, *names: str) -> float:
+        """Seconds spent in these phases in the current step, or in the last one after it has ended.
+
+        "step" is the whole step, known once it has ended.
+        """
+        return sum(self._spent[name if name == STEP else check_phase(name)] for name in names) * 1e-9
+
+    def exchange_seconds(self) -> float:
+        """Seconds spent in all exchange phases, of the same step as `seconds`."""
+        return self.seconds(*EXCHANGE)
+
+    def close(self) -> None:
+        """Write what is left and close the file; the sums go on working."""
+        if self._file is not None:
+            self._write()
+            self._file.close()
+            self._file = None
+            self._writing = False
+
+    def _is_traced(self, step: int) -> bool:
+        return self._file is not None and self._first <= step <= self._last
+
+    def _write(self) -> None:
+        """Hand the records so far to the operating system."""
+        if self._records:
+            files.append(self._file, np.array(self._records, RECORD))
+            self._records.clear()
+        self._written_at = perf_counter_ns()
+
+
+class _Step:
+    __slots__ = ("_number", "_start", "_tracer")
+
+    def __init__(self, tracer: Tracer, number: int):
+        self._tracer = tracer
+        self._number = number
+
+    def __enter__(self):
+        tracer = self._tracer
+        if tracer._in_step or tracer._in_phase:
+            raise RuntimeError(f"step {self._number} opened inside another step or phase; close that one first")
+        tracer._in_step = True
+        tracer._step_number = self._number
+        tracer._writing = tracer._is_traced(self._number)
+        tracer._spent = dict.fromkeys(NAMES, 0)
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *exception):
+        end = perf_counter_ns()
+        tracer = self._tracer
+        tracer._in_step = False
+        tracer._spent[STEP] = end - self._start
+        if tracer._writing:
+            tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
+            if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
+                tracer._write()
+
+
+class _Phase:
+    __slots__ = ("_bytes", "_name", "_root", "_start", "_tracer")
+
+    def __init__(self, tracer: Tracer, name: str, bytes: int, root: int):
+        self._tracer = tracer
+        self._name = name
+        self._bytes = bytes
+        self._root = root
+
+    def __enter__(self):
+        tracer = self._tracer
+        if tracer._in_phase:
+            raise RuntimeError(f"phase {self._name} opened inside another phase; its time would count twice")
+        tracer._in_phase = True
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *exception):
+        end = perf_counter_ns()
+        tracer = self._tracer
+        tracer._in_phase = False
+        if tracer._in_step:
+            tracer._spent[self._name] += end - self._start
+        if tracer._writing:
+            record = (tracer._step_number, INDEX[self._name], self._root, self._start, end, self._bytes)
+            tracer._records.append(record)
+            if end - tracer._written_at >= WRITE_AT_PHASE_END_NS:
+                tracer._write()
+
+
+def parse_steps(text: str) -> tuple[int, float]:
+    """The first and last step to write. "on": all, and what comes before the first; "off": none."""
+    if text == "on":
+        return 0, float("inf")
+    if text == "off":
+        return 1, 0
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise RunError(f"--trace {text!r}: expected on, off or FROM:TO with 1 <= FROM <= TO, as in --trace 10:20")
+    return int(first), int(last)
