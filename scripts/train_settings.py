@@ -11,6 +11,8 @@ from gpt2.errors import UserError
 from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
 from strategies import SERVERS, STRATEGIES, check_strategy
+from traces import RunError
+from traces.recorder import parse_steps
 
 
 def setting(default, text, **options):
@@ -104,6 +106,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
     )
     check_numbers(settings)
+    check_trace(settings.trace)
     if settings.seq_len > config.context:
         raise UserError(
             f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
@@ -135,6 +138,13 @@ def checkpoint_file(init: str) -> Path:
             f"{path} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file, to --init"
         )
     return files[-1]
+
+
+def check_trace(steps: str) -> None:
+    try:
+        parse_steps(steps)
+    except RunError as error:
+        raise UserError(str(error)) from None
 
 
 def check_numbers(settings: Settings) -> None:

@@ -19,10 +19,10 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.schedule import Schedule
-from gpt2.shards import open_shards
+from gpt2.shards import file_errors, open_shards
 from gpt2.windows import Windows
 from strategies import STRATEGIES, Job, worker_count
-from traces import RunError, Tracer
+from traces import Tracer
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -86,7 +86,7 @@ class TrainingRun:
         world = self.world
         identity = world.places[world.rank] | {"ranks": world.size, "strategy": self.settings.strategy}
         clock = clock_offset(world)
-        with world.together((RunError, OSError)):
+        with world.together(UserError), file_errors(self.path, "choose another --out"):
             return Tracer(self.path / "traces", identity, self.settings.trace, clock)
 
     def _job(self) -> Job:

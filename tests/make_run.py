@@ -73,6 +73,24 @@ def default_log(spans, tokens=4096):
     return rows
 
 
+def three_ranks(steps=1, root=0):
+    """Per step of 100 ms: compute 10, 14 and 30 ms, then a reduce until 50, an update on the root, a bcast until 80."""
+    spans = [[], [], []]
+    for step in range(1, steps + 1):
+        zero = 100 * step
+        for rank, compute in enumerate((10, 14, 30)):
+            end = 50 if rank == root else 45
+            spans[rank] += [
+                (step, "forward", -1, zero, zero + compute),
+                (step, "reduce", root, zero + compute, zero + end),
+            ]
+            if rank == root:
+                spans[rank].append((step, "update", -1, zero + 50, zero + 60))
+            spans[rank].append((step, "bcast", root, zero + (60 if rank == root else 45), zero + 80))
+            spans[rank].append((step, STEP, -1, zero, zero + 84))
+    return spans
+
+
 class Cluster:
     """Ranks with a clock each, in ms; every operation moves the clocks on and writes spans."""
 

@@ -6,7 +6,8 @@ files.py        the trace file format, and reading a run folder
 waiting.py      how long each exchange waited for another rank
 analysis.py     seconds per step, rank and phase; medians; the summary of a run
 ranking.py      several runs side by side: which is fastest, and the table
-look.py         colours, spans and footnotes that all plots share
+look.py         colours, legend, title and footnote, which all plots share
+lanes.py        the rows of a timeline, one per rank
 timeline.py     plot: who does what when, rank by rank
 phase_bars.py   plot: where a step's time goes
 loss_curves.py  plot: loss against steps

@@ -19,6 +19,8 @@ from traces.phases import INDEX, NAMES
 
 FORMAT = "gpt2-mpi trace"
 VERSION = 1
+IDENTITY_NAMES = ("rank", "ranks", "node", "host")
+HEADER_NAMES = ("identity", "phases", "clock")
 
 # start and end: time.perf_counter_ns(). root: the world rank that collects or sends, -1 without one.
 RECORD = np.dtype(
@@ -135,6 +137,11 @@ def _parse_header(path, line: bytes) -> dict:
         raise RunError(
             f"{path} has trace version {header['version']}, this program reads {VERSION}; update the older one"
         )
+    missing = [name for name in HEADER_NAMES if name not in header] or [
+        name for name in IDENTITY_NAMES if name not in header["identity"]
+    ]
+    if missing:
+        raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
     unknown = [name for name in header["phases"] if name not in INDEX]
     if unknown:
         raise RunError(f"{path} holds phases unknown here: {', '.join(unknown)}; update this program")

@@ -1,4 +1,4 @@
-"""What all plots share: colours with a fixed meaning, drawn spans, legend, title, footnote, saving.
+"""What all plots share: colours with a fixed meaning, legend, title, footnote, saving.
 
 Okabe-Ito colours, told apart by colour-blind readers; neighbours in time differ in lightness too, and waiting is
 hatched, so that a grey print still reads.

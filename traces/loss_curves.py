@@ -22,10 +22,11 @@ def draw(measured: list[MeasuredRun]) -> Figure:
     with look.styled():
         figure = Figure(figsize=(9, 4.2))
         look.headline(figure, *_finding(measured, curves))
-        axes = figure.add_axes((0.07, 0.17, 0.91, 0.66))
+        axes = figure.add_axes((0.08, 0.17, 0.90, 0.66))
         for order, (one, curve) in enumerate(zip(measured, curves, strict=True)):
             _draw_curve(axes, one, curve, order, len(measured))
         axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("loss (nats per token)")
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
         axes.legend(frameon=False, loc="upper right", handlelength=4, title="line: training, marker: validation")
@@ -85,6 +86,6 @@ def _finding(measured: list[MeasuredRun], curves: list[np.ndarray]) -> tuple[str
     difference = largest_difference(curves)
     if difference is not None and difference <= AGREE:
         distance = f"largest difference at any step: {difference:.1g}" if difference else "no difference at any step"
-        return f"The same loss curve from all {len(curves)} runs", distance
+        return f"The same loss curve from {'both' if len(curves) == 2 else f'all {len(curves)}'} runs", distance
     ends = ", ".join(f"{one.label} {curve[1][-1]:.3f}" for one, curve in zip(measured, curves, strict=True))
     return "The loss curves differ", f"last train loss: {ends}"

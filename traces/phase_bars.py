@@ -20,7 +20,7 @@ def draw(measured: list[MeasuredRun]) -> Figure:
         sentence = verdict([one.figures for one in measured])
         # The sentence about a single run starts with a strategy's name.
         look.headline(figure, sentence if len(measured) == 1 else sentence[0].upper() + sentence[1:])
-        axes = figure.add_axes((0.6 / width, 0.155, 1 - 2.75 / width, 0.74))
+        axes = figure.add_axes((0.66 / width, 0.155, 1 - 2.81 / width, 0.74))
         for place, (one, cut) in enumerate(zip(measured, cuts, strict=True)):
             _draw_bar(axes, place, cut, top)
             _write_total(axes, place, one, sum(cut.values()))

@@ -1,0 +1,252 @@
+"""scripts/train.py as users run it: one curve on any number of ranks, what a run leaves, every user's mistake."""
+
+import itertools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import launch
+
+from gpt2 import llmc
+from gpt2.parameters import Layout, Parameters
+from gpt2.schedule import SCHEDULES, Schedule
+from gpt2.shards import write_shard
+
+ROOT = Path(__file__).parent.parent
+TRAIN = str(ROOT / "scripts" / "train.py")
+SMALL = ["--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "16", "--lr", "1e-2", "--warmup", "2"]
+
+
+def train(ranks, out, *flags, check=True):
+    result = launch(ranks, [sys.executable, TRAIN, *SMALL, "--out", str(out), *map(str, flags)], cwd=ROOT)
+    assert result.returncode == 0 or not check, result.stderr[-3000:]
+    return result
+
+
+def log(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """Two small shards of tokens below 100."""
+    folder = tmp_path_factory.mktemp("tokens")
+    random = np.random.default_rng(1)
+    for number, count in enumerate((5001, 3003)):
+        write_shard(folder / f"part_{number}.bin", np.sort(random.integers(100, size=count)).astype(np.uint16))
+    return folder
+
+
+def test_the_global_batch_decides_the_curve_not_the_ranks(tmp_path, tokens):
+    """G = 12 sequences as 1, 2, 3, 4 ranks and micro-steps, one of them a dedicated server's."""
+    data = ["--train-data", tokens / "part_*.bin", "--vocab-size", 100, "--steps", 8, "--eval-every", 0]
+    curves = {}
+    for ranks, B, K, more in (
+        (1, 12, 1, []),
+        (1, 4, 3, []),
+        (2, 3, 2, ["--strategy", "sliced"]),
+        (3, 4, 1, ["--strategy", "reduce-bcast"]),
+        (4, 3, 1, ["--strategy", "reduce-scatter"]),
+        (4, 4, 1, ["--strategy", "reduce-bcast", "--server", "dedicated"]),
+    ):
+        out = tmp_path / f"{ranks}-{B}-{K}-{len(more)}"
+        train(ranks, out, *data, "--batch-size", B, "--grad-accum", K, *more)
+        curves[out.name] = [(line["loss"], line["grad_norm"]) for line in log(out)]
+    reference = curves.pop("1-12-1-0")
+    assert reference[-1][0] < reference[0][0] - 0.1, "it must learn"
+    for name, curve in curves.items():
+        np.testing.assert_allclose(curve, reference, rtol=2e-4, err_msg=name)
+
+
+def test_what_a_run_leaves(tmp_path):
+    """The embedded corpus, all phases of all steps, the settings, a checkpoint that --init reads."""
+    run = tmp_path / "run"
+    result = train(2, run, "--steps", 6, "--eval-every", 3, "--eval-steps", 2, "--strategy", "sliced")
+    assert result.stdout.count("step 6/6") == 1
+    config = json.loads((run / "config.json").read_text())
+    assert config["settings"]["strategy"] == "sliced"
+    assert config["settings"]["seq_len"] == 16
+    assert [place["rank"] for place in config["ranks"]] == [0, 1]
+    lines = log(run)
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert [line["step"] for line in lines if "val_loss" in line] == [3, 6]
+    assert lines[-1]["tokens"] == 6 * 2 * 4 * 16
+    for line in lines:
+        assert 0 <= line["exposed_exchange_s"] <= line["step_s"]
+        assert line["tokens_per_s"] == pytest.approx(2 * 4 * 16 / line["step_s"])
+
+    from traces import read_run
+
+    trace = read_run(run)
+    assert [rank.identity["rank"] for rank in trace.ranks] == [0, 1]
+    from traces.phases import NAMES
+
+    for rank in trace.ranks:
+        seen = {NAMES[index] for index in np.unique(rank.records["phase"])}
+        assert seen == {"step", "data", "forward", "backward", "reduce", "allreduce", "update", "bcast", "wait", "eval"}
+
+    checkpoint = run / "checkpoints" / "step-00000006"
+    assert json.loads((checkpoint / "data.json").read_text()) == {"step": 6, "next_window": 6 * 8}
+    parameters = Parameters.zeros(Layout(llmc.read_config(checkpoint / "model.bin")))
+    llmc.read_parameters(checkpoint / "model.bin", parameters)
+    assert parameters.layout.count == config["parameters"]
+    assert parameters.lnf_weight.any()
+
+    again = tmp_path / "again"
+    train(2, again, "--steps", 1, "--init", run, "--seed", 9, "--eval-every", 1, "--eval-steps", 2, "--lr", 0)
+    assert log(again)[-1]["val_loss"] == pytest.approx(lines[-1]["val_loss"], rel=1e-5)
+
+
+def test_validation_does_not_depend_on_ranks_or_batch(tmp_path, tokens):
+    """The whole validation set, which no batch size divides: 187 windows of 16 tokens."""
+    data = ["--train-data", tokens / "part_0.bin", "--val-data", tokens / "part_1.bin", "--vocab-size", 100]
+    losses = []
+    for ranks, B in ((1, 8), (2, 4), (3, 7)):
+        out = tmp_path / f"{ranks}"
+        train(ranks, out, *data, "--batch-size", B, "--steps", 1, "--lr", 0, "--eval-every", 1, "--eval-steps", 0)
+        losses.append(log(out)[0]["val_loss"])
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+def test_trace_window_and_off(tmp_path):
+    run = tmp_path / "window"
+    train(1, run, "--steps", 5, "--eval-every", 0, "--trace", "2:3")
+    from traces import read_run
+
+    assert set(read_run(run).ranks[0].records["step"]) == {2, 3}
+    train(1, tmp_path / "off", "--steps", 2, "--eval-every", 0, "--trace", "off")
+    assert not list((tmp_path / "off" / "traces").glob("*"))
+
+
+CORPUS = ROOT.parent / "shared" / "corpus" / "tinyshakespeare.txt"
+VOCABULARY = ROOT.parent / "shared" / "tiktoken_cache"
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="tinyshakespeare.txt is not beside the project")
+@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
+def test_text(tmp_path, tokenizer, monkeypatch):
+    """The second run finds the shards of the first and needs no vocabulary files any more."""
+    if tokenizer == "gpt2" and not VOCABULARY.exists():
+        pytest.skip("GPT-2's vocabulary files are not beside the project")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
+    flags = ["--text", CORPUS, "--tokenizer", tokenizer, "--steps", 2, "--eval-every", 2, "--eval-steps", 1]
+    train(2, tmp_path / "a", *flags)
+    assert log(tmp_path / "a")[0]["loss"] == pytest.approx(np.log(50257 if tokenizer == "gpt2" else 256), rel=0.02)
+    shards = sorted((tmp_path / "tokens").glob("*.bin"))
+    times = [shard.stat().st_mtime_ns for shard in shards]
+    assert len(shards) == 2
+    train(2, tmp_path / "b", *flags)
+    assert [shard.stat().st_mtime_ns for shard in shards] == times
+    assert [line["loss"] for line in log(tmp_path / "b")] == [line["loss"] for line in log(tmp_path / "a")]
+    train(1, tmp_path / "c", "--train-data", shards[0], "--steps", 1, "--eval-every", 0)
+
+
+HELP_WITHOUT_MPI = f"""
+import runpy, sys
+import mpi4py
+mpi4py.rc(initialize=False)
+from mpi4py import MPI
+MPI.Init_thread = None  # calling it would fail, as MPI_Init does on some login nodes
+sys.path.insert(0, {str(ROOT / "scripts")!r})
+sys.argv = ["train.py", "--help"]
+runpy.run_path({TRAIN!r}, run_name="__main__")
+"""
+
+
+def test_help_needs_no_mpi():
+    result = subprocess.run([sys.executable, "-c", HELP_WITHOUT_MPI], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "--strategy" in result.stdout
+    assert "reduce-bcast" in result.stdout
+
+
+def write_model_header(path, *numbers):
+    path.write_bytes(struct.pack("<256i", *numbers, *[0] * (256 - len(numbers))))
+
+
+MISTAKES = {
+    "unknown strategy": (["--strategy", "fastest"], "invalid choice: 'fastest'"),
+    "unknown flag": (["--batchsize", "3"], "unrecognized arguments: --batchsize"),
+    "not a number": (["--steps", "many"], "invalid int value: 'many'"),
+    "heads": (["--n-head", "3"], "3 heads do not divide 16 channels"),
+    "no heads": (["--n-head", "0"], "n_head is 0"),
+    "sequence beyond context": (["--seq-len", "17"], "expected at most the model's context, 16"),
+    "batch of none": (["--batch-size", "0"], "--batch-size is 0"),
+    "batch beyond the data": (["--batch-size", "1000000"], "windows of 16 tokens, expected at least 2000000"),
+    "nan": (["--lr", "nan"], "--lr is nan"),
+    "beta": (["--beta2", "1"], "--beta2 is 1"),
+    "trace window": (["--trace", "5:2"], "--trace"),
+    "missing data": (["--train-data", "nowhere/*.bin"], "no file matches nowhere/*.bin"),
+    "missing text": (["--text", "nowhere.txt"], "nowhere.txt"),
+    "empty text": (["--text", "{tmp}/empty.txt"], "empty.txt"),
+    "empty shard": (["--train-data", "{tmp}/empty.bin"], "empty.bin"),
+    "truncated shard": (["--train-data", "{tmp}/truncated.bin"], "truncated.bin"),
+    "foreign shard": (["--train-data", "{tmp}/foreign.bin"], "foreign.bin"),
+    "model as data": (["--train-data", "{tmp}/model.bin"], "model.bin"),
+    "short shard": (["--train-data", "{tmp}/short.bin"], "windows of 16 tokens, expected at least 8"),
+    "token beyond the vocabulary": (["--train-data", "{tmp}/large.bin", "--vocab-size", "100"], "token 150 is 5000"),
+    "data as model": (["--init", "{tmp}/short.bin"], "short.bin"),
+    "truncated model": (["--init", "{tmp}/model.bin"], "model.bin"),
+    "a run without a checkpoint": (["--init", "{tmp}"], "holds no checkpoints"),
+    "a run is there": (["--out", "{tmp}/taken"], "already holds a run"),
+    "out is a file": (["--out", "{tmp}/empty.txt"], "empty.txt"),
+    "text and data": (["--text", "a", "--train-data", "b"], "--text and --train-data"),
+    "none, once": (["--strategy", "none"], "--no-exchange"),
+    "server without one": (["--strategy", "sliced", "--server", "dedicated"], "has no server"),
+    "too few ranks": (["--expect-ranks", "64"], "2 ranks, expected 64"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.txt").write_text("")
+    (folder / "empty.bin").write_bytes(b"")
+    write_shard(folder / "short.bin", np.arange(100, dtype=np.uint16))
+    whole = (folder / "short.bin").read_bytes()
+    (folder / "truncated.bin").write_bytes(whole[:-10])
+    (folder / "foreign.bin").write_bytes(b"PK\3\4" + whole[4:])
+    large = np.arange(1000, dtype=np.uint16) % 100
+    large[150] = 5000
+    write_shard(folder / "large.bin", large)
+    write_model_header(folder / "model.bin", 20240326, 3, 16, 256, 1, 2, 16, 256)
+    (folder / "taken").mkdir()
+    (folder / "taken" / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_users_mistake_is_one_line(tmp_path, bad_files, mistake):
+    flags, says = MISTAKES[mistake]
+    out = tmp_path / "run"
+    result = train(2, out, *(flag.format(tmp=bad_files) for flag in flags), check=False)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.returncode == 2, result.stderr
+    assert len(errors) == 1, result.stderr
+    assert says in errors[0]
+    assert "Traceback" not in result.stderr
+    assert not out.exists(), "nothing may be left behind"
+    assert "step 1/" not in result.stdout
+
+
+def test_divergence_ends_the_run(tmp_path):
+    result = train(2, tmp_path / "run", "--lr", "1e30", "--grad-clip", 0, "--steps", 50, "--eval-every", 0, check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("error: the loss of step") == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(name):
+    """Up to lr over the warm-up, never above it, down to min_lr at the last step (constant: stays)."""
+    schedule = Schedule(name, lr=1.0, min_lr=0.1, warmup=10, steps=100)
+    rates = [schedule.at(step) for step in range(1, 101)]
+    np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 10)
+    assert max(rates) <= 1.0
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(rates[9:]))
+    assert rates[-1] == pytest.approx(1.0 if name == "constant" else 0.1)
+    middle = {"cosine": 0.55, "linear": 0.55, "constant": 1.0, "wsd": 1.0}[name]
+    assert rates[54] == pytest.approx(middle, abs=0.01)
