@@ -15,7 +15,8 @@ from pathlib import Path
 from dist.launcher import mpirun_command, mpirun_environment
 
 SCRIPTS = Path(__file__).parent
-DEFAULT_TRAINING = ["--steps", "100"]
+# A model large enough for its exchange to show, a batch small enough for a laptop.
+DEFAULT_TRAINING = ["--n-layer", "6", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "30"]
 
 
 def main():
@@ -23,7 +24,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
     parser.add_argument("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="a list with commas, or all")
     parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")
-    parser.add_argument("training", nargs="*", help="after --: flags of scripts/train.py", default=DEFAULT_TRAINING)
+    parser.add_argument("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
     arguments = parser.parse_args()
     out = arguments.out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     runs = []
@@ -31,8 +32,10 @@ def main():
         runs.append(out / name.replace("/", "-"))
         print(f"--- {name}", flush=True)
         train(name, arguments.ranks, runs[-1], arguments.training)
-    plot = [sys.executable, SCRIPTS / "plot.py", *runs, "--out", out / "plots"]
-    raise SystemExit(subprocess.run(plot).returncode)
+    plots = out / "plots"
+    if code := subprocess.run([sys.executable, SCRIPTS / "plot.py", *runs, "--out", plots]).returncode:
+        raise SystemExit(code)
+    print(f"pictures: {plots}/, begin with {plots}/{'comparison' if len(runs) > 1 else 'timeline'}.png")
 
 
 def strategy_names(text: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""The run folder: config.json, log.jsonl, checkpoints; written by rank 0."""
+"""The run folder: config.json, log.jsonl, checkpoints, summary.json; written by rank 0."""
 
 import json
+import os
 import platform
 import sys
 import time
@@ -31,7 +32,7 @@ class RunFolder:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in ("gpt2-mpi", "numpy", "mpi4py")},
-            "machine": {"processor": _processor(), "system": platform.platform()},
+            "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
             "mpi_library": mpi_library,
             "parameters": parameters,
             "threads_per_rank": threads,
@@ -42,6 +43,10 @@ class RunFolder:
     def log(self, record: dict) -> None:
         """One line of log.jsonl, on disk when it returns."""
         self._log.write(json.dumps(record) + "\n")
+
+    def write_summary(self, **facts) -> None:
+        """summary.json: what is known only at the end of a run."""
+        (self.path / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def save_checkpoint(self, step: int, parameters, next_window: int) -> None:
         """checkpoints/step-00000100/: model.bin in llm.c's format and data.json; there once complete, or not at all."""

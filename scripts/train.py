@@ -5,6 +5,8 @@ mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/s
 srun -n 8 python scripts/train.py --model gpt2-124M --train-data 'fineweb/*_train_*.bin' --val-data 'fineweb/*_val_*'
 """
 
+from contextlib import closing
+
 import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
@@ -30,20 +32,21 @@ def train(settings, world):
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
     progress = Progress(settings.steps, world.print)
     world.print(settings_table(settings, run.facts()))
-    for step in range(1, settings.steps + 1):
-        lr = run.schedule.at(step)
-        with tracer.step(step):
-            loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
-            norm = strategy.update(lr)
-            with tracer.phase("wait"):
-                loss, exposed_s = run.sum_over_workers(loss_part, tracer.exchange_seconds() / strategy.workers)
-        record = run.record(step, loss, norm, lr, exposed_s)
-        if run.validates_after(step):
-            record["val_loss"] = run.validation_loss()
-        if world.rank == 0:
-            run.folder.log(record)
-            progress.step(record)
-        run.end_if_diverged(step, loss)
+    with closing(tracer):
+        for step in range(1, settings.steps + 1):
+            lr = run.schedule.at(step)
+            with tracer.step(step):
+                loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
+                norm = strategy.update(lr)
+                with tracer.phase("wait"):
+                    loss, exposed_s = run.sum_over_workers(loss_part, tracer.exchange_seconds() / strategy.workers)
+            record = run.record(step, loss, norm, lr, exposed_s)
+            if run.validates_after(step):
+                record["val_loss"] = run.validation_loss()
+            if world.rank == 0:
+                run.folder.log(record)
+                progress.step(record)
+            run.end_if_diverged(step, loss)
     run.finish()
 
 

@@ -1,6 +1,7 @@
 """What a training run is made of, put together in order: data, folder, buffers, strategy, model, tracer."""
 
 import math
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -159,9 +160,12 @@ class TrainingRun:
                 raise UserError(f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data")
 
     def finish(self) -> None:
-        """Leave the last checkpoint and close the traces."""
-        self.tracer.close()
+        """Leave the last checkpoint and the summary."""
+        peak_bytes = self.world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         with self.world.together(UserError):
             if self.world.rank == 0 and self.settings.strategy != "none":
                 steps = self.settings.steps
                 self.folder.save_checkpoint(steps, self.parameters, next_window=steps * self.global_batch)
+            if self.world.rank == 0:
+                self.folder.write_summary(peak_memory_bytes=peak_bytes)
+                self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")

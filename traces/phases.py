@@ -27,7 +27,6 @@ INDEX = {name: index for index, name in enumerate(NAMES)}
 COMPUTE = ("forward", "backward", "update")
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather")
 COPY = ("copy_out", "copy_in")
-UPKEEP = ("data", "eval", "checkpoint")
 
 
 def check_phase(name):

@@ -24,7 +24,7 @@ class Tracer:
 
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
     step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
-    A phase costs 1.5 to 2.2 microseconds when written, half of that when not (2-core EPYC virtual machine).
+    A phase costs one to two microseconds, half a microsecond more when its batch is written (2-core EPYC machine).
     """
 
     def __init__(self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None):

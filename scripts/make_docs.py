@@ -1,0 +1,105 @@
+"""Run what the README shows, and write its figures, tables and numbers from the runs.
+
+    python scripts/make_docs.py comparison                         a minute: every strategy on 4 ranks
+    python scripts/make_docs.py learning --text FILE               five minutes: nanoGPT's CPU recipe on 2 ranks
+    python scripts/make_docs.py memory                             some minutes: GPT-2 124M with every strategy on 2 ranks
+
+Each part replaces the README's text between its own two marks, and its figures in docs/figures.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent
+ROOT = SCRIPTS.parent
+FIGURES = ROOT / "docs" / "figures"
+STRATEGIES = "reduce-bcast,reduce-bcast/dedicated,sliced,reduce-scatter,allreduce"
+# nanoGPT's README, "I only have a macbook": its settings for a CPU, with its other defaults.
+NANOGPT_CPU_RECIPE = (
+    "--model baby --batch-size 6 --seq-len 64 --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --beta2 0.99 "
+    "--weight-decay 0.1 --grad-clip 1.0 --eval-every 250 --eval-steps 0"
+)
+MEMORY_STEP = "--model gpt2-124M --batch-size 4 --seq-len 256 --steps 3 --eval-every 0"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("comparison", "learning", "memory"))
+    parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
+    arguments = parser.parse_args()
+    if arguments.part == "learning" and not arguments.text:
+        parser.error("learning needs --text, the path of tinyshakespeare.txt")
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        {"comparison": comparison, "learning": learning, "memory": memory}[arguments.part](Path(folder), arguments.text)
+
+
+def comparison(folder: Path, _) -> None:
+    output = compare(folder, 4, STRATEGIES)
+    shutil.copy(folder / "plots" / "comparison.png", FIGURES / "comparison.png")
+    table = output[output.index("median ms") :].split("\n\n")[0]
+    replace_block("comparison", f"```\n{table}\n```\n\n{machine(folder / 'sliced')}")
+
+
+def learning(folder: Path, text: Path) -> None:
+    flags = [*NANOGPT_CPU_RECIPE.split(), "--text", str(text), "--tokenizer", "bytes"]
+    compare(folder, 2, "reduce-scatter", flags)
+    run = folder / "reduce-scatter"
+    shutil.copy(folder / "plots" / "loss.png", FIGURES / "learning.png")
+    last = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    train_loss = sum(line["loss"] for line in last[-200:]) / 200
+    command = f"mpirun -n 2 python scripts/train.py --text tinyshakespeare.txt {NANOGPT_CPU_RECIPE}"
+    replace_block(
+        "learning",
+        f"```\n{command}\n```\n\nValidation loss {last[-1]['val_loss']:.3f} over the whole validation set, training "
+        f"loss {train_loss:.3f} over the last 200 steps, in {sum(line['step_s'] for line in last) / 60:.1f} minutes. "
+        f"{machine(run)}",
+    )
+
+
+def memory(folder: Path, _) -> None:
+    compare(folder, 2, STRATEGIES, MEMORY_STEP.split())
+    rows = ["| strategy | rank 0, GB | rank 1, GB | one step, s |", "|---|---|---|---|"]
+    for name in STRATEGIES.split(","):
+        run = folder / name.replace("/", "-")
+        peak = json.loads((run / "summary.json").read_text())["peak_memory_bytes"]
+        last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+        rows.append(f"| `{name}` | {peak[0] / 1e9:.2f} | {peak[1] / 1e9:.2f} | {last['step_s']:.1f} |")
+    rows.append(f"\n`{MEMORY_STEP}` on 2 ranks; peak resident memory. {machine(run)}")
+    replace_block("memory", "\n".join(rows))
+
+
+def compare(folder: Path, ranks: int, strategies: str, training: list[str] | None = None) -> str:
+    """Run scripts/compare.py into `folder`; returns what it printed."""
+    command = [sys.executable, str(SCRIPTS / "compare.py"), "--ranks", str(ranks), "--strategies", strategies]
+    command += ["--out", str(folder), *(["--", *training] if training else [])]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    print(result.stdout)
+    return result.stdout
+
+
+def machine(run: Path) -> str:
+    """Where the numbers come from, in one line."""
+    config = json.loads((run / "config.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items() if name != "gpt2-mpi")
+    return (
+        f"Measured on {config['machine']['processor']}, {config['machine']['cores']} cores, with "
+        f"{config['mpi_library']}, {versions}."
+    )
+
+
+def replace_block(name: str, text: str) -> None:
+    """Put `text` between the README's two marks of this name."""
+    readme = ROOT / "README.md"
+    begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
+    before, rest = readme.read_text().split(begin)
+    readme.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+if __name__ == "__main__":
+    main()
