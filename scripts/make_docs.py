@@ -1,8 +1,8 @@
 """Run what the README shows, and write its figures, tables and numbers from the runs.
 
-    python scripts/make_docs.py comparison                         a minute: every strategy on 4 ranks
-    python scripts/make_docs.py learning --text FILE               five minutes: nanoGPT's CPU recipe on 2 ranks
-    python scripts/make_docs.py memory                             some minutes: GPT-2 124M with every strategy on 2 ranks
+    python scripts/make_docs.py comparison              a minute: every strategy on 4 ranks
+    python scripts/make_docs.py learning --text FILE    five minutes: nanoGPT's CPU recipe on 2 ranks
+    python scripts/make_docs.py memory                  some minutes: GPT-2 124M with every strategy on 2 ranks
 
 Each part replaces the README's text between its own two marks, and its figures in docs/figures.
 """

@@ -1,6 +1,7 @@
 """The whole model against PyTorch: logits, loss, every named gradient, ten optimizer steps (tests/fixtures)."""
 
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,25 @@ def test_gradients_become_final_from_the_end_to_the_start(model):
     assert len(seen) == model.config.n_layer + 2
     for start, stop, value in seen:
         np.testing.assert_array_equal(value, model.gradients.flat[start:stop])
+
+
+def test_a_steady_step_allocates_little(model):
+    """After the first step no large array is made: what NumPy asks for at once stays far below the activations."""
+    tokens, targets = batch(0)
+    optimizer = AdamW(model.kernels, model.parameters.layout, 0, model.parameters.layout.size, AdamWSettings())
+
+    def step():
+        model.forward(tokens, targets, 1.0 / tokens.size)
+        model.backward(accumulate=False)
+        model.backward(accumulate=True)
+        optimizer.update(model.parameters.flat, model.gradients.flat, 1e-3, 0.5)
+
+    step()
+    tracemalloc.start()
+    try:
+        step()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    activation_bytes = sum(array.nbytes for layer in model.layers for array in vars(layer).values())
+    assert peak_bytes < 0.2 * activation_bytes

@@ -1,0 +1,51 @@
+"""GPT-2 in PyTorch's own functions: the reference for the tests' fixture, and the other side of bench_step.py --vs torch."""
+
+import torch
+import torch.nn.functional as F
+
+
+def parameter_shapes(layers: int, channels: int, context: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter, by our names (gpt2/parameters.py) but without the vocabulary's pad."""
+    C = channels
+    layer = {
+        "ln1_weight": (C,), "ln1_bias": (C,), "qkv_weight": (3 * C, C), "qkv_bias": (3 * C,),
+        "attproj_weight": (C, C), "attproj_bias": (C,), "ln2_weight": (C,), "ln2_bias": (C,),
+        "fc_weight": (4 * C, C), "fc_bias": (4 * C,), "fcproj_weight": (C, 4 * C), "fcproj_bias": (C,),
+    }  # fmt: skip
+    shapes = {"wte": (vocabulary, C), "wpe": (context, C)}
+    for i in range(layers):
+        shapes |= {f"layer.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes | {"lnf_weight": (C,), "lnf_bias": (C,)}
+
+
+def logits_of(p: dict, tokens, layers: int, heads: int):
+    """Logits (B, T, V) of tokens (B, T), with parameters p by name."""
+    B, T = tokens.shape
+    C = p["wte"].shape[1]
+    x = p["wte"][tokens] + p["wpe"][:T]
+    for i in range(layers):
+        w = {name.split(".")[2]: value for name, value in p.items() if name.startswith(f"layer.{i}.")}
+        h = F.layer_norm(x, (C,), w["ln1_weight"], w["ln1_bias"])
+        q, k, v = F.linear(h, w["qkv_weight"], w["qkv_bias"]).split(C, dim=2)
+        q, k, v = (t.view(B, T, heads, -1).transpose(1, 2) for t in (q, k, v))
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+        x = x + F.linear(attention, w["attproj_weight"], w["attproj_bias"])
+        h = F.layer_norm(x, (C,), w["ln2_weight"], w["ln2_bias"])
+        h = F.gelu(F.linear(h, w["fc_weight"], w["fc_bias"]), approximate="tanh")
+        x = x + F.linear(h, w["fcproj_weight"], w["fcproj_bias"])
+    return F.layer_norm(x, (C,), p["lnf_weight"], p["lnf_bias"]) @ p["wte"].T
+
+
+def loss_of(p: dict, tokens, targets, layers: int, heads: int):
+    """Mean cross-entropy of tokens (B, T) against targets (B, T)."""
+    logits = logits_of(p, tokens, layers, heads)
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def new_adamw(p: dict, weight_decay: float, **options) -> torch.optim.AdamW:
+    """AdamW that decays matrices and embeddings only."""
+    groups = [
+        {"params": [value for value in p.values() if value.dim() > 1], "weight_decay": weight_decay},
+        {"params": [value for value in p.values() if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, **options)
