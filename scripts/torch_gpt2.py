@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch's own functions: the reference for the tests' fixture, and the other side of bench_step.py --vs torch."""
+"""GPT-2 in PyTorch's own functions: the reference of the tests' fixture, and the other side of bench_step.py."""
 
 import torch
 import torch.nn.functional as F
