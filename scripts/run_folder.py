@@ -1,13 +1,12 @@
 """The run folder: config.json, log.jsonl, checkpoints, summary.json; written by rank 0."""
 
 import json
-import os
-import platform
 import sys
 import time
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
+
+from machine import machine, versions
 
 from gpt2 import llmc
 from gpt2.errors import UserError
@@ -30,15 +29,15 @@ class RunFolder:
             "settings": asdict(settings),
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "versions": {"python": platform.python_version()}
-            | {name: version(name) for name in ("gpt2-mpi", "numpy", "mpi4py")},
-            "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
+            "versions": versions("gpt2-mpi", "numpy", "mpi4py"),
+            "machine": machine(),
             "mpi_library": mpi_library,
             "parameters": parameters,
             "threads_per_rank": threads,
             "ranks": world.places,
         }
-        (self.path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        with file_errors(self.path, "choose another --out"):
+            (self.path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
     def log(self, record: dict) -> None:
         """One line of log.jsonl, on disk when it returns."""
@@ -61,12 +60,3 @@ class RunFolder:
 
 def default_run_folder(strategy: str) -> Path:
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy}"
-
-
-def _processor() -> str:
-    """The processor's name as Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

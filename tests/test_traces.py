@@ -1,4 +1,4 @@
-"""traces/: the tracer's file against what was timed, waits against times worked out by hand, broken run folders."""
+"""traces/: what the tracer writes against what was timed, reading it back, broken run folders."""
 
 import json
 import subprocess
@@ -12,7 +12,6 @@ from make_run import MS, three_ranks, write_run
 from traces import RunError, Tracer, files, read_run, recorder
 from traces.analysis import measure
 from traces.phases import NAMES, PHASES, STEP
-from traces.waiting import find_waits
 
 IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "strategy": "sliced"}
 
@@ -310,67 +309,6 @@ def test_no_folder_and_an_empty_one(tmp_path):
         read_run(tmp_path / "nowhere")
     with pytest.raises(RunError, match="not a run folder"):
         read_run(tmp_path)
-
-
-# --- waiting ---
-
-
-def waits_ms(folder, spans, nodes):
-    """Per rank, {(phase, order among the rank's records): ms waited} of the records that waited."""
-    run = read_run(write_run(folder, spans, nodes))
-    return [
-        {(NAMES[record["phase"]], index): wait / MS for index, (record, wait) in enumerate(pairs) if wait}
-        for pairs in (
-            list(zip(trace.records, waits, strict=True))
-            for trace, waits in zip(run.ranks, find_waits(run), strict=True)
-        )
-    ]
-
-
-def test_reduce_and_bcast_with_a_straggler(tmp_path):
-    # The root has computed after 10 ms and waits for rank 2 until 30; the others wait from 45 for its bcast at 60.
-    assert waits_ms(tmp_path, three_ranks(), [0, 0, 1]) == [
-        {("reduce", 1): 20.0},
-        {("bcast", 2): 15.0},
-        {("bcast", 2): 15.0},
-    ]
-
-
-def test_without_a_root_all_wait_for_the_last(tmp_path):
-    spans = [[(1, "allreduce", -1, enter, leave)] for enter, leave in ((10, 50), (25, 50), (40, 52))]
-    assert waits_ms(tmp_path, spans, [0, 0, 1]) == [{("allreduce", 0): 30.0}, {("allreduce", 0): 15.0}, {}]
-
-
-def test_a_wait_is_no_longer_than_its_phase(tmp_path):
-    # Rank 0 has left before the last rank entered: clocks differ, or the library let it go.
-    spans = [[(1, "allreduce", -1, 10, 15)], [(1, "allreduce", -1, 40, 50)]]
-    assert waits_ms(tmp_path, spans, [0, 0]) == [{("allreduce", 0): 5.0}, {}]
-
-
-def test_calls_are_matched_by_order_and_root(tmp_path):
-    # Sliced: two reduces to different roots, twice over (two micro-steps).
-    first = [(1, "reduce", 0, 0, 10), (1, "reduce", 1, 10, 20), (1, "reduce", 0, 20, 30), (1, "reduce", 1, 30, 40)]
-    second = [(1, "reduce", 0, 3, 8), (1, "reduce", 1, 8, 21), (1, "reduce", 0, 24, 29), (1, "reduce", 1, 29, 44)]
-    assert waits_ms(tmp_path, [first, second], [0, 1]) == [
-        {("reduce", 0): 3.0, ("reduce", 2): 4.0},
-        {("reduce", 1): 2.0, ("reduce", 3): 1.0},
-    ]
-
-
-def test_ranks_that_skip_a_call_are_not_waited_for(tmp_path):
-    # Hierarchical: a reduce inside each node, an allreduce among the leaders 0 and 2.
-    spans = [
-        [(1, "reduce", 0, 0, 10), (1, "allreduce", -1, 10, 30)],
-        [(1, "reduce", 0, 4, 9)],
-        [(1, "reduce", 2, 0, 15), (1, "allreduce", -1, 15, 30)],
-        [(1, "reduce", 2, 7, 14)],
-    ]
-    assert waits_ms(tmp_path, spans, [0, 0, 1, 1]) == [
-        {("reduce", 0): 4.0, ("allreduce", 1): 5.0},
-        {},
-        {("reduce", 0): 7.0},
-        {},
-    ]
 
 
 def test_traces_stands_alone():
