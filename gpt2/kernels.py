@@ -2,8 +2,9 @@
 
 Every set offers the functions below with the same arguments: outputs first, a `d` prefix for the gradient of a thing.
 A backward kernel whose last argument is `accumulate` writes its parameter gradients, or adds to them if it is true
-(the later micro-steps of a step). Shapes: B sequences, T positions, C channels, H heads, V tokens (Vp padded);
-N stands for B*T rows. Arrays are allocated by `empty`, and no kernel allocates a large one.
+(the later micro-steps of a step). What linear_gelu_forward and classifier_forward leave for their backwards (`saved`,
+`exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
+(Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
 """
 
 from functools import partial
@@ -20,11 +21,12 @@ KERNELS = (
     "layernorm_backward",
     "linear_forward",
     "linear_backward",
-    "gelu_forward",
+    "linear_gelu_forward",
     "gelu_backward",
     "attention_forward",
     "attention_backward",
-    "classifier",
+    "classifier_forward",
+    "classifier_backward",
     "sum_of_squares",
     "adamw",
 )

@@ -41,30 +41,30 @@ class GPT2:
                 residual1=new(N, C), ln1=new(N, C), ln1_mean=new(N), ln1_rstd=new(N),
                 qkv=new(N, 3 * C), attention=new(N, C), logsumexp=new(B, config.n_head, T),
                 residual2=new(N, C), ln2=new(N, C), ln2_mean=new(N), ln2_rstd=new(N),
-                fc=new(N, 4 * C), gelu=new(N, 4 * C),
+                gelu=new(N, 4 * C), gelu_saved=new(N, 4 * C),
             )  # fmt: skip
 
         self.layers = [layer() for _ in range(config.n_layer)]
         self.residual, self.lnf, self.lnf_mean, self.lnf_rstd = new(N, C), new(N, C), new(N), new(N)
         self.branch, self.losses = new(N, C), new(N)
         if self.gradients is not None:
-            self.dlogits = new(N, config.padded_vocab_size)
+            self.exponentials, self.row_scale = new(N, config.padded_vocab_size), new(N)
             self.dresidual, self.dbranch, self.dqkv, self.dfc = new(N, C), new(N, C), new(N, 3 * C), new(N, 4 * C)
 
     def forward(self, tokens, targets, gradient_scale: float) -> float:
-        """Sum of the losses of tokens (B, T) against targets (B, T); leaves dlogits * gradient_scale for backward.
+        """Sum of the losses of tokens (B, T) against targets (B, T); leaves what backward needs of them.
 
         gradient_scale is 1 / (tokens of the global batch): then gradients of all ranks and micro-steps only ever sum.
         """
         self.tokens = tokens
         self._transform(tokens)
-        self._classify(targets, self.dlogits, gradient_scale)
+        self._classify(targets, self.exponentials, self.row_scale, gradient_scale)
         return float(self.losses.sum(dtype=np.float64))
 
     def token_losses(self, tokens, targets):
         """Losses (B, T) of tokens against targets (B, T), without gradients: a view, valid until the next call."""
         self._transform(tokens)
-        self._classify(targets, None, 0.0)
+        self._classify(targets, None, None, 0.0)
         return self.losses.reshape(tokens.shape)
 
     def logits(self, tokens):
@@ -74,16 +74,11 @@ class GPT2:
         self.kernels.linear_forward(out, self.lnf, self.parameters.wte, None)
         return out.reshape(*tokens.shape, -1)[:, :, : self.config.vocab_size]
 
-    def _classify(self, targets, dlogits, gradient_scale):
-        self.kernels.classifier(
-            self.losses,
-            dlogits,
-            self.lnf,
-            self.parameters.wte,
-            targets.reshape(-1),
-            self.config.vocab_size,
-            gradient_scale,
-        )
+    def _classify(self, targets, exponentials, row_scale, gradient_scale):
+        self.kernels.classifier_forward(
+            self.losses, exponentials, row_scale, self.lnf, self.parameters.wte,
+            targets.reshape(-1), self.config.vocab_size, gradient_scale,
+        )  # fmt: skip
 
     def _transform(self, tokens):
         """Embedding and all blocks, up to the final LayerNorm."""
@@ -106,8 +101,7 @@ class GPT2:
             k.residual_layernorm_forward(
                 a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual1, self.branch, w.ln2_weight, w.ln2_bias
             )
-            k.linear_forward(a.fc, a.ln2, w.fc_weight, w.fc_bias)
-            k.gelu_forward(a.gelu, a.fc)
+            k.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
             k.linear_forward(self.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
             stream = a.residual2
         k.residual_layernorm_forward(
@@ -122,7 +116,7 @@ class GPT2:
         """
         k, p, d = self.kernels, self.parameters, self.gradients
         layout = p.layout
-        k.linear_backward(self.dbranch, d.wte, None, self.dlogits, self.lnf, p.wte, accumulate)
+        k.classifier_backward(self.dbranch, d.wte, self.exponentials, self.row_scale, self.lnf, p.wte, accumulate)
         self.dresidual[:] = 0.0
         k.layernorm_backward(
             self.dresidual, d.lnf_weight, d.lnf_bias, self.dbranch,
@@ -139,7 +133,7 @@ class GPT2:
         """One block: dresidual holds the gradient of its output before, of its input after."""
         k, (B, T), C = self.kernels, self.tokens.shape, self.config.n_embd
         k.linear_backward(self.dfc, d.fcproj_weight, d.fcproj_bias, self.dresidual, a.gelu, w.fcproj_weight, accumulate)
-        k.gelu_backward(self.dfc, self.dfc, a.fc)
+        k.gelu_backward(self.dfc, a.gelu_saved)
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
         k.layernorm_backward(
             self.dresidual,

@@ -26,19 +26,16 @@ class AdamW:
         self.kernels, self.settings = kernels, settings
         self.start, self.stop, self.step = start, stop, 0
         self.m, self.v = kernels.empty((stop - start,)), kernels.empty((stop - start,))
-        self._pieces = layout.decay_ranges(start, stop)
+        self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
         """One step on this range of `parameters` (the whole flat buffer) from `gradients` (this range alone)."""
         self.step += 1
         s = self.settings
-        for start, stop, decays in self._pieces:
-            own = slice(start - self.start, stop - self.start)
-            weight_decay = s.weight_decay if decays else 0.0
-            self.kernels.adamw(
-                parameters[start:stop], gradients[own], self.m[own], self.v[own],
-                self.step, lr, s.beta1, s.beta2, s.eps, weight_decay, gradient_scale,
-            )  # fmt: skip
+        self.kernels.adamw(
+            parameters[self.start : self.stop], gradients, self.m, self.v, self._decaying,
+            self.step, lr, s.beta1, s.beta2, s.eps, s.weight_decay, gradient_scale,
+        )  # fmt: skip
 
 
 def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:

@@ -78,18 +78,17 @@ class Layout:
     def layer_range(self, layer: int) -> tuple[int, int]:
         return self.range_of(f"layer.{layer}.")
 
-    def decay_ranges(self, start: int, stop: int):
-        """Cut [start, stop) into (start, stop, decays), neighbours of the same kind joined, the pad left out."""
-        pieces = []
+    def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""
+        ranges = []
         for tensor in self.tensors:
             low, high = max(start, tensor.start), min(stop, tensor.stop)
-            if low >= high:
+            if not tensor.decays or low >= high:
                 continue
-            if pieces and pieces[-1][2] == tensor.decays:
-                pieces[-1] = (pieces[-1][0], high, tensor.decays)
-            else:
-                pieces.append((low, high, tensor.decays))
-        return pieces
+            if ranges and ranges[-1][1] == low:
+                low = ranges.pop()[0]
+            ranges.append((low, high))
+        return ranges
 
 
 class Parameters:

@@ -98,17 +98,21 @@ def timed(kernels, spent) -> SimpleNamespace:
 def floor(shape):
     """Every matrix product of the step, in its order, and nothing else."""
     from step_products import step_products
+    from threadpoolctl import ThreadpoolController
 
     from gpt2.config import PRESETS
     from gpt2.numpy_kernels.cores import Cores
 
     cores = Cores(shape["threads"])
+    blas = ThreadpoolController().select(user_api="blas").lib_controllers
     products = step_products(PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"])
 
     def step():
         parts, start = defaultdict(float), perf_counter()
         for part, multiply in products:
             before = perf_counter()
+            for library in blas:
+                library.set_num_threads(1 if "attention" in part else shape["threads"])
             multiply(cores)
             parts[part] += perf_counter() - before
         return perf_counter() - start, parts

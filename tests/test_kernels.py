@@ -10,6 +10,8 @@ import pytest
 from gpt2 import numpy_kernels
 from gpt2.kernels import KERNELS, load_kernels
 from gpt2.numpy_kernels.attention import ROWS
+from gpt2.numpy_kernels.classifier import COLUMNS
+from gpt2.numpy_kernels.classifier import ROWS as ROWS_OF_LOGITS
 
 RANDOM = np.random.default_rng(7)
 
@@ -87,18 +89,30 @@ def test_layernorm(k, accumulate):
     assert_gradient(loss, b, db - before)
 
 
-def test_gelu(k):
-    x, dy, out = 2 * random(13, 6), random(13, 6), np.empty((13, 6))
+def test_linear_gelu(k):
+    x, w, b, dy = random(13, 5), random(6, 5), random(6), random(13, 6)
+    out, saved = np.empty((13, 6)), np.empty((13, 6))
+    b[0], b[1] = 40.0, -40.0  # far out, where the exponential overflows in float32
 
     def loss():
-        k.gelu_forward(out, x)
+        k.linear_gelu_forward(out, saved, x, w, b)
         return (out * dy).sum()
 
     loss()
-    np.testing.assert_allclose(out, 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), rtol=1e-12)
-    dx = dy.copy()
-    k.gelu_backward(dx, dx, x)  # in place, as the model does
-    assert_gradient(loss, x, dx)
+    y = x @ w.T + b
+    np.testing.assert_allclose(out, 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))), atol=1e-12)
+    dpre = dy.copy()
+    k.gelu_backward(dpre, saved)
+    assert_gradient(loss, x, dpre @ w)
+    assert_gradient(loss, b, dpre.sum(0))
+
+
+def test_gelu_far_out_in_float32(k):
+    x = np.array([[-1e4, -20.0, 0.0, 20.0, 1e4]], np.float32)
+    out, saved = np.empty((1, 5), np.float32), np.empty((1, 5), np.float32)
+    k.linear_gelu_forward(out, saved, x, np.eye(5, dtype=np.float32), np.zeros(5, np.float32))
+    np.testing.assert_allclose(out, [[0, 0, 0, 20, 1e4]], atol=1e-6)
+    np.testing.assert_allclose(saved, [[0, 0, 0.5, 1, 1]], atol=1e-6)
 
 
 def plain_attention(qkv, heads):
@@ -129,11 +143,22 @@ def test_attention(k, B, T, heads, head_size):
     assert_gradient(loss, qkv, dqkv)
 
 
-def test_attention_does_not_overflow(k):
-    qkv = (60 * random(1, 9, 3 * 4)).astype(np.float32)
-    out, logsumexp = np.empty((1, 9, 4), np.float32), np.empty((1, 1, 9), np.float32)
-    k.attention_forward(out, logsumexp, qkv, 1)
-    np.testing.assert_allclose(out, plain_attention(qkv.astype(np.float64), 1), rtol=1e-3, atol=1e-3)
+def test_attention_of_huge_scores(k):
+    """Scores some hundreds above the diagonal's, where the quick shift overflows, in one head of two."""
+    T = ROWS + 5
+    qkv = random(1, T, 3 * 8)
+    qkv[:, :, [0, 1, 2, 3, 8, 9, 10, 11]] *= 20
+    dout = random(1, T, 8)
+    results = []
+    for dtype in (np.float32, np.float64):
+        out, logsumexp, dqkv = (np.empty(s, dtype) for s in ((1, T, 8), (1, 2, T), (1, T, 24)))
+        k.attention_forward(out, logsumexp, qkv.astype(dtype), 2)
+        k.attention_backward(dqkv, dout.astype(dtype), qkv.astype(dtype), out, logsumexp, 2)
+        assert logsumexp.max() > 100
+        results.append((out, dqkv))
+    np.testing.assert_allclose(results[1][0], plain_attention(qkv, 2), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-2, atol=0.05)
 
 
 def test_embedding(k):
@@ -157,42 +182,69 @@ def test_embedding(k):
     np.testing.assert_allclose(dwpe, 2 * once)
 
 
-def test_classifier(k):
-    """Rows above and not a multiple of the kernel's block; three pad columns."""
-    N, C, V, padded = 131, 4, 7, 10
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("N", "V", "padded"), [(5, 7, 10), (ROWS_OF_LOGITS + 3, COLUMNS + 9, COLUMNS + 12)])
+def test_classifier(k, N, V, padded, accumulate):
+    """Rows and columns above and not a multiple of the kernel's blocks; three pad columns."""
+    C, scale = 4, 0.25
     x, wte, targets = random(N, C), random(padded, C), RANDOM.integers(V, size=N)
-    losses, dlogits, scale = np.empty(N), np.full((N, padded), np.nan), 0.25
+    losses, exponentials, row_scale = np.empty(N), np.full((N, padded), np.nan), np.empty(N)
 
     def loss():
-        k.classifier(losses, None, x, wte, targets, V, 0.0)
+        k.classifier_forward(losses, None, None, x, wte, targets, V, 0.0)
         return scale * losses.sum()
 
     loss()
     logits = x @ wte[:V].T
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(N), targets]
     np.testing.assert_allclose(losses, expected, rtol=1e-10)
-    k.classifier(losses, dlogits, x, wte, targets, V, scale)
+    k.classifier_forward(losses, exponentials, row_scale, x, wte, targets, V, scale)
     np.testing.assert_allclose(losses, expected, rtol=1e-10)
-    assert not dlogits[:, V:].any()
-    assert_gradient(loss, x, dlogits @ wte)
-    assert_gradient(loss, wte, dlogits.T @ x)
+    dx, dwte = np.full_like(x, np.nan), np.full_like(wte, 3.0)
+    k.classifier_backward(dx, dwte, exponentials, row_scale, x, wte, accumulate)
+    before = 3.0 if accumulate else 0.0
+    np.testing.assert_array_equal(dwte[V:], before)
+    assert_gradient(loss, x, dx)
+    assert_gradient(loss, wte, dwte - before)
+
+
+def test_classifier_of_huge_logits(k):
+    """Logits some hundreds above the target's, where the quick shift overflows: the same as in float64."""
+    N, C, V = 6, 8, 40
+    x, wte, targets = 15 * random(N, C), 3 * random(V, C), RANDOM.integers(V, size=N)
+    results = []
+    for dtype in (np.float32, np.float64):
+        losses, exponentials, row_scale = np.empty(N, dtype), np.empty((N, V), dtype), np.empty(N, dtype)
+        k.classifier_forward(losses, exponentials, row_scale, x.astype(dtype), wte.astype(dtype), targets, V, 0.5)
+        results.append((losses, exponentials * row_scale[:, None]))
+    logits = x @ wte.T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert results[1][0].max() > 100
+    np.testing.assert_allclose(results[1][1], 0.5 * (p - np.eye(V)[targets]), atol=1e-12)
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-3)
 
 
 @pytest.mark.parametrize("gradient_scale", [1.0, 0.3])
 def test_adamw_is_the_textbook_one(k, gradient_scale):
     """Against the formula with scaled moments and bias corrections, over several steps and several blocks."""
-    size, lr, beta1, beta2, eps, weight_decay = 200_003, 1e-2, 0.9, 0.95, 1e-8, 0.1
+    size, lr, beta1, beta2, eps, weight_decay = 1_200_003, 1e-2, 0.9, 0.95, 1e-8, 0.1
     p = random(size)
     ours, m, v = p.copy(), np.zeros(size), np.zeros(size)
+    decaying = [(0, 1000), (5000, 150_000), (199_000, size)]
+    decays = np.zeros(size)
+    for low, high in decaying:
+        decays[low:high] = weight_decay
     first, second = np.zeros(size), np.zeros(size)
     for step in range(1, 6):
         g = random(size)
-        k.adamw(ours, g, m, v, step, lr, beta1, beta2, eps, weight_decay, gradient_scale)
+        k.adamw(ours, g, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale)
         g = g * gradient_scale
         first = beta1 * first + (1 - beta1) * g
         second = beta2 * second + (1 - beta2) * g * g
         update = first / (1 - beta1**step) / (np.sqrt(second / (1 - beta2**step)) + eps)
-        p = p - lr * (update + weight_decay * p)
+        p = p - lr * (update + decays * p)
     np.testing.assert_allclose(ours, p, rtol=1e-10, atol=1e-12)
 
 

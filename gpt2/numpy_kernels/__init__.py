@@ -5,10 +5,10 @@ Each function's first argument is `cores`, the threads it may use (`cores.py`).
 
 from gpt2.numpy_kernels.adamw import adamw, sum_of_squares
 from gpt2.numpy_kernels.attention import attention_backward, attention_forward
-from gpt2.numpy_kernels.classifier import classifier
+from gpt2.numpy_kernels.classifier import classifier_backward, classifier_forward
 from gpt2.numpy_kernels.cores import Cores, empty
 from gpt2.numpy_kernels.embedding import embedding_backward, embedding_forward
-from gpt2.numpy_kernels.gelu import gelu_backward, gelu_forward
+from gpt2.numpy_kernels.gelu import gelu_backward, linear_gelu_forward
 from gpt2.numpy_kernels.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
 from gpt2.numpy_kernels.linear import linear_backward, linear_forward
 
@@ -17,16 +17,17 @@ __all__ = [
     "adamw",
     "attention_backward",
     "attention_forward",
-    "classifier",
+    "classifier_backward",
+    "classifier_forward",
     "embedding_backward",
     "embedding_forward",
     "empty",
     "gelu_backward",
-    "gelu_forward",
     "layernorm_backward",
     "layernorm_forward",
     "linear_backward",
     "linear_forward",
+    "linear_gelu_forward",
     "residual_layernorm_forward",
     "sum_of_squares",
 ]

@@ -3,7 +3,10 @@
     S = Q K^T / sqrt(head size), masked above the diagonal;  P = softmax(S);  O = P V
 
 Only each row's logsumexp is kept, and backward makes P again from it (Dao et al. 2022, without the GPU): memory grows
-with T, not with T^2. A thread takes a few heads of one sequence, copied so that each head lies contiguous.
+with T, not with T^2. A thread takes a few heads of one sequence, copied so that each head lies contiguous, with one
+more column: [q, -shift] [k, 1]^T is S - shift, so no pass over S is spent on subtracting. Forward's shift is the row's
+own diagonal score, which keeps the row's sum at 1 or above; backward's is the logsumexp, and likewise the row sums of
+dO O for dP.
 """
 
 import math
@@ -11,7 +14,76 @@ import math
 import numpy as np
 
 ROWS = 128  # query rows a block
-HEADS_BYTES = 1 << 20  # heads a thread works on at once
+HEADS_BYTES = 4 << 20  # what a thread works on at once
+LARGEST_SUM = 1e30  # beyond it float32 gets narrow: shift by the row's maximum after all
+
+
+def attention_forward(cores, out, logsumexp, qkv, head_count):
+    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side."""
+    B, T, _ = qkv.shape
+    (out_heads,) = _heads(out, 1, head_count)
+    q_all, k_all, v_all = _heads(qkv, 3, head_count)
+    scale = 1.0 / math.sqrt(q_all.shape[-1])
+    mask = _causal_mask(min(T, ROWS), qkv.dtype)
+
+    def work(b, heads):
+        q, k = _with_column(cores, "q", q_all[b, heads], scale), _with_column(cores, "k", k_all[b, heads])
+        v = _with_column(cores, "v", v_all[b, heads])[:, :, :-1]
+        k[:, :, -1] = 1.0
+        np.einsum("htd,htd->ht", q[:, :, :-1], k[:, :, :-1], out=q[:, :, -1])
+        np.negative(q[:, :, -1], out=q[:, :, -1])
+        for start in range(0, T, ROWS):
+            stop = min(start + ROWS, T)
+            p, row_sum = _exponentials(cores, q, k, start, stop, mask)
+            if not (row_sum < LARGEST_SUM).all():
+                p, row_sum = _shift_by_maximum(cores, q, k, start, stop, mask)
+            block = cores.scratch("block", (len(q), stop - start, v.shape[2]), q.dtype)
+            np.matmul(p, v[:, :stop], out=block)
+            np.divide(block, row_sum[:, :, None], out=out_heads[b, heads, start:stop])
+            logsumexp[b, heads, start:stop] = np.log(row_sum) - q[:, start:stop, -1]
+
+    _for_head_groups(cores, B, head_count, T, q_all.shape[-1], qkv.itemsize, work)
+
+
+def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
+    """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept.
+
+    dV = P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = dS K;  dK = dS^T Q.
+    """
+    B, T, _ = qkv.shape
+    dout_all, out_all = _heads(dout, 1, head_count)[0], _heads(out, 1, head_count)[0]
+    q_all, k_all, v_all = _heads(qkv, 3, head_count)
+    dq_all, dk_all, dv_all = _heads(dqkv, 3, head_count)
+    scale = 1.0 / math.sqrt(q_all.shape[-1])
+    mask = _causal_mask(min(T, ROWS), qkv.dtype)
+    last_start = (T - 1) // ROWS * ROWS
+
+    def work(b, heads):
+        q = _with_column(cores, "q", q_all[b, heads], scale)
+        k, v, do = (_with_column(cores, n, x[b, heads]) for n, x in (("k", k_all), ("v", v_all), ("do", dout_all)))
+        np.negative(logsumexp[b, heads], out=q[:, :, -1])
+        np.einsum("htd,htd->ht", do[:, :, :-1], out_all[b, heads], out=do[:, :, -1])
+        np.negative(do[:, :, -1], out=do[:, :, -1])
+        k[:, :, -1] = v[:, :, -1] = 1.0
+        q_only, k_only, do_only = q[:, :, :-1], k[:, :, :-1], do[:, :, :-1]
+        dk, dv, product = (cores.scratch(name, k_only.shape, k.dtype) for name in ("dk", "dv", "product"))
+        for start in range(last_start, -1, -ROWS):  # the last rows see all keys: they write dk and dv, the others add
+            stop = min(start + ROWS, T)
+            rows, keys = slice(start, stop), slice(0, stop)
+            p, _ = _exponentials(cores, q, k, start, stop, mask, sums=False)
+            ds = cores.scratch("ds", p.shape, p.dtype)
+            np.matmul(do[:, rows], v[:, keys].transpose(0, 2, 1), out=ds)
+            ds *= p
+            first = start == last_start
+            for total, left, right in ((dv, p, do_only), (dk, ds, q_only)):
+                np.matmul(left.transpose(0, 2, 1), right[:, rows], out=total if first else product[:, keys])
+                if not first:
+                    total[:, keys] += product[:, keys]
+            dq = np.matmul(ds, k_only[:, keys], out=product[:, : stop - start])
+            np.multiply(dq, scale, out=dq_all[b, heads, rows])
+        dk_all[b, heads], dv_all[b, heads] = dk, dv
+
+    _for_head_groups(cores, B, head_count, T, q_all.shape[-1], qkv.itemsize, work)
 
 
 def _heads(packed, parts: int, head_count: int):
@@ -27,16 +99,17 @@ def _for_head_groups(cores, B, H, T, head_size, itemsize, work):
     group = max(1, min(-(-B * H // cores.threads), H, HEADS_BYTES // head_bytes))
     groups = [(b, slice(h, min(h + group, H))) for b in range(B) for h in range(0, H, group)]
 
-    def run(start, stop):
+    def some_groups(start, stop):
         for b, heads in groups[start:stop]:
             work(b, heads)
 
-    cores.for_blocks(len(groups), len(groups), run)
+    cores.for_parts(len(groups), some_groups)
 
 
-def _contiguous(cores, name, heads_view):
-    copy = cores.scratch(name, heads_view.shape, heads_view.dtype)
-    np.copyto(copy, heads_view)
+def _with_column(cores, name, heads_view, scale=1.0):
+    """heads_view (heads, T, head size) * scale, contiguous, with one more column that is left to fill."""
+    copy = cores.scratch(name, (*heads_view.shape[:2], heads_view.shape[2] + 1), heads_view.dtype)
+    np.multiply(heads_view, scale, out=copy[:, :, :-1])
     return copy
 
 
@@ -45,74 +118,23 @@ def _causal_mask(rows: int, dtype):
     return np.triu(np.full((rows, rows), -1e30, dtype), 1)
 
 
-def _masked_scores(cores, q, k, start, stop, mask):
-    """S of query rows [start, stop) against keys [0, stop): (heads, stop - start, stop)."""
+def _shifted_scores(cores, q, k, start, stop, mask):
+    """S - shift of query rows [start, stop) against keys [0, stop): (heads, stop - start, stop)."""
     scores = cores.scratch("scores", (len(q), stop - start, stop), q.dtype)
     np.matmul(q[:, start:stop], k[:, :stop].transpose(0, 2, 1), out=scores)
     scores[:, :, start:] += mask[: stop - start, : stop - start]
     return scores
 
 
-def attention_forward(cores, out, logsumexp, qkv, head_count):
-    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side."""
-    B, T, _ = qkv.shape
-    (out_heads,) = _heads(out, 1, head_count)
-    q_all, k_all, v_all = _heads(qkv, 3, head_count)
-    head_size = q_all.shape[-1]
-    mask = _causal_mask(min(T, ROWS), qkv.dtype)
-
-    def work(b, heads):
-        q, k, v = (_contiguous(cores, name, x[b, heads]) for name, x in (("q", q_all), ("k", k_all), ("v", v_all)))
-        q *= 1.0 / math.sqrt(head_size)
-        for start in range(0, T, ROWS):
-            stop = min(start + ROWS, T)
-            scores = _masked_scores(cores, q, k, start, stop, mask)
-            row_max = scores.max(axis=2, keepdims=True)
-            scores -= row_max
-            np.exp(scores, out=scores)
-            row_sum = scores.sum(axis=2, keepdims=True)
-            block = cores.scratch("block", (len(q), stop - start, head_size), q.dtype)
-            np.matmul(scores, v[:, :stop], out=block)
-            np.divide(block, row_sum, out=out_heads[b, heads, start:stop])
-            logsumexp[b, heads, start:stop] = (row_max + np.log(row_sum))[:, :, 0]
-
-    _for_head_groups(cores, B, head_count, T, head_size, qkv.itemsize, work)
+def _exponentials(cores, q, k, start, stop, mask, sums=True):
+    """exp(S - shift) and its row sums (heads, rows), or None where the shift already makes them 1."""
+    p = _shifted_scores(cores, q, k, start, stop, mask)
+    with np.errstate(over="ignore"):  # seen, and mended, by the caller
+        np.exp(p, out=p)
+    return p, p.sum(axis=2) if sums else None
 
 
-def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
-    """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept.
-
-    dV = P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = dS K;  dK = dS^T Q.
-    """
-    B, T, _ = qkv.shape
-    dout_all, out_all = _heads(dout, 1, head_count)[0], _heads(out, 1, head_count)[0]
-    q_all, k_all, v_all = _heads(qkv, 3, head_count)
-    dq_all, dk_all, dv_all = _heads(dqkv, 3, head_count)
-    head_size = q_all.shape[-1]
-    scale = 1.0 / math.sqrt(head_size)
-    mask = _causal_mask(min(T, ROWS), qkv.dtype)
-
-    def work(b, heads):
-        q, k, v = (_contiguous(cores, name, x[b, heads]) for name, x in (("q", q_all), ("k", k_all), ("v", v_all)))
-        do = _contiguous(cores, "do", dout_all[b, heads])
-        row_dot = np.einsum("htd,htd->ht", do, out_all[b, heads])
-        q *= scale
-        dk, dv, product = (cores.scratch(name, k.shape, k.dtype) for name in ("dk", "dv", "product"))
-        dk[:], dv[:] = 0.0, 0.0
-        for start in range(0, T, ROWS):
-            stop = min(start + ROWS, T)
-            block = slice(start, stop)
-            p = _masked_scores(cores, q, k, start, stop, mask)
-            p -= logsumexp[b, heads, block, None]
-            np.exp(p, out=p)
-            dv[:, :stop] += np.matmul(p.transpose(0, 2, 1), do[:, block], out=product[:, :stop])
-            ds = cores.scratch("ds", p.shape, p.dtype)
-            np.matmul(do[:, block], v[:, :stop].transpose(0, 2, 1), out=ds)
-            ds -= row_dot[:, block, None]
-            ds *= p
-            dk[:, :stop] += np.matmul(ds.transpose(0, 2, 1), q[:, block], out=product[:, :stop])
-            dq = np.matmul(ds, k[:, :stop], out=product[:, : stop - start])
-            np.multiply(dq, scale, out=dq_all[b, heads, block])
-        dk_all[b, heads], dv_all[b, heads] = dk, dv
-
-    _for_head_groups(cores, B, head_count, T, head_size, qkv.itemsize, work)
+def _shift_by_maximum(cores, q, k, start, stop, mask):
+    """Lower the shift of these rows by the largest shifted score, for good, and make the exponentials again."""
+    q[:, start:stop, -1] -= _shifted_scores(cores, q, k, start, stop, mask).max(axis=2)
+    return _exponentials(cores, q, k, start, stop, mask)

@@ -1,42 +1,85 @@
-"""The tied head with softmax cross-entropy, by blocks of rows, so that the logits never leave the cache twice.
+"""The tied head with softmax cross-entropy. The logits are made by columns, and leave the cache as exponentials, once.
 
-loss_n = logsumexp(logits_n) - logits_n[target_n],    dlogits = (softmax(logits) - onehot(target)) * scale
+    loss_n = log sum_v exp(logit_nv - logit_n,target),    dlogits = row_scale_n (E - onehot(target) rowsum(E))
+
+Each row is shifted by its target's logit instead of its largest one: known beforehand, so one pass is enough, and the
+loss is the sum's logarithm. The division by the row's sum goes into the small operands of backward's products.
 """
 
 import numpy as np
 
-ROWS = 128
+from gpt2.numpy_kernels.linear import backward_products
+
+COLUMNS = 1024
+ROWS = 1024
+LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by the row's maximum after all
 
 
-def classifier(cores, losses, dlogits, inputs, wte, targets, vocab_size, scale):
-    """losses (N,) of inputs (N, C) against targets (N,); dlogits (N, Vp) or None where only the loss is wanted.
+def classifier_forward(cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale):
+    """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
-    The pad columns [V, Vp) take no part: they are left out of the sum, and their gradient is 0.
+    For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
+    are None where only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
     """
-    for start in range(0, len(inputs), ROWS):
-        rows = slice(start, min(start + ROWS, len(inputs)))
-        if dlogits is None:
-            logits = cores.scratch("logits", (rows.stop - start, len(wte)), inputs.dtype)
-        else:
-            logits = dlogits[rows]
-        np.matmul(inputs[rows], wte.T, out=logits)
-        _softmax_rows(cores, losses[rows], logits, targets[rows], vocab_size, scale)
+    N = len(inputs)
+    target_rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
+    np.take(wte, targets, axis=0, out=target_rows, mode="clip")
+    target_logits = np.einsum("nc,nc->n", inputs, target_rows)
+    row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], target_logits)
+    shift = target_logits
+    if not (row_sum < LARGEST_SUM).all():
+        shift = _row_maximum(cores, inputs, wte[:vocab_size])
+        row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], shift)
+    losses[:] = np.log(row_sum) + (shift - target_logits)
+    if exponentials is not None:
+        exponentials[np.arange(N), targets] -= row_sum
+        exponentials[:, vocab_size:] = 0.0
+        np.divide(scale, row_sum, out=row_scale)
 
 
-def _softmax_rows(cores, losses, logits, targets, vocab_size, scale):
-    """Turn the logits of a few rows into their gradient, in place, and leave their losses."""
+def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
 
-    def part(start, stop):
-        rows = np.arange(stop - start)
-        block, target = logits[start:stop, :vocab_size], targets[start:stop]
-        row_max = block.max(axis=1, keepdims=True)
-        block -= row_max
-        target_logits = block[rows, target]
-        np.exp(block, out=block)
-        row_sum = block.sum(axis=1, keepdims=True)
-        losses[start:stop] = np.log(row_sum[:, 0]) - target_logits
-        block *= scale / row_sum
-        block[rows, target] -= scale
-        logits[start:stop, vocab_size:] = 0.0
+    def scale_rows(rows, columns):
+        dinputs[rows, columns] *= row_scale[rows, None]
 
-    cores.for_rows(len(logits), logits.strides[0], part)
+    scaled = cores.scratch("scaled_inputs", inputs.shape, inputs.dtype)
+    np.multiply(inputs, row_scale[:, None], out=scaled)
+    backward_products(cores, dinputs, dwte, exponentials, scaled, wte, accumulate, scale_rows, None)
+
+
+def _exponentials(cores, out, inputs, weight, shift):
+    """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
+
+    def reduce_block(logits, rows, columns):
+        logits -= shift[rows, None]
+        with np.errstate(over="ignore"):  # seen, and mended, by the caller
+            np.exp(logits, out=logits if out is None else out[rows, columns])
+        return (logits if out is None else out[rows, columns]).sum(axis=1)
+
+    return _reduce_logits(cores, inputs, weight, np.add, 0.0, reduce_block)
+
+
+def _row_maximum(cores, inputs, weight):
+    """The largest logit of each row (N,)."""
+    return _reduce_logits(cores, inputs, weight, np.maximum, -np.inf, lambda logits, rows, columns: logits.max(axis=1))
+
+
+def _reduce_logits(cores, inputs, weight, combine, start_value, reduce_block):
+    """reduce_block(logits (rows, columns), rows, columns) of each block of logits, combined over the vocabulary: (N,)."""
+    N, V = len(inputs), len(weight)
+    partial = []
+
+    def some_columns(start, stop):
+        result = np.full(N, start_value, inputs.dtype)
+        partial.append((start, result))
+        for low in range(start, stop, COLUMNS):
+            columns = slice(low, min(low + COLUMNS, stop))
+            for row in range(0, N, ROWS):
+                rows = slice(row, min(row + ROWS, N))
+                logits = cores.scratch("logits", (rows.stop - row, columns.stop - low), inputs.dtype)
+                np.matmul(inputs[rows], weight[columns].T, out=logits)
+                combine(result[rows], reduce_block(logits, rows, columns), out=result[rows])
+
+    cores.for_parts(V, some_columns)
+    return combine.reduce([result for _, result in sorted(partial, key=lambda item: item[0])])

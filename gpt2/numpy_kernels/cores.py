@@ -1,32 +1,31 @@
-"""The CPU cores one rank may use: blocks of work over Python threads, and how many threads BLAS takes.
+"""The CPU cores one rank may use: blocks of work, and matrix products, over Python threads.
 
-NumPy's ufuncs and products release the interpreter lock, so plain threads run blocks in parallel. A product that stands
-alone is left to BLAS and its own threads; inside `for_blocks` BLAS is held to one thread, as each block has its core.
+NumPy's ufuncs and products release the interpreter lock, so plain threads run in parallel. BLAS is held to one thread
+for good, and products are cut here: OpenBLAS's own threads go on spinning for 0.1 s after a product, on the cores that
+the elementwise work after it needs, and a part can be finished (bias, GELU) by the thread that has it in cache.
 """
 
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-CACHE_BYTES = 3 << 19  # 1.5 MB: smaller blocks pay more for calls than they save in cache misses
+CACHE_BYTES = 8 << 20  # what a block works on: handing the interpreter lock over costs more than a miss in L2
 
 
 class Cores:
     """`threads` threads of this process. The calling thread is one of them."""
 
     def __init__(self, threads: int):
-        self.threads = threads
+        self.threads, self.cache_bytes = threads, CACHE_BYTES
         self._workers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self._thread_local = threading.local()
-        self._blas = [lib for lib in ThreadpoolController().lib_controllers if lib.user_api == "blas"]
-        self._set_blas_threads(threads)
-
-    def _set_blas_threads(self, threads: int) -> None:
-        for library in self._blas:
-            library.set_num_threads(threads)
+        for library in ThreadpoolController().lib_controllers:
+            if library.user_api == "blas":
+                library.set_num_threads(1)
 
     def scratch(self, name: str, shape, dtype) -> np.ndarray:
         """An uninitialized array that belongs to the calling thread until it asks for the same name again."""
@@ -36,31 +35,68 @@ class Cores:
             buffers[name] = np.empty(needed_bytes, np.uint8)
         return buffers[name][:needed_bytes].view(dtype).reshape(shape)
 
-    def for_blocks(self, count: int, block: int, work) -> None:
-        """Call work(start, stop) until [0, count) is covered by pieces of at most `block`, one part a thread."""
+    def for_parts(self, count: int, work) -> None:
+        """Call work(start, stop) for one contiguous part of [0, count) a thread."""
         parts = min(self.threads, count)
         if parts <= 1:
-            return _run_part(0, count, block, work)
+            return work(0, count)
         cuts = [count * part // parts for part in range(parts + 1)]
-        self._set_blas_threads(1)
-        try:
-            others = [self._workers.submit(_run_part, *cuts[p : p + 2], block, work) for p in range(1, parts)]
-            _run_part(cuts[0], cuts[1], block, work)
-            for other in others:
-                other.result()
-        finally:
-            self._set_blas_threads(self.threads)
+        others = [self._workers.submit(work, *cuts[part : part + 2]) for part in range(1, parts)]
+        work(cuts[0], cuts[1])
+        for other in others:
+            other.result()
+
+    def for_blocks(self, count: int, block: int, work) -> None:
+        """Call work(start, stop) until [0, count) is covered by pieces of at most `block`, one part a thread."""
+
+        def part(start, stop):
+            for low in range(start, stop, block):
+                work(low, min(low + block, stop))
+
+        self.for_parts(count, part)
 
     def for_rows(self, rows: int, row_bytes: int, work) -> None:
         """for_blocks with as many rows a block as keep `row_bytes` a row in cache."""
-        self.for_blocks(rows, max(1, CACHE_BYTES // row_bytes), work)
+        self.for_blocks(rows, max(1, self.cache_bytes // row_bytes), work)
+
+    def matmul(self, a, b, out, finish=None) -> None:
+        """out (rows, columns) = a @ b, cut over the threads; see `matmuls`."""
+        self.matmuls((a, b, out, finish))
+
+    def matmuls(self, *products) -> None:
+        """Independent products (a, b, out, finish), all at once: with two of them and two threads, one a thread.
+
+        The longer side of `out` is cut, as that packs less of a and b twice. finish(rows, columns), two slices, is
+        called by the thread that has made that part of `out`; it may be None.
+        """
+        parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
+        tasks = [task for product in products for task in _cut_product(parts, *product)]
+
+        def some_tasks(start, stop):
+            for task in tasks[start:stop]:
+                task()
+
+        self.for_parts(len(tasks), some_tasks)
 
 
-def _run_part(start: int, stop: int, block: int, work) -> None:
-    for low in range(start, stop, block):
-        work(low, min(low + block, stop))
+def _cut_product(parts: int, a, b, out, finish):
+    """out = a @ b as `parts` functions to call."""
+    rows, columns = out.shape
+
+    def task(row_slice, column_slice):
+        np.matmul(a[row_slice], b[:, column_slice], out=out[row_slice, column_slice])
+        if finish is not None:
+            finish(row_slice, column_slice)
+
+    longer = max(rows, columns)
+    cuts = [slice(longer * part // parts, longer * (part + 1) // parts) for part in range(parts)]
+    if rows < columns:
+        return [partial(task, slice(0, rows), cut) for cut in cuts]
+    return [partial(task, cut, slice(0, columns)) for cut in cuts]
 
 
 def empty(cores: Cores, shape, dtype=np.float32) -> np.ndarray:
-    """An array for activations, gradients or state. Touched here, so that no later step meets its page faults."""
-    return np.zeros(shape, dtype)
+    """Zeros, for activations, gradients or state: written here, so that no later step meets the page faults."""
+    array = np.empty(shape, dtype)
+    array.fill(0)
+    return array

@@ -5,24 +5,33 @@ import numpy as np
 
 def linear_forward(cores, out, inputs, weight, bias):
     """out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
-    np.matmul(inputs, weight.T, out=out)
-    if bias is not None:
-        cores.for_rows(len(out), out.strides[0], lambda start, stop: np.add(out[start:stop], bias, out=out[start:stop]))
+
+    def add_bias(rows, columns):
+        out[rows, columns] += bias[columns]
+
+    cores.matmul(inputs, weight.T, out, None if bias is None else add_bias)
 
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
-    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums (None: no bias)."""
-    np.matmul(doutputs, weight, out=dinputs)
-    if accumulate:
-        product = cores.scratch("dweight", dweight.shape, dweight.dtype)
-        np.matmul(doutputs.T, inputs, out=product)
-        cores.for_rows(
-            len(dweight), 2 * dweight.strides[0], lambda a, b: np.add(dweight[a:b], product[a:b], out=dweight[a:b])
-        )
-    else:
-        np.matmul(doutputs.T, inputs, out=dweight)
-    if dbias is not None:
-        column_sums = (
-            np.ones(len(doutputs), doutputs.dtype) @ doutputs
-        )  # a matrix-vector product: faster than sum(axis=0)
-        np.add(dbias, column_sums, out=dbias) if accumulate else np.copyto(dbias, column_sums)
+    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums."""
+    ones = np.ones(len(doutputs), doutputs.dtype)
+
+    def column_sums(outputs, inputs):
+        if inputs.start == 0:
+            sums = ones @ doutputs[:, outputs]  # a matrix-vector product: faster than sum(axis=0)
+            dbias[outputs] = dbias[outputs] + sums if accumulate else sums
+
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, column_sums)
+
+
+def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):
+    """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, side by side."""
+    product = cores.scratch("dweight", dweight.shape, dweight.dtype) if accumulate else dweight
+
+    def finish(rows, columns):
+        if accumulate:
+            dweight[rows, columns] += product[rows, columns]
+        if finish_weight is not None:
+            finish_weight(rows, columns)
+
+    cores.matmuls((doutputs, weight, dinputs, finish_inputs), (doutputs.T, inputs, product, finish))
