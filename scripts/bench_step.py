@@ -14,12 +14,15 @@ import json
 import os
 import statistics
 import sys
+import time
 from pathlib import Path
 
 from machine import machine, versions
 from step_contenders import Contender, ContenderError
 
 from gpt2.config import PRESETS
+
+SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
 
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
 TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
@@ -66,6 +69,7 @@ def measure(settings, names) -> dict[str, list[dict]]:
         results = {name: [] for name in names}
         for _ in range(settings.repeat):
             for name, contender in contenders.items():
+                time.sleep(SETTLE_S)
                 results[name].append(contender.step())
     finally:
         for contender in contenders.values():

@@ -252,3 +252,18 @@ def test_sum_of_squares(k):
     x = RANDOM.standard_normal(300_001, dtype=np.float32)
     assert k.sum_of_squares(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
     assert k.sum_of_squares(x[:0]) == 0.0
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_error_in_any_threads_part_is_raised(place):
+    cores = numpy_kernels.Cores(3)
+
+    def work(start, stop):
+        if start == place:
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        cores.for_parts(3, work)
+    covered = []
+    cores.for_blocks(10, 2, lambda start, stop: covered.extend(range(start, stop)))
+    assert sorted(covered) == list(range(10)), "the threads go on working after an error"

@@ -66,7 +66,7 @@ def _row_maximum(cores, inputs, weight):
 
 
 def _reduce_logits(cores, inputs, weight, combine, start_value, reduce_block):
-    """reduce_block(logits (rows, columns), rows, columns) of each block of logits, combined over the vocabulary: (N,)."""
+    """reduce_block(logits, rows, columns) of each block of logits (rows, columns), combined over the columns: (N,)."""
     N, V = len(inputs), len(weight)
     partial = []
 
