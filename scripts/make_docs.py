@@ -1,15 +1,18 @@
-"""Run what the README shows, and write its figures, tables and numbers from the runs.
+"""Run what README.md and docs/benchmarks.md show, and write their figures, tables and numbers from the runs.
 
     python scripts/make_docs.py comparison              a minute: every strategy on 4 ranks
     python scripts/make_docs.py learning --text FILE    five minutes: nanoGPT's CPU recipe on 2 ranks
     python scripts/make_docs.py memory                  some minutes: GPT-2 124M with every strategy on 2 ranks
+    python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
+    python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
-Each part replaces the README's text between its own two marks, and its figures in docs/figures.
+Each part replaces the text between its own two marks, and its figures in docs/figures.
 """
 
 import argparse
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,26 +27,27 @@ NANOGPT_CPU_RECIPE = (
     "--model baby --batch-size 6 --seq-len 64 --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --beta2 0.99 "
     "--weight-decay 0.1 --grad-clip 1.0 --eval-every 250 --eval-steps 0"
 )
+RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 MEMORY_STEP = "--model gpt2-124M --batch-size 4 --seq-len 256 --steps 3 --eval-every 0"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("comparison", "learning", "memory"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
     arguments = parser.parse_args()
     if arguments.part == "learning" and not arguments.text:
         parser.error("learning needs --text, the path of tinyshakespeare.txt")
     FIGURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        {"comparison": comparison, "learning": learning, "memory": memory}[arguments.part](Path(folder), arguments.text)
+        PARTS[arguments.part](Path(folder), arguments.text)
 
 
 def comparison(folder: Path, _) -> None:
     output = compare(folder, 4, STRATEGIES)
     shutil.copy(folder / "plots" / "comparison.png", FIGURES / "comparison.png")
     table = output[output.index("median ms") :].split("\n\n")[0]
-    replace_block("comparison", f"```\n{table}\n```\n\n{machine(folder / 'sliced')}")
+    replace_block("README.md", "comparison", f"```\n{table}\n```\n\n{machine(folder / 'sliced')}")
 
 
 def learning(folder: Path, text: Path) -> None:
@@ -55,6 +59,7 @@ def learning(folder: Path, text: Path) -> None:
     train_loss = sum(line["loss"] for line in last[-200:]) / 200
     command = f"mpirun -n 2 python scripts/train.py --text tinyshakespeare.txt {NANOGPT_CPU_RECIPE}"
     replace_block(
+        "README.md",
         "learning",
         f"```\n{command}\n```\n\nValidation loss {last[-1]['val_loss']:.3f} over the whole validation set, training "
         f"loss {train_loss:.3f} over the last 200 steps, in {sum(line['step_s'] for line in last) / 60:.1f} minutes. "
@@ -71,7 +76,39 @@ def memory(folder: Path, _) -> None:
         last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
         rows.append(f"| `{name}` | {peak[0] / 1e9:.2f} | {peak[1] / 1e9:.2f} | {last['step_s']:.1f} |")
     rows.append(f"\n`{MEMORY_STEP}` on 2 ranks; peak resident memory. {machine(run)}")
-    replace_block("memory", "\n".join(rows))
+    replace_block("README.md", "memory", "\n".join(rows))
+
+
+def ranks(folder: Path, _) -> None:
+    rows = ["| ranks | sequences a rank | threads a rank | tokens/s |", "|---|---|---|---|"]
+    for count, threads in ((1, 0), (2, 0), (4, 0), (4, 2)):
+        flags = [*RANKS_STEP.split(), "--batch-size", str(4 // count), "--threads", str(threads)]
+        run = folder / f"{count}-{threads}"
+        compare(run, count, "reduce-scatter", flags)
+        config = json.loads((run / "reduce-scatter" / "config.json").read_text())
+        log = [json.loads(line) for line in (run / "reduce-scatter" / "log.jsonl").read_text().splitlines()]
+        speed = statistics.median(line["tokens_per_s"] for line in log[2:])
+        chosen = "" if threads == 0 else " (forced by `--threads`)"
+        rows.append(f"| {count} | {4 // count} | {config['threads_per_rank']}{chosen} | {speed:.0f} |")
+    rows.append(f"\n`--strategy reduce-scatter {RANKS_STEP}`, median of 5 steps. {machine(run / 'reduce-scatter')}")
+    replace_block("docs/benchmarks.md", "ranks", "\n".join(rows))
+
+
+def step(folder: Path, _) -> None:
+    tables = []
+    for length in (256, 64):
+        file = folder / f"{length}.json"
+        command = [sys.executable, str(SCRIPTS / "bench_step.py"), "--seq-len", str(length), "--vs", "torch"]
+        output = subprocess.run([*command, "--json", file], stdout=subprocess.PIPE, text=True, check=True).stdout
+        print(output)
+        tables.append(f"```\n{output.rstrip()}\n```")
+    report = json.loads(file.read_text())
+    where, torch = report["machine"], report["contenders"]["torch"]["versions"]["torch"]
+    tables.append(
+        f"Measured on {where['processor']}, {where['cores']} cores, with python {where['python']}, "
+        f"numpy {where['numpy']}, torch {torch}."
+    )
+    replace_block("docs/benchmarks.md", "step", "\n\n".join(tables))
 
 
 def compare(folder: Path, ranks: int, strategies: str, training: list[str] | None = None) -> str:
@@ -93,12 +130,15 @@ def machine(run: Path) -> str:
     )
 
 
-def replace_block(name: str, text: str) -> None:
-    """Put `text` between the README's two marks of this name."""
-    readme = ROOT / "README.md"
+def replace_block(page: str, name: str, text: str) -> None:
+    """Put `text` between the page's two marks of this name."""
+    path = ROOT / page
     begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
-    before, rest = readme.read_text().split(begin)
-    readme.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+PARTS = {"comparison": comparison, "learning": learning, "memory": memory, "ranks": ranks, "step": step}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
@@ -28,11 +29,9 @@ class Contender:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step(self) -> dict:
-        try:
+        with suppress(BrokenPipeError):  # it ended; what it said is read below
             self.process.stdin.write("step\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it ended; what it said is read below
         line = self.process.stdout.readline()
         answer = json.loads(line) if line else {"error": f"{self.name} ended with code {self.process.wait()}"}
         if "error" in answer:
@@ -40,9 +39,8 @@ class Contender:
         return answer
 
     def close(self) -> None:
-        self.process.stdin.close()
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 def ours(shape):

@@ -12,7 +12,7 @@ from worker import Worker
 
 from dist.clock import clock_offset
 from dist.cores import threads_per_rank
-from dist.world import library_name
+from dist.world import end_with_one_line, library_name
 from gpt2 import llmc, texts, windows
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
@@ -155,9 +155,9 @@ class TrainingRun:
         return loss / tokens
 
     def end_if_diverged(self, step: int, loss: float) -> None:
-        with self.world.together(UserError):
-            if not math.isfinite(loss):
-                raise UserError(f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data")
+        if not math.isfinite(loss):  # the sum over workers, so every rank comes here
+            text = f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data"
+            end_with_one_line(self.world.comm, text)
 
     def finish(self) -> None:
         """Leave the last checkpoint and the summary."""

@@ -87,14 +87,19 @@ def test_threads_never_crowd_the_cores(comm):
     from dist.cores import threads_per_rank
     from dist.world import start_world
 
-    os.environ.pop("OMP_NUM_THREADS", None)
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        os.environ.pop(name, None)
     world = start_world()
     threads = threads_per_rank(world)
     cores = len(set().union(*comm.allgather(os.sched_getaffinity(0))))
     assert threads >= 1
     assert comm.allreduce(threads) <= max(cores, comm.size)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    assert threads_per_rank(world) == 1
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        os.environ[name] = "1"
+        assert threads_per_rank(world) == 1
+        os.environ[name] = "64"
+        assert threads_per_rank(world) == threads, "a limit never raises the number"
+        del os.environ[name]
 
 
 @pytest.mark.ranks(3)

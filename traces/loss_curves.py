@@ -43,11 +43,19 @@ def _curve(one: MeasuredRun) -> np.ndarray:
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Running mean over `width` values, narrower at both ends so that no value is left out. Shape (S,) to (S,)."""
-    reach = np.minimum(np.minimum(np.arange(len(values)), np.arange(len(values))[::-1]), width // 2)
+    """Running mean over `width` values. Shape (S,) to (S,).
+
+    Narrower at the start, where the curve is steep; one-sided at the end, where a single value would look like a turn.
+    """
+    place, half = np.arange(len(values)), width // 2
+    low = np.maximum(place - half, 0)
+    high = np.minimum(place + np.minimum(place, half), len(values) - 1) + 1
     total = np.concatenate([[0.0], np.cumsum(values)])
-    place = np.arange(len(values))
-    return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
+    return (total[high] - total[low]) / (high - low)
+
+
+def smoothing_width(loss: np.ndarray) -> int:
+    return max(1, len(loss) // 25)
 
 
 def _draw_curve(axes, one: MeasuredRun, curve: np.ndarray, order: int, count: int) -> None:
@@ -59,8 +67,7 @@ def _draw_curve(axes, one: MeasuredRun, curve: np.ndarray, order: int, count: in
     marker |= {"markeredgecolor": colour, "markeredgewidth": 1.3}
     line = {"color": colour, "linestyle": DASHES[order % len(DASHES)], "linewidth": width}
     axes.plot(steps, loss, color=colour, alpha=0.3, linewidth=max(0.7, width / 2))
-    smoothed = smooth(loss, max(1, len(loss) // 25))
-    axes.plot(steps, smoothed, **line)
+    axes.plot(steps, smooth(loss, smoothing_width(loss)), **line)
     known = ~np.isnan(validation)
     axes.plot(steps[known], validation[known], **marker, linestyle="none")
     axes.plot([], [], **line, **(marker if known.any() else {}), label=one.label)
@@ -81,8 +88,11 @@ def _finding(measured: list[MeasuredRun], curves: list[np.ndarray]) -> tuple[str
     pairs = [(one, curve) for one, curve in pairs if one.figures["strategy"] != CONTROL] or pairs[:1]
     measured, curves = zip(*pairs, strict=True)
     if len(curves) == 1:
-        steps, loss, _ = curves[0]
-        return f"{measured[0].label}: loss from {loss[0]:.2f} to {loss[-1]:.2f} in {int(steps[-1])} steps", ""
+        steps, loss, validation = curves[0]
+        last = smooth(loss, smoothing_width(loss))[-1]
+        known = validation[~np.isnan(validation)]
+        subtitle = f"validation loss {known[-1]:.3f} at the last validation" if len(known) else ""
+        return f"{measured[0].label}: loss from {loss[0]:.2f} to {last:.2f} in {int(steps[-1])} steps", subtitle
     difference = largest_difference(curves)
     if difference is not None and difference <= AGREE:
         distance = f"largest difference at any step: {difference:.1g}" if difference else "no difference at any step"

@@ -56,34 +56,36 @@ def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
     dq_all, dk_all, dv_all = _heads(dqkv, 3, head_count)
     scale = 1.0 / math.sqrt(q_all.shape[-1])
     mask = _causal_mask(min(T, ROWS), qkv.dtype)
-    last_start = (T - 1) // ROWS * ROWS
 
     def work(b, heads):
         q = _with_column(cores, "q", q_all[b, heads], scale)
         k, v, do = (_with_column(cores, n, x[b, heads]) for n, x in (("k", k_all), ("v", v_all), ("do", dout_all)))
+        k[:, :, -1] = v[:, :, -1] = 1.0
         np.negative(logsumexp[b, heads], out=q[:, :, -1])
         np.einsum("htd,htd->ht", do[:, :, :-1], out_all[b, heads], out=do[:, :, -1])
         np.negative(do[:, :, -1], out=do[:, :, -1])
-        k[:, :, -1] = v[:, :, -1] = 1.0
-        q_only, k_only, do_only = q[:, :, :-1], k[:, :, :-1], do[:, :, :-1]
-        dk, dv, product = (cores.scratch(name, k_only.shape, k.dtype) for name in ("dk", "dv", "product"))
-        for start in range(last_start, -1, -ROWS):  # the last rows see all keys: they write dk and dv, the others add
+        dk, dv, product = (cores.scratch(name, k[:, :, :-1].shape, k.dtype) for name in ("dk", "dv", "product"))
+        for start in reversed(range(0, T, ROWS)):  # the last rows come first: they see all keys
             stop = min(start + ROWS, T)
-            rows, keys = slice(start, stop), slice(0, stop)
             p, _ = _exponentials(cores, q, k, start, stop, mask, sums=False)
             ds = cores.scratch("ds", p.shape, p.dtype)
-            np.matmul(do[:, rows], v[:, keys].transpose(0, 2, 1), out=ds)
+            np.matmul(do[:, start:stop], v[:, :stop].transpose(0, 2, 1), out=ds)
             ds *= p
-            first = start == last_start
-            for total, left, right in ((dv, p, do_only), (dk, ds, q_only)):
-                np.matmul(left.transpose(0, 2, 1), right[:, rows], out=total if first else product[:, keys])
-                if not first:
-                    total[:, keys] += product[:, keys]
-            dq = np.matmul(ds, k_only[:, keys], out=product[:, : stop - start])
-            np.multiply(dq, scale, out=dq_all[b, heads, rows])
+            _add_product(dv, p, do[:, start:stop, :-1], product, write=stop == T)
+            _add_product(dk, ds, q[:, start:stop, :-1], product, write=stop == T)
+            dq = np.matmul(ds, k[:, :stop, :-1], out=product[:, : stop - start])
+            np.multiply(dq, scale, out=dq_all[b, heads, start:stop])
         dk_all[b, heads], dv_all[b, heads] = dk, dv
 
     _for_head_groups(cores, B, head_count, T, q_all.shape[-1], qkv.itemsize, work)
+
+
+def _add_product(total, left, right, product, write):
+    """total[:, keys] = (if `write`) or += left^T right: left (heads, rows, keys), right (heads, rows, head size)."""
+    keys = slice(0, left.shape[2])
+    np.matmul(left.transpose(0, 2, 1), right, out=total[:, keys] if write else product[:, keys])
+    if not write:
+        total[:, keys] += product[:, keys]
 
 
 def _heads(packed, parts: int, head_count: int):
