@@ -1,8 +1,9 @@
 // The CUDA words that the kernels use, on one CPU thread: a fiber for every CUDA thread, one block after another.
 //
 // A fiber runs until it has to wait, at a barrier or a shuffle; then any fiber that can run is taken, at random from a
-// seed. So a missing barrier shows as a wrong number with some seed or other. So do reads of shared memory that no one
-// wrote: it starts as NaNs in every block. The launch ends with an error where no fiber can run (a barrier that not all
+// seed: of any warp for even seeds, of the same warp while it has one for odd seeds, which drives warps far apart. So a
+// missing barrier shows as a wrong number with some seed or other. So do reads of shared memory that no one wrote: it
+// starts as NaNs in every block. The launch ends with an error where no fiber can run (a barrier that not all
 // threads reach), at a 16-byte access that is not aligned, and at a write just past the dynamic shared memory.
 // Not here: atomics, textures, tensor cores, asynchronous copies, shuffles by a part of a warp.
 #pragma once
@@ -48,7 +49,7 @@ struct Fiber {
 };
 
 struct Warp {
-    std::vector<Fiber*> waiting;
+    std::vector<Fiber*> ready, waiting;
     uint64_t values[2][WARP];  // of this shuffle and the one before: a slow lane may not have read that yet
     unsigned shuffles;
 };
@@ -60,9 +61,10 @@ struct Block {
     char* dynamic_shared;
     size_t dynamic_bytes;
     uint64_t random;
+    bool stay;  // with one warp for as long as it can run
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    std::vector<Fiber*> ready, at_barrier;
+    std::vector<Fiber*> at_barrier;
     Fiber* current;
     unsigned alive;
     jmp_buf scheduler;
@@ -78,12 +80,26 @@ inline size_t random_below(uint64_t& state, size_t limit) {
     return state % limit;
 }
 
+inline Warp& warp_of(const Fiber* fiber) { return block->warps[fiber->number / WARP]; }
+
+// The warp to run next, null if none can.
+inline Warp* choose_warp() {
+    auto& warps = block->warps;
+    if (block->stay && block->current && !warp_of(block->current).ready.empty()) return &warp_of(block->current);
+    const size_t first = random_below(block->random, warps.size());
+    for (size_t i = 0; i < warps.size(); i++) {
+        Warp& warp = warps[(first + i) % warps.size()];
+        if (!warp.ready.empty()) return &warp;
+    }
+    return nullptr;
+}
+
 [[noreturn]] inline void run_next() {
-    auto& ready = block->ready;
-    if (ready.empty()) _longjmp(block->scheduler, block->alive ? deadlock + 1 : finished + 1);
-    std::swap(ready[random_below(block->random, ready.size())], ready.back());
-    Fiber* next = block->current = ready.back();
-    ready.pop_back();
+    Warp* warp = choose_warp();
+    if (!warp) _longjmp(block->scheduler, block->alive ? deadlock + 1 : finished + 1);
+    std::swap(warp->ready[random_below(block->random, warp->ready.size())], warp->ready.back());
+    Fiber* next = block->current = warp->ready.back();
+    warp->ready.pop_back();
     if (next->started) _longjmp(next->resume, 1);
     next->started = true;
     setcontext(&next->start);
@@ -91,7 +107,7 @@ inline size_t random_below(uint64_t& state, size_t limit) {
 }
 
 inline void release(std::vector<Fiber*>& waiting) {
-    block->ready.insert(block->ready.end(), waiting.begin(), waiting.end());
+    for (Fiber* fiber : waiting) warp_of(fiber).ready.push_back(fiber);
     waiting.clear();
 }
 
@@ -112,7 +128,7 @@ inline void fiber_main() {
 template <class T>
 T shuffle_xor(unsigned mask, T value, int distance) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
-    Warp& warp = block->warps[block->current->number / WARP];
+    Warp& warp = warp_of(block->current);
     const unsigned lane = block->current->number % WARP;
     if (mask != 0xffffffffu) _longjmp(block->scheduler, deadlock + 1);
     uint64_t* values = warp.values[warp.shuffles % 2];
@@ -129,10 +145,9 @@ inline void* assert_aligned(const void* pointer, size_t bytes) {
 }
 
 inline void prepare(Block& b, char* stacks) {
-    b.ready.clear();
     b.at_barrier.clear();
+    b.current = nullptr;
     b.alive = b.fibers.size();
-    for (Warp& warp : b.warps) warp.waiting.clear();
     for (unsigned i = 0; i < b.alive; i++) {
         Fiber& fiber = b.fibers[i];
         fiber.index = {i % b.size.x, i / b.size.x % b.size.y, i / (b.size.x * b.size.y)};
@@ -142,7 +157,7 @@ inline void prepare(Block& b, char* stacks) {
         fiber.start.uc_stack.ss_sp = stacks + i * STACK;
         fiber.start.uc_stack.ss_size = STACK;
         makecontext(&fiber.start, fiber_main, 0);
-        b.ready.push_back(&fiber);
+        b.warps[i / WARP].ready.push_back(&fiber);
     }
 }
 
@@ -179,6 +194,7 @@ inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed,
     b.kernel = kernel;
     b.arguments = arguments;
     b.random = seed * 0x9e3779b97f4a7c15u + 1;
+    b.stay = seed % 2;
     const size_t threads = size_t(b.size.x) * b.size.y * b.size.z;
     b.fibers.resize(threads);
     b.warps.resize(threads / WARP);
