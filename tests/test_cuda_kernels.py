@@ -145,14 +145,20 @@ def test_too_wide_a_row_is_refused(shim):
         launch.layernorm_forward(shim, row, one, one, row, row[0], row[0])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_compiles_without_spills(source, storage, arch):
+@pytest.fixture
+def nvrtc():
+    """Skips the test where NVRTC is not installed."""
     try:
         find_in_wheels("lib/libnvrtc.so.*")
     except UserError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles_without_spills(source, storage, arch):
     cubin = compile_cubin(source, storage, arch)
     assert cubin.code.startswith(b"\x7fELF")
     kernels = KERNEL.findall((FOLDER / f"{source}.cu").read_text())
@@ -161,6 +167,12 @@ def test_compiles_without_spills(source, storage, arch):
         taken = cubin.resources[name]
         assert taken.spill_bytes == 0, name
         assert taken.registers * int(threads) <= 65536, name
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_compiler_error_shows_the_compilers_words():
+    with pytest.raises(RuntimeError, match=r"gelu\.cu for float32, sm_1: .*(\n.*)*gpu-architecture"):
+        compile_cubin("gelu", "float32", "sm_1")
 
 
 def test_all_sources_are_listed():

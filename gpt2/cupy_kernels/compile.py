@@ -14,7 +14,7 @@ from gpt2.errors import UserError
 
 FOLDER = Path(__file__).parent
 SOURCES = ("embedding", "layernorm", "gelu", "classifier", "adamw", "sum_of_squares")
-STORAGES = ("float32", "bfloat16")
+STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
 
 # Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
@@ -43,10 +43,8 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
     Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
     """
     path = FOLDER / f"{source}.cu"
-    define = ("-DBFLOAT16",) if storage == "bfloat16" else ()
-    options = (*OPTIONS, *define, f"-arch={arch}", f"-I{find_in_wheels('include/cuda_bf16.h').parent}")
-    ctypes.CDLL(str(find_in_wheels("lib/libnvrtc-builtins.so.*")))  # NVRTC asks for it by name: so it is found
-    nvrtc = ctypes.CDLL(str(find_in_wheels("lib/libnvrtc.so.*")))
+    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{find_in_wheels('include/cuda_bf16.h').parent}")
+    nvrtc = _open_nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
     try:
@@ -79,6 +77,11 @@ def parse_log(log: str) -> dict[str, Resources]:
         shared = re.search(r"(\d+) bytes smem", part)
         resources[part.split("'")[0]] = Resources(registers, spilled, int(shared[1]) if shared else 0)
     return resources
+
+
+def _open_nvrtc():
+    ctypes.CDLL(str(find_in_wheels("lib/libnvrtc-builtins.so.*")))  # NVRTC asks for it by name: so it is found
+    return ctypes.CDLL(str(find_in_wheels("lib/libnvrtc.so.*")))
 
 
 def _output(nvrtc, program, what: str) -> bytes:

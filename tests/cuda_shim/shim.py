@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.cupy_kernels.compile import FOLDER
+from gpt2.cupy_kernels.compile import FOLDER, STORAGES
 
 SHIM = Path(__file__).parent
 # Kernels read float arrays as packs, as CUDA allows; the jumps from fiber to fiber are no smashed stacks.
@@ -63,9 +63,8 @@ class Shim:
         unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
         lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
         unit.write_text("\n".join(lines))
-        define = ("-DBFLOAT16",) if storage == "bfloat16" else ()
         includes = (f"-I{SHIM}", f"-I{self.folder}")
-        subprocess.run(["g++", *FLAGS, *define, *includes, "-o", str(library), str(unit)], check=True)
+        subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(library), str(unit)], check=True)
         return ctypes.CDLL(str(library))
 
 
