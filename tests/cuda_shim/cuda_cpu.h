@@ -7,7 +7,6 @@
 // threads reach), at a 16-byte access that is not aligned, and at a write just past the dynamic shared memory.
 // Not here: atomics, textures, tensor cores, asynchronous copies, shuffles by a part of a warp.
 #pragma once
-#include <algorithm>
 #include <csetjmp>
 #include <cmath>
 #include <cstdint>
@@ -173,8 +172,9 @@ inline Outcome run_block(Block& b, char* stacks) {
     std::memset(b.dynamic_shared, 0xff, b.dynamic_bytes + MARGIN);
     if (__start_cuda_shared) std::memset(__start_cuda_shared, 0xff, __stop_cuda_shared - __start_cuda_shared);
     if (const Outcome outcome = run_fibers(b)) return outcome;
-    const char* margin = b.dynamic_shared + b.dynamic_bytes;
-    return std::count(margin, margin + MARGIN, '\xff') == MARGIN ? finished : overrun;
+    for (size_t i = 0; i < MARGIN; i++)
+        if (b.dynamic_shared[b.dynamic_bytes + i] != '\xff') return overrun;
+    return finished;
 }
 
 inline std::vector<Dim> shuffled_blocks(Block& b) {
