@@ -1,0 +1,77 @@
+// Softmax cross-entropy that turns logits into their gradient in place: no array of probabilities.
+//
+//     loss_n = log sum_v exp(logit_nv) - logit_n,target,    dlogits = scale (softmax(logits) - onehot(target))
+#include "common.cuh"
+
+// The sum of exp(x - max) over some x, as it is carried along while max still grows (Milakov and Gimelshein 2018).
+struct Online {
+    float max, sum;
+};
+
+inline __device__ Online join(Online a, Online b) {
+    const float max = fmaxf(a.max, b.max);
+    return {max, a.sum * exponential(a.max - max) + b.sum * exponential(b.max - max)};
+}
+
+inline __device__ Online warp_join(Online x) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        x = join(x, {__shfl_xor_sync(WHOLE_WARP, x.max, distance), __shfl_xor_sync(WHOLE_WARP, x.sum, distance)});
+    return x;
+}
+
+inline __device__ Online block_join(Online x, Online* shared) {
+    const int lane = threadIdx.x % WARP;
+    x = warp_join(x);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    return warp_join(lane < blockDim.x / WARP ? shared[lane] : Online{LOWEST, 0.0f});
+}
+
+// This thread's part of the row. The largest of a pack first: one rescaling a pack, not one an element.
+template <int W>
+__device__ Online read_logits(const real* logits, int V) {
+    Online online = {LOWEST, 0.0f};
+    for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {
+        Floats<W> x = load<W>(logits + v);
+        Online pack = {LOWEST, 0.0f};
+        for (int k = 0; k < W; k++) pack.max = v + k < V ? fmaxf(pack.max, x.v[k]) : pack.max;
+        for (int k = 0; k < W; k++) pack.sum += v + k < V ? exponential(x.v[k] - pack.max) : 0.0f;
+        online = join(online, pack);
+    }
+    return online;
+}
+
+template <int W>
+__device__ void write_gradient(real* logits, Online online, int target, int V, int Vp, float scale) {
+    const float factor = scale / online.sum;
+    for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
+        Floats<W> x = load<W>(logits + v);
+        for (int k = 0; k < W; k++) {
+            const float hit = v + k == target ? scale : 0.0f;
+            x.v[k] = v + k < V ? exponential(x.v[k] - online.max) * factor - hit : 0.0f;
+        }
+        store<W>(logits + v, x);
+    }
+}
+
+template <int W>
+__device__ void row_cross_entropy(float* losses, real* logits, const int* targets, int V, int Vp, float scale,
+                                  int with_gradient, Online* shared) {
+    const int n = blockIdx.x, target = targets[n];
+    real* row = logits + static_cast<long long>(n) * Vp;
+    const float target_logit = widen(row[target]);  // before the barrier in block_join: after it the row is written
+    const Online online = block_join(read_logits<W>(row, V), shared);
+    if (threadIdx.x == 0) losses[n] = logf(online.sum) + (online.max - target_logit);
+    if (with_gradient) write_gradient<W>(row, online, target, V, Vp, scale);
+}
+
+// losses (N,) float32 of logits (N, Vp) against targets (N,) in [0, V); with_gradient: logits become dlogits * scale.
+// The pad columns [V, Vp) take no part, whatever they hold, and get gradient 0.
+// Launch: a block of 512 threads for every row; the second reading of the row is meant to hit the second-level cache.
+// Source: own; llm.c's fused_classifier_kernel5 also works in place.
+extern "C" __global__ void __launch_bounds__(512)
+cross_entropy(float* losses, real* logits, const int* targets, int V, int Vp, float scale, int with_gradient) {
+    __shared__ Online shared[WARP];
+    if (Vp % PACK == 0) row_cross_entropy<PACK>(losses, logits, targets, V, Vp, scale, with_gradient, shared);
+    else row_cross_entropy<1>(losses, logits, targets, V, Vp, scale, with_gradient, shared);
+}

@@ -1,0 +1,99 @@
+"""Compiles the .cu files here to machine code with NVRTC: no GPU, no driver, no CuPy.
+
+What comes out for sm_90a is what `cupy.cuda.function.Module.load` takes; CuPy's own RawModule would compile for plain
+sm_90. NVRTC and the CUDA headers come from NVIDIA's wheels (`pip install gpt2-mpi[nvrtc]`).
+"""
+
+import ctypes
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.errors import UserError
+
+FOLDER = Path(__file__).parent
+SOURCES = ("embedding", "layernorm", "gelu", "classifier", "adamw", "sum_of_squares")
+STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
+
+# Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
+OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one thread (registers, spilled bytes) and one block (static shared memory in bytes) of a kernel take."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code (an ELF file) for one architecture, and what each kernel in it takes, by name."""
+
+    code: bytes
+    resources: dict[str, Resources]
+
+
+def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
+    """The kernels of `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or the like.
+
+    Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
+    """
+    path = FOLDER / f"{source}.cu"
+    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{find_in_wheels('include/cuda_bf16.h').parent}")
+    nvrtc = _open_nvrtc()
+    program = ctypes.c_void_p()
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
+    try:
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+        log = _output(nvrtc, program, "ProgramLog").decode().rstrip("\0")
+        if status:
+            raise RuntimeError(f"{path.name} for {storage}, {arch}: NVRTC status {status}\n{log}")
+        return Cubin(_output(nvrtc, program, "CUBIN"), parse_log(log))
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def find_in_wheels(pattern: str) -> Path:
+    """The file of NVIDIA's wheels that matches, of whatever CUDA version is installed; UserError if none does."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [] if spec is None else spec.submodule_search_locations
+    found = sorted(file for root in roots for file in Path(root).glob(f"*/{pattern}"))
+    if not found:
+        raise UserError(f"no {pattern} in NVIDIA's wheels, expected those of NVRTC: pip install gpt2-mpi[nvrtc]")
+    return found[-1]
+
+
+def parse_log(log: str) -> dict[str, Resources]:
+    """What each kernel takes, by name, from the lines that ptxas prints under -v."""
+    resources = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        registers = int(re.search(r"Used (\d+) registers", part)[1])
+        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", part))
+        shared = re.search(r"(\d+) bytes smem", part)
+        resources[part.split("'")[0]] = Resources(registers, spilled, int(shared[1]) if shared else 0)
+    return resources
+
+
+def _open_nvrtc():
+    ctypes.CDLL(str(find_in_wheels("lib/libnvrtc-builtins.so.*")))  # NVRTC asks for it by name: so it is found
+    return ctypes.CDLL(str(find_in_wheels("lib/libnvrtc.so.*")))
+
+
+def _output(nvrtc, program, what: str) -> bytes:
+    """What nvrtcGet<what> gives, of the size that nvrtcGet<what>Size gives."""
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+def _check(nvrtc, status: int) -> None:
+    if status:
+        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status).decode()}")

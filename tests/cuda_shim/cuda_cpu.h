@@ -1,0 +1,234 @@
+// The CUDA words that the kernels use, on one CPU thread: a fiber for every CUDA thread, one block after another.
+//
+// A fiber runs until it has to wait, at a barrier or a shuffle; then any fiber that can run is taken, at random from a
+// seed: of any warp for even seeds, of the same warp while it has one for odd seeds, which drives warps far apart. So a
+// missing barrier shows as a wrong number with some seed or other. So do reads of shared memory that no one wrote: it
+// starts as NaNs in every block. The launch ends with an error where no fiber can run (a barrier that not all
+// threads reach), at a 16-byte access that is not aligned, and at a write just past the dynamic shared memory.
+// Not here: atomics, textures, tensor cores, asynchronous copies, shuffles by a part of a warp.
+#pragma once
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(...)
+#define __shared__ __attribute__((section("cuda_shared"))) static
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(cpu::block->dynamic_shared)
+#define __builtin_assume_aligned(pointer, bytes) cpu::assert_aligned(pointer, bytes)
+#define threadIdx (cpu::block->current->index)
+#define blockIdx (cpu::block->index)
+#define blockDim (cpu::block->size)
+#define gridDim (cpu::block->grid)
+
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_cuda_shared[], __stop_cuda_shared[];
+
+namespace cpu {
+enum Outcome { finished, deadlock, misaligned, overrun };
+constexpr int WARP = 32;
+constexpr size_t STACK = 64 << 10, MARGIN = 256;
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+struct Fiber {
+    jmp_buf resume;
+    ucontext_t start;
+    Dim index;
+    unsigned number;
+    bool started;
+};
+
+struct Warp {
+    std::vector<Fiber*> ready, waiting;
+    uint64_t values[2][WARP];  // of this shuffle and the one before: a slow lane may not have read that yet
+    unsigned shuffles;
+};
+
+struct Block {
+    Dim grid, size, index;
+    void (*kernel)(void**);
+    void** arguments;
+    char* dynamic_shared;
+    size_t dynamic_bytes;
+    uint64_t random;
+    bool stay;  // with one warp for as long as it can run
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<Fiber*> at_barrier;
+    Fiber* current;
+    unsigned alive;
+    jmp_buf scheduler;
+};
+
+// CUDA's threadIdx and its like are global by definition, so what they stand for has to be as well.
+inline Block* block;
+
+inline size_t random_below(uint64_t& state, size_t limit) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % limit;
+}
+
+inline Warp& warp_of(const Fiber* fiber) { return block->warps[fiber->number / WARP]; }
+
+// The warp to run next, null if none can.
+inline Warp* choose_warp() {
+    auto& warps = block->warps;
+    if (block->stay && block->current && !warp_of(block->current).ready.empty()) return &warp_of(block->current);
+    const size_t first = random_below(block->random, warps.size());
+    for (size_t i = 0; i < warps.size(); i++) {
+        Warp& warp = warps[(first + i) % warps.size()];
+        if (!warp.ready.empty()) return &warp;
+    }
+    return nullptr;
+}
+
+[[noreturn]] inline void run_next() {
+    Warp* warp = choose_warp();
+    if (!warp) _longjmp(block->scheduler, block->alive ? deadlock + 1 : finished + 1);
+    std::swap(warp->ready[random_below(block->random, warp->ready.size())], warp->ready.back());
+    Fiber* next = block->current = warp->ready.back();
+    warp->ready.pop_back();
+    if (next->started) _longjmp(next->resume, 1);
+    next->started = true;
+    setcontext(&next->start);
+    __builtin_unreachable();
+}
+
+inline void release(std::vector<Fiber*>& waiting) {
+    for (Fiber* fiber : waiting) warp_of(fiber).ready.push_back(fiber);
+    waiting.clear();
+}
+
+// The fiber waits until `expected` of them do. noinline: no caller's value may live in a register over the jumps.
+__attribute__((noinline)) inline void wait(std::vector<Fiber*>& waiting, unsigned expected) {
+    waiting.push_back(block->current);
+    if (waiting.size() == expected) release(waiting);
+    if (_setjmp(block->current->resume) == 0) run_next();
+}
+
+inline void fiber_main() {
+    block->kernel(block->arguments);
+    block->alive--;
+    if (block->alive && block->at_barrier.size() == block->alive) release(block->at_barrier);
+    run_next();
+}
+
+template <class T>
+T shuffle_xor(unsigned mask, T value, int distance) {
+    static_assert(sizeof(T) <= sizeof(uint64_t));
+    Warp& warp = warp_of(block->current);
+    const unsigned lane = block->current->number % WARP;
+    if (mask != 0xffffffffu) _longjmp(block->scheduler, deadlock + 1);
+    uint64_t* values = warp.values[warp.shuffles % 2];
+    std::memcpy(&values[lane], &value, sizeof(T));
+    if (warp.waiting.size() == WARP - 1) warp.shuffles++;
+    wait(warp.waiting, WARP);
+    std::memcpy(&value, &values[lane ^ distance], sizeof(T));
+    return value;
+}
+
+inline void* assert_aligned(const void* pointer, size_t bytes) {
+    if (reinterpret_cast<uintptr_t>(pointer) % bytes) _longjmp(block->scheduler, misaligned + 1);
+    return const_cast<void*>(pointer);  // as CUDA's
+}
+
+inline void prepare(Block& b, char* stacks) {
+    b.at_barrier.clear();
+    b.current = nullptr;
+    b.alive = b.fibers.size();
+    for (unsigned i = 0; i < b.alive; i++) {
+        Fiber& fiber = b.fibers[i];
+        fiber.index = {i % b.size.x, i / b.size.x % b.size.y, i / (b.size.x * b.size.y)};
+        fiber.number = i;
+        fiber.started = false;
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = stacks + i * STACK;
+        fiber.start.uc_stack.ss_size = STACK;
+        makecontext(&fiber.start, fiber_main, 0);
+        b.warps[i / WARP].ready.push_back(&fiber);
+    }
+}
+
+// noinline: what setjmp and the jumps back share is a frame of its own.
+__attribute__((noinline)) inline Outcome run_fibers(Block& b) {
+    const int outcome = _setjmp(b.scheduler);
+    if (outcome == 0) run_next();
+    return static_cast<Outcome>(outcome - 1);
+}
+
+inline Outcome run_block(Block& b, char* stacks) {
+    prepare(b, stacks);
+    std::memset(b.dynamic_shared, 0xff, b.dynamic_bytes + MARGIN);
+    if (__start_cuda_shared) std::memset(__start_cuda_shared, 0xff, __stop_cuda_shared - __start_cuda_shared);
+    if (const Outcome outcome = run_fibers(b)) return outcome;
+    for (size_t i = 0; i < MARGIN; i++)
+        if (b.dynamic_shared[b.dynamic_bytes + i] != '\xff') return overrun;
+    return finished;
+}
+
+inline std::vector<Dim> shuffled_blocks(Block& b) {
+    std::vector<Dim> order;
+    for (unsigned i = 0; i < b.grid.x * b.grid.y * b.grid.z; i++)
+        order.push_back({i % b.grid.x, i / b.grid.x % b.grid.y, i / (b.grid.x * b.grid.y)});
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(b.random, i)]);
+    return order;
+}
+
+// sizes: grid x, y, z, block x, y, z. The blocks come in an order of the seed's as well.
+inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed, void** arguments,
+                      void (*kernel)(void**)) {
+    Block b = {};
+    b.grid = {sizes[0], sizes[1], sizes[2]};
+    b.size = {sizes[3], sizes[4], sizes[5]};
+    b.kernel = kernel;
+    b.arguments = arguments;
+    b.random = seed * 0x9e3779b97f4a7c15u + 1;
+    b.stay = seed % 2;
+    const size_t threads = size_t(b.size.x) * b.size.y * b.size.z;
+    b.fibers.resize(threads);
+    b.warps.resize(threads / WARP);
+    static std::vector<char> stacks;
+    if (stacks.size() < threads * STACK) stacks.resize(threads * STACK);
+    std::vector<char> shared(shared_bytes + MARGIN + 16);
+    b.dynamic_shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared.data()) + 15) / 16 * 16);
+    b.dynamic_bytes = shared_bytes;
+    block = &b;
+    for (const Dim& index : shuffled_blocks(b)) {
+        b.index = index;
+        if (const Outcome outcome = run_block(b, stacks.data())) return outcome;
+    }
+    return finished;
+}
+
+template <class... A, size_t... I>
+void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<std::remove_reference_t<A>*>(arguments[I])...);
+}
+
+template <class... A>
+void call(void (*kernel)(A...), void** arguments) {
+    call(kernel, arguments, std::index_sequence_for<A...>{});
+}
+}  // namespace cpu
+
+inline void __syncthreads() { cpu::wait(cpu::block->at_barrier, cpu::block->alive); }
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int distance) {
+    return cpu::shuffle_xor(mask, value, distance);
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }

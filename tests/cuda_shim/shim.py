@@ -1,0 +1,77 @@
+"""A `device` for gpt2/cupy_kernels/launch.py that is a CPU: the .cu files through g++ and cuda_cpu.h."""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.cupy_kernels.compile import FOLDER, STORAGES
+
+SHIM = Path(__file__).parent
+# Kernels read float arrays as packs, as CUDA allows; the jumps from fiber to fiber are no smashed stacks.
+FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
+OUTCOMES = {
+    1: "deadlock: a barrier or shuffle that not all threads reach",
+    2: "a misaligned access",
+    3: "an overrun of dynamic shared memory",
+}
+KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+)\)\s*(\w+)\(')
+
+LAUNCHER = """
+extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t seed, void** arguments) {
+    return cpu::launch(sizes, shared_bytes, seed, arguments, [](void** a) { cpu::call(NAME, a); });
+}
+"""
+
+
+class Shim:
+    """Kernels from `folder`'s .cu files, built in `build`; `seed` decides in which order threads and blocks run."""
+
+    def __init__(self, build: Path, folder: Path = FOLDER):
+        self.build, self.folder, self.seed = build, folder, 0
+        self._libraries, self._largest_block = {}, {}
+
+    def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
+        """Run one kernel to its end. RuntimeError: it cannot end, or a block is larger than its launch bounds."""
+        library = self._library(source, storage)
+        sizes = (*grid, *(1,) * (3 - len(grid)), *block, *(1,) * (3 - len(block)))
+        if np.prod(block) > self._largest_block[kernel] or np.prod(block) % 32:
+            raise RuntimeError(f"{kernel}: block {block}, expected whole warps within its launch bounds")
+        values = [_argument(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        outcome = getattr(library, f"launch_{kernel}")(
+            (ctypes.c_uint * 6)(*sizes), ctypes.c_size_t(shared_bytes), ctypes.c_uint64(self.seed), pointers
+        )
+        if outcome:
+            raise RuntimeError(f"{kernel}, seed {self.seed}: {OUTCOMES[outcome]}")
+
+    def scratch(self, name, shape, dtype):
+        """An array of NaNs: what is read must have been written."""
+        return np.full(shape, np.nan, dtype)
+
+    def _library(self, source, storage):
+        if (source, storage) not in self._libraries:
+            self._libraries[source, storage] = self._build(source, storage)
+        return self._libraries[source, storage]
+
+    def _build(self, source, storage):
+        path = self.folder / f"{source}.cu"
+        kernels = {name: int(threads) for threads, name in KERNEL.findall(path.read_text())}
+        self._largest_block.update(kernels)
+        unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
+        lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
+        unit.write_text("\n".join(lines))
+        includes = (f"-I{SHIM}", f"-I{self.folder}")
+        subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(library), str(unit)], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def _argument(argument):
+    """The ctypes value of a kernel argument: an array's address, null for None, or the NumPy scalar itself."""
+    if argument is None:
+        return ctypes.c_void_p()
+    if isinstance(argument, np.ndarray):
+        return ctypes.c_void_p(argument.ctypes.data)
+    return np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item())
