@@ -82,8 +82,8 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
 
     Stopped goes through, after mpirun was told to end and had time for it.
     """
-    write_launch_files(head, nodes, placement)
     mpirun = mpirun_here()
+    write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
     line = [mpirun, "-n", str(sum(placement)), *launch_options(mpirun), *command]
     # `env` goes to the folder: entering the mount namespace ends in its root. No standard input: it is the terminal's.
     process = subprocess.Popen(
@@ -100,15 +100,15 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
     return code if code >= 0 else 128 - code
 
 
-def write_launch_files(head: Host, nodes: list[Host], placement: list[int]) -> None:
-    """On the head: the agent, what it knows of each host, and the host file (read alike by both MPIs' options)."""
+def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
+    """On the head: the agent, the first process of each host, and the host file in the MPI's own notation."""
     folder = head.shared_memory
     for node in nodes:
         (folder / f"{node.name}.pid").write_text(f"{pid_inside(node.pid, head)}\n")
     agent = folder / Path(AGENT).name
     agent.write_text(AGENT_TEXT)
     agent.chmod(0o755)
-    separator = " slots=" if is_open_mpi(mpirun_here()) else ":"
+    separator = " slots=" if open_mpi else ":"
     lines = [f"{node.name}{separator}{ranks}\n" for node, ranks in zip(nodes, placement, strict=True) if ranks]
     (folder / Path(HOST_FILE).name).write_text("".join(lines))
 
