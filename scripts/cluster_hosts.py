@@ -18,10 +18,9 @@ from pathlib import Path
 
 HEAD = "head"
 HEAD_MARK = "virtual-cluster-head"  # an argument of the process that holds a head, to find it by
-OWNER = "virtual_cluster.py"
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 END_LIMIT_S = 10
-# Arguments: the host's name, the text of /etc/hosts.
+# Arguments: the host's name, the text of /etc/hosts, and the owner's process ID for those who look for owners.
 FIRST_PROCESS = """
 set -e
 mount -t sysfs sysfs /sys
@@ -46,7 +45,7 @@ class Host:
         self.name = name
         mark = f"virtual-cluster-{name}" if inside else HEAD_MARK
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
-        command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses]
+        command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid())]
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is for the owner, who stops mpirun first.
         self._keeper = subprocess.Popen(
@@ -144,13 +143,15 @@ def head_keepers() -> list[int]:
     return [pid for pid in numbers if (words := command_line(pid))[:1] == ["unshare"] and HEAD_MARK in words]
 
 
-def is_owned(pid: int) -> bool:
-    """Whether the parent still is the script that made the cluster, and not whoever adopts orphans."""
+def is_owned(keeper: int) -> bool:
+    """Whether the parent still is the process that made the cluster, and not whoever adopts orphans."""
+    words = command_line(keeper)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        parent = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
+        # In a PID namespace of its own the owner counts itself differently than we do.
+        return int(words[words.index(HEAD_MARK) + 3]) in namespace_pids(parent)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
         return True  # ended meanwhile: nothing to clean
-    return any(Path(word).name == OWNER for word in command_line(int(fields[1])))
 
 
 def command_line(pid: int) -> list[str]:

@@ -85,7 +85,8 @@ def run(arguments, command: list[str]) -> int:
     placement = place_ranks(arguments.ranks, arguments.nodes, arguments.ranks_per_node, arguments.first_node)
     ports = node_ports(arguments.nodes, arguments.rate, arguments.slow)
     mpirun_here()
-    say_ended(end_clusters())
+    if count := end_clusters():
+        print(f"ended {clusters(count)} that a killed run left behind", flush=True)
     with running_hosts(addresses) as (head, nodes):
         connect(head, nodes, ports, arguments.delay, arguments.congestion)
         print(cluster_table(addresses, placement, ports), flush=True)
@@ -93,15 +94,13 @@ def run(arguments, command: list[str]) -> int:
 
 
 def down(arguments) -> int:
-    if not say_ended(end_clusters(running_too=arguments.all)):
-        print("no cluster to end")
+    count = end_clusters(running_too=arguments.all)
+    print(f"ended {clusters(count)}" if count else "no cluster to end")
     return 0
 
 
-def say_ended(count: int) -> int:
-    if count:
-        print(f"ended {count} virtual cluster{'s' * (count > 1)} of an earlier run", flush=True)
-    return count
+def clusters(count: int) -> str:
+    return f"{count} virtual cluster{'s' * (count > 1)}"
 
 
 def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[Port]) -> str:

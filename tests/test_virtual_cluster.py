@@ -217,7 +217,7 @@ def test_what_a_killed_script_left_ends_with_the_next_start():
     assert alive(seconds)
     result = run("run", "--nodes", 1, "--ranks", 1, "--rate", "1gbit")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("ended 1 virtual cluster of an earlier run\n")
+    assert result.stdout.startswith("ended 1 virtual cluster that a killed run left behind\n")
     assert not alive(seconds)
     assert run("down", command=()).stdout == "no cluster to end\n"
 
