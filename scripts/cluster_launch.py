@@ -1,8 +1,14 @@
-"""mpirun across the hosts of a virtual cluster: MPICH's and Open MPI's, with nsenter where a cluster has ssh."""
+"""mpirun across the hosts of a virtual cluster: MPICH's and Open MPI's, with nsenter where a cluster has ssh.
+
+Open MPI's own traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and
+then waits for ever; it warns now and then that a setpgid failed, which is harmless; and told to end, it leaves ranks
+no time to save anything, where MPICH passes SIGTERM on to them.
+"""
 
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from cluster_hosts import ClusterError, Host, child_processes, pid_inside
@@ -137,4 +143,4 @@ def stop_mpirun(process: subprocess.Popen) -> None:
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        print(f"virtual_cluster.py: mpirun did not end in {GRACE_S} s", flush=True)
+        print(f"virtual_cluster.py: mpirun did not end in {GRACE_S} s: ending its hosts", file=sys.stderr, flush=True)

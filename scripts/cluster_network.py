@@ -99,10 +99,11 @@ def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
 def token_bucket(rate: float) -> list[str]:
     """tc's words for a queue that sends `rate` bits/s.
 
-    tbf, not htb: one class needs no tree, and it sends at its rate from the first packet on. The bucket is credit: what
-    it holds passes at full speed after a pause, so it flatters short exchanges. But it also makes up for a timer that
-    fires late on a busy machine. 2 ms of the rate cost a short exchange little and keep long ones at their rate.
-    The queue holds 50 ms, as a switch with ample buffers: TCP then shares a port without long pauses after losses.
+    tbf, not htb: one class needs no tree. What the bucket holds passes at full speed after a pause, so a large one
+    flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But it also makes up
+    for a timer that fires late on a busy machine. 2 ms of the rate do that: 32 MB still get 0.955 of it, all that
+    TCP's headers leave. The queue holds 50 ms, as a switch with ample buffers: eight senders into one port lose some
+    packets while they find their shares, then fill it to 0.95.
     """
     burst = max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
     limit = burst + rate / 8 * QUEUE_S
