@@ -1,0 +1,168 @@
+"""Hosts on one machine, made of Linux namespaces that end with the process that made them.
+
+A host is one first process in namespaces of its own: network (its ports and addresses), UTS (its name), IPC and PID
+(else MPI libraries take shared memory or another process's memory between "hosts"), and mount, with its own /proc,
+/sys (interfaces are looked up there) and /dev/shm (which also is TMPDIR: Open MPI keeps a folder per host there).
+
+The first process reads a pipe from this one. However this process ends, SIGKILL included, the pipe closes, the first
+process ends, and the kernel ends all others in its PID namespace and removes the interfaces. Nodes are made inside the
+head, so one pipe decides for all. Nothing has a name outside, so two clusters cannot collide and nothing stays on disk.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+HEAD = "head"
+HEAD_MARK = "virtual-cluster-head"  # an argument of the process that holds a head, to find it by
+NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
+END_LIMIT_S = 10
+# Arguments: the host's name, the text of /etc/hosts, and the owner's process ID for those who look for owners.
+FIRST_PROCESS = """
+set -e
+mount -t sysfs sysfs /sys
+mount -t tmpfs tmpfs /dev/shm
+printf %s "$2" > /dev/shm/hosts
+mount --bind /dev/shm/hosts /etc/hosts
+echo "$1" > /proc/sys/kernel/hostname
+echo ready
+exec cat
+"""
+
+
+class ClusterError(Exception):
+    """What the user or this machine must change before a cluster can run, in one line."""
+
+
+class Host:
+    """One running host. `pid`: its first process, as this process counts."""
+
+    def __init__(self, name: str, addresses: str, inside: "Host | None" = None):
+        """`addresses`: its /etc/hosts. `inside`: the host whose death is to be its death. ClusterError if refused."""
+        self.name = name
+        mark = f"virtual-cluster-{name}" if inside else HEAD_MARK
+        command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
+        command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid())]
+        pipe = subprocess.PIPE
+        # A session of its own: Ctrl-C is for the owner, who stops mpirun first.
+        self._keeper = subprocess.Popen(
+            inside.enter(*command) if inside else command,
+            stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
+        )  # fmt: skip
+        if self._keeper.stdout.readline() != "ready\n":
+            why = self._keeper.communicate()[1].strip().splitlines() or ["no reason given"]
+            raise ClusterError(f"this machine does not let us make the namespaces of a host: {why[-1]}")
+        self.pid = innermost_child(self._keeper.pid)
+
+    @property
+    def shared_memory(self) -> Path:
+        """The host's /dev/shm, as a path out here."""
+        return Path(f"/proc/{self.pid}/root/dev/shm")
+
+    def enter(self, *command: str) -> list[str]:
+        """The command that runs `command` on this host, in the root folder."""
+        return ["nsenter", "--target", str(self.pid), "--all", "--", *command]
+
+    def on_network(self, *command: str, text: str = "") -> str:
+        """Output of `command` fed with `text`, run by this process's own tools on the host's network.
+
+        ClusterError with the command's own words if it fails.
+        """
+        command = ["nsenter", "--target", str(self.pid), "--net", "--", *command]
+        result = subprocess.run(command, input=text, capture_output=True, text=True)
+        if result.returncode:
+            raise ClusterError(" ".join((result.stderr or result.stdout).split()))
+        return result.stdout
+
+    def end(self) -> None:
+        """The host and all that runs on it are gone when this returns."""
+        self._keeper.stdin.close()
+        try:
+            self._keeper.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        self._keeper.stdout.close()
+        self._keeper.stderr.close()
+
+
+@contextmanager
+def running_hosts(addresses: dict[str, str]):
+    """(head, nodes): one node for each name but the head's in {name: IP address}; all gone at the end of the block."""
+    hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
+    hosts = []
+    try:
+        hosts.append(Host(HEAD, hosts_file))
+        for name in addresses:
+            if name != HEAD:
+                hosts.append(Host(name, hosts_file, inside=hosts[0]))
+        yield hosts[0], hosts[1:]
+    finally:
+        for host in hosts:
+            host.end()
+
+
+def innermost_child(pid: int) -> int:
+    """The end of the chain of only children of a process: behind nsenter and unshare, what they started."""
+    while children := child_processes(pid):
+        pid = children[0]
+    return pid
+
+
+def child_processes(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def pid_inside(pid: int, host: Host) -> int:
+    """A process's ID as processes on `host` count, where it is in a PID namespace of the host or below."""
+    depth = len(namespace_pids(host.pid))
+    return namespace_pids(pid)[depth - 1]
+
+
+def namespace_pids(pid: int) -> list[int]:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return [int(word) for word in status.partition("NSpid:")[2].splitlines()[0].split()]
+
+
+def end_clusters(running_too: bool = False) -> int:
+    """How many clusters were ended: those whose script is gone; with `running_too` all others as well."""
+    ended = [pid for pid in head_keepers() if running_too or not is_owned(pid)]
+    for pid in ended:
+        try_kill(pid)  # --kill-child: the head's first process ends with it, and all in there with that
+    deadline = time.monotonic() + END_LIMIT_S
+    while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(ended)
+
+
+def head_keepers() -> list[int]:
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in numbers if (words := command_line(pid))[:1] == ["unshare"] and HEAD_MARK in words]
+
+
+def is_owned(keeper: int) -> bool:
+    """Whether the parent still is the process that made the cluster, and not whoever adopts orphans."""
+    words = command_line(keeper)
+    try:
+        parent = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
+        # In a PID namespace of its own the owner counts itself differently than we do.
+        return int(words[words.index(HEAD_MARK) + 3]) in namespace_pids(parent)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return True  # ended meanwhile: nothing to clean
+
+
+def command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def try_kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,116 @@
+"""A cluster on one Linux machine: hosts with rate-limited network ports, and a command run on them under mpirun.
+
+    python scripts/virtual_cluster.py run --nodes 5 --rate 400mbit --ranks 9 --ranks-per-node 2 -- \\
+        python scripts/train.py --steps 20
+    python scripts/virtual_cluster.py run --nodes 5 --rate 1gbit --ranks 9 --first-node 1 --slow node2:100mbit -- ...
+    python scripts/virtual_cluster.py down
+
+Needs root, iproute2 and util-linux; mpirun is the one that belongs to this Python. Hosts node0, node1, ... see the
+machine's files, share its cores, and reach each other alone; each has a network, host name, /dev/shm and processes of
+its own. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun's, or 2 for a mistake.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+
+from cluster_hosts import ClusterError, end_clusters, running_hosts
+from cluster_launch import Stopped, mpirun_here, place_ranks, raise_stopped, rank_range, run_ranks
+from cluster_network import Port, connect, host_addresses, node_name, node_ports
+
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+USER_MISTAKE = 2  # exit code, as argparse's
+
+
+def main():
+    own, command = split_command(sys.argv[1:])
+    arguments = parser().parse_args(own)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, raise_stopped)
+    try:
+        check_machine()
+        raise SystemExit(run(arguments, command) if arguments.verb == "run" else down(arguments))
+    except ClusterError as error:
+        print(f"virtual_cluster.py: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE) from None
+    except Stopped as stopped:
+        raise SystemExit(stopped.exit_code) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = result.add_subparsers(dest="verb", required=True)
+    run_flags = verbs.add_parser("run", help="a cluster for one command", usage="%(prog)s FLAGS -- COMMAND...")
+    add = run_flags.add_argument
+    add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
+    add("--rate", required=True, help="of every port, each way at once: 400mbit, 1gbit")
+    add("--ranks", type=int, required=True, metavar="N")
+    add("--ranks-per-node", type=int, metavar="P", help="the last node gets the rest (N/M, rounded up)")
+    add("--first-node", type=int, metavar="K", help="ranks on node0, where not P")
+    add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="a port's own rate; may be repeated")
+    add("--delay", metavar="TIME", help="added to each packet that leaves a node (100us); needs a kernel with netem")
+    # BBR empties its pipe for 200 ms every 10 s; one such connection holds up a whole ring.
+    add("--congestion", default="reno", metavar="NAME", help="TCP congestion control of the hosts (reno)")
+    down_flags = verbs.add_parser("down", help="end what is left of clusters whose script is gone")
+    down_flags.add_argument("--all", action="store_true", help="and those that are running")
+    return result
+
+
+def split_command(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and what follows the first -- untouched: the command may have -- and flags of its own."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def check_machine() -> None:
+    """ClusterError unless this process may make namespaces and has the tools."""
+    if sys.platform != "linux":
+        raise ClusterError("hosts are made of Linux namespaces; this is not Linux")
+    if os.geteuid() != 0:
+        raise ClusterError("only root may make hosts and networks: start it with sudo")
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            raise ClusterError(f"no command {tool!r}: install {package}")
+
+
+def run(arguments, command: list[str]) -> int:
+    """One cluster for one command; its exit code."""
+    if not command:
+        raise ClusterError("no command: end the line with -- COMMAND...")
+    addresses = host_addresses(arguments.nodes)
+    placement = place_ranks(arguments.ranks, arguments.nodes, arguments.ranks_per_node, arguments.first_node)
+    ports = node_ports(arguments.nodes, arguments.rate, arguments.slow)
+    mpirun_here()
+    if count := end_clusters():
+        print(f"ended {clusters(count)} that a killed run left behind", flush=True)
+    with running_hosts(addresses) as (head, nodes):
+        connect(head, nodes, ports, arguments.delay, arguments.congestion)
+        print(cluster_table(addresses, placement, ports), flush=True)
+        return run_ranks(head, nodes, placement, command)
+
+
+def down(arguments) -> int:
+    count = end_clusters(running_too=arguments.all)
+    print(f"ended {clusters(count)}" if count else "no cluster to end")
+    return 0
+
+
+def clusters(count: int) -> str:
+    return f"{count} virtual cluster{'s' * (count > 1)}"
+
+
+def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[Port]) -> str:
+    lines = [f"{'host':<8} {'address':<13} {'ranks':<9} {'out':>9} {'in':>9}"]
+    for node, port in enumerate(ports):
+        name, ranks = node_name(node), rank_range(placement, node)
+        text = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(map(str, ranks)) or "-"
+        lines.append(f"{name:<8} {addresses[name]:<13} {text:<9} {port.outgoing:>9} {port.incoming:>9}")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
