@@ -4,6 +4,7 @@
     python scripts/make_docs.py learning --text FILE    five minutes: nanoGPT's CPU recipe on 2 ranks
     python scripts/make_docs.py memory                  some minutes: GPT-2 124M with every strategy on 2 ranks
     python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
+    python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
     python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
 Each part replaces the text between its own two marks, and its figures in docs/figures.
@@ -27,6 +28,8 @@ NANOGPT_CPU_RECIPE = (
     "--model baby --batch-size 6 --seq-len 64 --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --beta2 0.99 "
     "--weight-decay 0.1 --grad-clip 1.0 --eval-every 250 --eval-steps 0"
 )
+CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --first-node 1 --rate 400mbit"
+CLUSTER_TRAINING = "--batch-size 4 --steps 20 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 MEMORY_STEP = "--model gpt2-124M --batch-size 4 --seq-len 256 --steps 3 --eval-every 0"
 
@@ -111,6 +114,22 @@ def step(folder: Path, _) -> None:
     replace_block("docs/benchmarks.md", "step", "\n\n".join(tables))
 
 
+def cluster(folder: Path, _) -> None:
+    """Nine ranks on five hosts, the server alone on its own, each host's port limited."""
+    runs = []
+    for name in ("reduce-bcast/dedicated", "sliced", "reduce-scatter"):
+        runs.append(folder / name.replace("/", "-"))
+        strategy, _, server = name.partition("/")
+        train = [sys.executable, str(SCRIPTS / "train.py"), "--strategy", strategy, "--server", server or "colocated"]
+        command = [sys.executable, str(SCRIPTS / "virtual_cluster.py"), "run", *CLUSTER.split(), "--", *train]
+        subprocess.run([*command, *CLUSTER_TRAINING.split(), "--out", str(runs[-1])], check=True, cwd=ROOT)
+    plot = [sys.executable, str(SCRIPTS / "plot.py"), *map(str, runs), "--out", str(folder / "plots")]
+    subprocess.run(plot, check=True)
+    shutil.copy(folder / "plots" / "comparison.png", FIGURES / "cluster.png")
+    command = f"sudo python scripts/virtual_cluster.py run {CLUSTER} -- python scripts/train.py {CLUSTER_TRAINING}"
+    replace_block("README.md", "cluster", f"```\n{command} ...\n```\n\n{machine(runs[-1])}")
+
+
 def compare(folder: Path, ranks: int, strategies: str, training: list[str] | None = None) -> str:
     """Run scripts/compare.py into `folder`; returns what it printed."""
     command = [sys.executable, str(SCRIPTS / "compare.py"), "--ranks", str(ranks), "--strategies", strategies]
@@ -138,7 +157,14 @@ def replace_block(page: str, name: str, text: str) -> None:
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
 
 
-PARTS = {"comparison": comparison, "learning": learning, "memory": memory, "ranks": ranks, "step": step}
+PARTS = {
+    "comparison": comparison,
+    "cluster": cluster,
+    "learning": learning,
+    "memory": memory,
+    "ranks": ranks,
+    "step": step,
+}
 
 
 if __name__ == "__main__":
