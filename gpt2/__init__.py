@@ -5,6 +5,7 @@ parameters.py      one flat buffer, named views, initialization
 model.py           forward and backward over the layers
 kernels.py         the list of kernels, and which set serves a backend
 numpy_kernels/     the kernels on CPU cores
+cupy_kernels/      CUDA sources of the kernels, not yet bound to the model
 optimizer.py       AdamW on any flat range, gradient clipping
 schedule.py        learning rate over the steps
 shards.py          llm.c token files        windows.py   which tokens a step sees

@@ -9,6 +9,8 @@ from traces import files
 from traces.phases import INDEX, STEP
 
 MS = 1_000_000
+# Of the one rank of a run.
+IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "strategy": "sliced"}
 
 
 def write_run(folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_ns=None, **settings) -> Path:
