@@ -83,7 +83,11 @@ def start_world(expect_ranks: int | None = None) -> World:
     install_abort_hook(comm)
     if problem := lost_ranks(comm.size, expect_ranks, os.environ):
         end_with_one_line(comm, problem)
-    local_comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    return world_of(comm, comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def world_of(comm, local_comm) -> World:
+    """The world whose nodes are the local communicators: each holds the ranks that share a memory. Collective."""
     leader = local_comm.bcast(comm.rank)
     everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank))
     leaders = sorted({leader for leader, _, _ in everyone})

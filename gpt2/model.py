@@ -111,23 +111,23 @@ class GPT2:
     def backward(self, accumulate: bool, gradients_final=no_hook) -> None:
         """Gradients of the last forward, written, or added if `accumulate` (micro-steps after the first).
 
-        gradients_final(start, stop) is called as soon as no more will be added to that flat range, from the last
-        layer to the first; the embeddings come last, as the token embedding is also the head.
+        gradients_final(start, stop) is called as soon as no more will be added to that flat range: the layout's
+        final_ranges, in their order.
         """
         k, p, d = self.kernels, self.parameters, self.gradients
-        layout = p.layout
+        final_ranges = iter(p.layout.final_ranges())
         k.classifier_backward(self.dbranch, d.wte, self.exponentials, self.row_scale, self.lnf, p.wte, accumulate)
         self.dresidual[:] = 0.0
         k.layernorm_backward(
             self.dresidual, d.lnf_weight, d.lnf_bias, self.dbranch,
             self.residual, self.lnf_mean, self.lnf_rstd, p.lnf_weight, accumulate,
         )  # fmt: skip
-        gradients_final(layout.range_of("lnf")[0], layout.size)
+        gradients_final(*next(final_ranges))
         for index in reversed(range(self.config.n_layer)):
             self._layer_backward(self.layers[index], p.layers[index], d.layers[index], accumulate)
-            gradients_final(*layout.layer_range(index))
+            gradients_final(*next(final_ranges))
         k.embedding_backward(d.wte, d.wpe, self.dresidual.reshape(*self.tokens.shape, -1), self.tokens, accumulate)
-        gradients_final(0, layout.range_of("wpe")[1])
+        gradients_final(*next(final_ranges))
 
     def _layer_backward(self, a, w, d, accumulate):
         """One block: dresidual holds the gradient of its output before, of its input after."""

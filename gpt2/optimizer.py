@@ -24,16 +24,16 @@ class AdamW:
 
     def __init__(self, kernels, layout: Layout, start: int, stop: int, settings: AdamWSettings):
         self.kernels, self.settings = kernels, settings
-        self.start, self.stop, self.step = start, stop, 0
+        self.step = 0
         self.m, self.v = kernels.empty((stop - start,)), kernels.empty((stop - start,))
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
-        """One step on this range of `parameters` (the whole flat buffer) from `gradients` (this range alone)."""
+        """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,)."""
         self.step += 1
         s = self.settings
         self.kernels.adamw(
-            parameters[self.start : self.stop], gradients, self.m, self.v, self._decaying,
+            parameters, gradients, self.m, self.v, self._decaying,
             self.step, lr, s.beta1, s.beta2, s.eps, s.weight_decay, gradient_scale,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._log = (self.path / "log.jsonl").open("w", buffering=1)
 
-    def write_config(self, settings, world, mpi_library: str, parameters: int, threads: int) -> None:
+    def write_config(self, settings, world, mpi_library: str, parameters: int, threads: int, links: list) -> None:
         config = {
             "settings": asdict(settings),
             "command": sys.argv,
@@ -35,6 +35,7 @@ class RunFolder:
             "parameters": parameters,
             "threads_per_rank": threads,
             "ranks": world.places,
+            "links": links,
         }
         with file_errors(self.path, "choose another --out"):
             (self.path / "config.json").write_text(json.dumps(config, indent=1) + "\n")

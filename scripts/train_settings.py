@@ -10,7 +10,7 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
-from strategies import SERVERS, STRATEGIES, check_strategy
+from strategies import SERVERS, STRATEGIES, WIRES, check_exchange, check_strategy
 from traces import RunError
 from traces.recorder import parse_steps
 
@@ -26,6 +26,9 @@ class Settings:
 
     strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=STRATEGIES)
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
+    wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
+    error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
+    overlap: bool = setting(False, "exchange gradients while backward runs, in our own exchanges")
     no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")
     model: str = setting(None, "shape by name (baby, or what --init holds)", type=str, choices=PRESETS)
     n_layer: int = setting(None, "layers, instead of the preset's", type=int)
@@ -90,6 +93,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
     check_strategy(settings.strategy, settings.server, ranks, settings.no_exchange)
+    check_exchange(settings.strategy, settings.wire, settings.error_feedback, settings.overlap)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
     if settings.val_data and not settings.train_data:

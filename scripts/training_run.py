@@ -4,14 +4,15 @@ import math
 import resource
 from pathlib import Path
 
-import numpy as np
-from mpi4py import MPI
 from run_folder import RunFolder, default_run_folder
 from train_settings import checkpoint_file
 from worker import Worker
 
 from dist.clock import clock_offset
 from dist.cores import threads_per_rank
+from dist.links import bucket_bytes, probe_links
+from dist.progress import poking
+from dist.waiting import sum_everywhere
 from dist.world import end_with_one_line, library_name
 from gpt2 import llmc, texts, windows
 from gpt2.errors import UserError
@@ -39,7 +40,9 @@ class TrainingRun:
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         train, val = self._open_data()
+        self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size)
         self.parameters, self.gradients = self._new_parameters()
+        self.links = probe_links(world)
         self.folder = self._make_folder()
         self.tracer = self._new_tracer()
         self.strategy = STRATEGIES[settings.strategy](self._job())
@@ -65,11 +68,12 @@ class TrainingRun:
         return train, val
 
     def _new_parameters(self) -> tuple[Parameters, Parameters]:
-        parameters, gradients = Parameters.zeros(self.layout), Parameters.zeros(self.layout)
+        parameters = Parameters(self.layout, self.buffers.parameters)
+        gradients = Parameters(self.layout, self.buffers.gradients)
         with self.world.together(UserError):
-            if self.settings.init == "random":
+            if self.buffers.fills_parameters and self.settings.init == "random":
                 initialize(parameters, self.settings.seed)
-            else:
+            elif self.buffers.fills_parameters:
                 llmc.read_parameters(checkpoint_file(self.settings.init), parameters)
         return parameters, gradients
 
@@ -79,7 +83,7 @@ class TrainingRun:
         with world.together(UserError):
             if world.rank == 0:
                 folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy))
-                folder.write_config(s, world, library_name(), self.layout.count, self.threads)
+                folder.write_config(s, world, library_name(), self.layout.count, self.threads, self.links)
         self.path = world.comm.bcast(folder.path if folder else None)
         return folder
 
@@ -94,19 +98,23 @@ class TrainingRun:
         s = self.settings
         adamw = AdamWSettings(s.beta1, s.beta2, s.eps, s.weight_decay)
         return Job(
-            comm=self.world.comm,
-            parameters=self.parameters.flat,
-            gradients=self.gradients.flat,
+            world=self.world,
+            buffers=self.buffers,
             new_optimizer=lambda start, stop: AdamW(self.kernels, self.layout, start, stop, adamw),
             sum_of_squares=self.kernels.sum_of_squares,
             max_norm=s.grad_clip,
             tracer=self.tracer,
             server=s.server,
+            wire=s.wire,
+            error_feedback=s.error_feedback,
+            final_ranges=self.layout.final_ranges(),
+            bucket_bytes=bucket_bytes(self.links) if s.overlap else None,
         )
 
     def _new_worker(self, train, val) -> Worker:
         s, strategy = self.settings, self.strategy
-        model = GPT2(self.kernels, self.parameters, self.gradients, s.batch_size, s.seq_len)
+        kernels = poking(self.kernels, strategy.poke) if s.overlap else self.kernels
+        model = GPT2(kernels, self.parameters, self.gradients, s.batch_size, s.seq_len)
         return Worker(model, train, val, s.grad_accum, strategy.worker, strategy.workers, self.tracer)
 
     def facts(self) -> dict[str, str]:
@@ -125,9 +133,7 @@ class TrainingRun:
 
     def sum_over_workers(self, *numbers: float) -> list[float]:
         """Each number summed over the ranks that compute."""
-        parts = np.array(numbers if self.worker else [0.0] * len(numbers))
-        self.world.comm.Allreduce(MPI.IN_PLACE, parts)
-        return parts.tolist()
+        return sum_everywhere(self.world.comm, *(numbers if self.worker else [0.0] * len(numbers)))
 
     def record(self, step: int, loss: float, norm: float, lr: float, exposed_s: float) -> dict:
         """The step's line of log.jsonl."""
@@ -169,3 +175,4 @@ class TrainingRun:
             if self.world.rank == 0:
                 self.folder.write_summary(peak_memory_bytes=peak_bytes)
                 self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")
+        self.buffers.close()

@@ -1,13 +1,16 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
-    D is the bytes of one gradient vector, N the ranks.
+    D is the bytes of one gradient vector, N the ranks, M the nodes.
 
-    name            calls                                   optimizer state    through the busiest node, one rank a node
-    none            -                                       all, on each rank  0 (a control: N models)
-    reduce-bcast    Reduce, Bcast                           all, on rank 0     every gradient in, every parameter out
-    sliced          N Reduces, N Bcasts, each other roots   1/N                the same bytes, spread over all nodes
-    reduce-scatter  Reduce_scatter_block, Allgather         1/N                2 (N-1)/N D in and out
-    allreduce       Allreduce                               all, on each rank  2 (N-1)/N D in and out, at best
+    name                  calls                                  optimizer state    through the busiest node's port
+    none                  -                                      all, on each rank  0 (a control: N models)
+    reduce-bcast          Reduce, Bcast                          all, on rank 0     every gradient in, parameters out
+    sliced                N Reduces, N Bcasts, each other roots  1/N                the same, spread over all nodes
+    reduce-scatter        Reduce_scatter_block, Allgather        1/N                2 (N-1)/N D for each of its ranks
+    allreduce             Allreduce                              all, on each rank  the library's choice
+    ring                  a ring of all ranks                    all, on each rank  2 (N-1)/N D in and out
+    hierarchical          sum in the node, a ring of nodes       1/ranks of a node  2 (M-1)/M D in and out: the bound
+    hierarchical-sharded  the same, update between its halves    1/N                the same
 
 To write your own: a file with a subclass of Strategy (base.py) and a line below; the tests run it too.
 """
@@ -15,12 +18,16 @@ To write your own: a file with a subclass of Strategy (base.py) and a line below
 from gpt2.errors import UserError
 from strategies.allreduce import Allreduce
 from strategies.base import Job, Strategy
+from strategies.bucketed import Bucketed
+from strategies.hierarchical import Hierarchical
+from strategies.hierarchical_sharded import HierarchicalSharded
 from strategies.none import NoExchange
 from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
+from strategies.ring import Ring
 from strategies.sliced import Sliced
 
-__all__ = ["SERVERS", "STRATEGIES", "Job", "Strategy", "check_strategy", "worker_count"]
+__all__ = ["SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy", "check_exchange", "check_strategy", "worker_count"]
 
 STRATEGIES = {
     "none": NoExchange,
@@ -28,9 +35,13 @@ STRATEGIES = {
     "sliced": Sliced,
     "reduce-scatter": ReduceScatter,
     "allreduce": Allreduce,
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "hierarchical-sharded": HierarchicalSharded,
 }
 
 SERVERS = ("colocated", "dedicated")
+WIRES = ("float32", "bfloat16")
 
 
 def worker_count(server: str, ranks: int) -> int:
@@ -49,3 +60,13 @@ def check_strategy(name: str, server: str, ranks: int, no_exchange: bool) -> Non
             "--strategy none exchanges nothing, so every rank trains a model of its own: a control for timings, not a "
             "way to train; to run it say both, --strategy none --no-exchange"
         )
+
+
+def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) -> None:
+    """UserError where a flag of our own exchanges meets a strategy that calls MPI's."""
+    own = [other for other, kind in STRATEGIES.items() if issubclass(kind, Bucketed)]
+    asked = {"--wire bfloat16": wire == "bfloat16", "--overlap": overlap}
+    for flag in [flag for flag, given in asked.items() if given and name not in own]:
+        raise UserError(f"{flag} with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
+    if error_feedback and wire != "bfloat16":
+        raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")

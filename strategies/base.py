@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from mpi4py import MPI
-
+from dist.buffers import NodeBuffers, OwnBuffers
+from dist.world import World
 from gpt2.optimizer import AdamW
 
 
@@ -13,20 +12,27 @@ from gpt2.optimizer import AdamW
 class Job:
     """What a strategy works with.
 
-    parameters, gradients: the flat float32 buffers of this rank, (size,), size a multiple of comm.size;
-    new_optimizer(start, stop): an AdamW with state for that range alone; sum_of_squares(flat): a float;
-    max_norm: clip the global norm to it, 0 never; tracer.phase(name, bytes=, root=): times what is inside;
-    server: "colocated" or "dedicated", for the strategy that has a server.
+    buffers: this rank's flat float32 `parameters` and `gradients`, (size,), size a multiple of the ranks; of the kind
+    that the strategy's class names. new_optimizer(start, stop): an AdamW with state for that range alone;
+    sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never; tracer.phase(name, bytes=, root=):
+    times what is inside; server: "colocated" or "dedicated", for the strategy that has a server.
+    For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
+    what rounding loses is added again in the next step (error_feedback); final_ranges: the parts of the flat buffer in
+    the order in which backward makes them final; bucket_bytes: exchange them during backward, that much at once or
+    more, None: after it.
     """
 
-    comm: MPI.Intracomm
-    parameters: np.ndarray
-    gradients: np.ndarray
+    world: World
+    buffers: OwnBuffers | NodeBuffers
     new_optimizer: Callable[[int, int], AdamW]
-    sum_of_squares: Callable[[np.ndarray], float]
+    sum_of_squares: Callable[[object], float]
     max_norm: float
     tracer: object
-    server: str
+    server: str = "colocated"
+    wire: str = "float32"
+    error_feedback: bool = False
+    final_ranges: tuple[tuple[int, int], ...] = ()
+    bucket_bytes: int | None = None
 
 
 class Strategy:
@@ -35,14 +41,19 @@ class Strategy:
     `workers` ranks compute gradients; this rank is number `worker` of them, or None if it computes nothing.
     """
 
+    buffers = OwnBuffers  # the kind of memory it wants
+
     def __init__(self, job: Job):
-        self.comm, self.tracer = job.comm, job.tracer
-        self.parameters, self.gradients = job.parameters, job.gradients
+        self.comm, self.tracer = job.world.comm, job.tracer
+        self.parameters, self.gradients = job.buffers.parameters, job.buffers.gradients
         self.sum_of_squares, self.max_norm = job.sum_of_squares, job.max_norm
-        self.workers, self.worker = job.comm.size, job.comm.rank
+        self.workers, self.worker = self.comm.size, self.comm.rank
 
     def gradients_final(self, start: int, stop: int) -> None:
         """Called during the last micro-step's backward: gradients [start, stop) will not change any more."""
+
+    def poke(self) -> None:
+        """Called often during forward and backward: a moment to move on what is under way, without waiting."""
 
     def update(self, lr: float) -> float:
         """Exchange and update: on return every rank holds the same new parameters. Returns, on rank 0 at least,

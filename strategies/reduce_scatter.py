@@ -18,7 +18,8 @@ class ReduceScatter(Strategy):
         super().__init__(job)
         block = len(self.parameters) // self.comm.size
         self.block_sum = np.zeros(block, self.gradients.dtype)
-        self.optimizer = job.new_optimizer(self.comm.rank * block, (self.comm.rank + 1) * block)
+        self.own = slice(self.comm.rank * block, (self.comm.rank + 1) * block)
+        self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
@@ -27,7 +28,7 @@ class ReduceScatter(Strategy):
             squares = self.comm.allreduce(self.sum_of_squares(self.block_sum))
         with self.tracer.phase("update"):
             norm, scale = clip_scale(squares, self.max_norm)
-            self.optimizer.update(self.parameters, self.block_sum, lr, scale)
+            self.optimizer.update(self.parameters[self.own], self.block_sum, lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self.comm.Allgather(MPI.IN_PLACE, self.parameters)
         return norm

@@ -32,7 +32,7 @@ class Sliced(Strategy):
             squares = self.comm.allreduce(self.sum_of_squares(self.gradients[self.own]))
         with self.tracer.phase("update"):
             norm, scale = clip_scale(squares, self.max_norm)
-            self.optimizer.update(self.parameters, self.gradients[self.own], lr, scale)
+            self.optimizer.update(self.parameters[self.own], self.gradients[self.own], lr, scale)
         with self.tracer.phase("bcast", bytes=self.parameters.nbytes):
             for root, (start, stop) in enumerate(self.slices):
                 self.comm.Bcast(self.parameters[start:stop], root=root)

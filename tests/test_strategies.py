@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
+from dist.progress import poking
 from dist.ranges import cut
+from dist.world import world_of
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
-from gpt2.model import GPT2
+from gpt2.model import GPT2, no_hook
 from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, Job, check_strategy, worker_count
+from strategies import STRATEGIES, Bucketed, Job, check_exchange, check_strategy, worker_count
 from traces import Tracer
 
 CONFIG = GPT2Config(
@@ -23,24 +25,19 @@ KERNELS = load_kernels("numpy", 1)
 ADAMW = AdamWSettings(eps=1e-4)
 
 
-def new_buffers(multiple_of):
-    layout = Layout(CONFIG, multiple_of)
-    parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
-    initialize(parameters, seed=3)
-    return layout, parameters, gradients
-
-
-def gradients_of(model, sequences):
+def gradients_of(model, sequences, gradients_final=no_hook):
     """Loss and gradients of some sequences of the global batch, scaled as part of it."""
     scale = 1.0 / (GLOBAL_BATCH * LENGTH)
     loss = model.forward(sequences[:, :-1], sequences[:, 1:], scale) * scale
-    model.backward(False)
+    model.backward(False, gradients_final)
     return loss
 
 
 def serial():
     """Parameters (count,), losses and norms of one rank that takes the whole global batch."""
-    layout, parameters, gradients = new_buffers(1)
+    layout = Layout(CONFIG)
+    parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
+    initialize(parameters, seed=3)
     model = GPT2(KERNELS, parameters, gradients, GLOBAL_BATCH, LENGTH)
     optimizer = AdamW(KERNELS, layout, 0, layout.count, ADAMW)
     losses, norms = [], []
@@ -52,35 +49,58 @@ def serial():
     return parameters.flat, losses, norms
 
 
-def distributed(comm, name, server):
-    """The same over the ranks of comm, by a strategy; the gradient buffer starts full of junk."""
-    layout, parameters, gradients = new_buffers(comm.size)
+def new_strategy(world, name, **options):
+    """(strategy, parameters, gradients) on the ranks of `world`; the gradient buffer starts full of junk."""
+    layout = Layout(CONFIG, multiple_of=world.size)
+    buffers = STRATEGIES[name].buffers(world, layout.size)
+    parameters, gradients = Parameters(layout, buffers.parameters), Parameters(layout, buffers.gradients)
+    if buffers.fills_parameters:
+        initialize(parameters, seed=3)
     gradients.flat[: layout.count] = 1e6
+    world.comm.Barrier()
     job = Job(
-        comm=comm, parameters=parameters.flat, gradients=gradients.flat,
-        new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
-        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(), server=server,
+        world=world, buffers=buffers, new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
+        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(),
+        final_ranges=layout.final_ranges(), **options,
     )  # fmt: skip
-    strategy = STRATEGIES[name](job)
-    assert strategy.workers == worker_count(server, comm.size)
+    return STRATEGIES[name](job), parameters, gradients
+
+
+def distributed(world, name, **options):
+    """The serial training over the ranks of `world`, by a strategy."""
+    comm = world.comm
+    strategy, parameters, gradients = new_strategy(world, name, **options)
+    assert strategy.workers == worker_count(options.get("server"), comm.size)
     if strategy.worker is not None:
         share = slice(*cut(GLOBAL_BATCH, strategy.workers)[strategy.worker])
-        model = GPT2(KERNELS, parameters, gradients, share.stop - share.start, LENGTH)
+        kernels = poking(KERNELS, strategy.poke)
+        model = GPT2(kernels, parameters, gradients, share.stop - share.start, LENGTH)
     losses, norms = [], []
     for batch in BATCHES:
-        loss = gradients_of(model, batch[share]) if strategy.worker is not None else 0.0
+        loss = 0.0
+        if strategy.worker is not None:
+            loss = gradients_of(model, batch[share], strategy.gradients_final)
         norms.append(strategy.update(LR))
         losses.append(comm.allreduce(loss))
-    assert not parameters.flat[layout.count :].any(), "the pad must stay zero"
-    return parameters.flat[: layout.count], losses, norms
+    count = parameters.layout.count
+    assert not parameters.flat[count:].any(), "the pad must stay zero"
+    return parameters.flat[:count].copy(), losses, norms
 
 
 def cases(ranks):
-    for name in STRATEGIES:
+    for name, strategy in STRATEGIES.items():
         if name != "none":
-            yield name, "colocated"
+            yield name, {}
+        if issubclass(strategy, Bucketed):
+            yield name, {"bucket_bytes": 1000}
     if ranks > 1:
-        yield "reduce-bcast", "dedicated"
+        yield "reduce-bcast", {"server": "dedicated"}
+
+
+def placements(comm):
+    """The ranks as one node, as nodes of two (the last of one, if they are odd), and as a node each."""
+    for per_node in sorted({1, 2, comm.size}):
+        yield world_of(comm, comm.Split(comm.rank // per_node, comm.rank))
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -88,23 +108,38 @@ def test_every_strategy_is_one_serial_rank(comm):
     reference, reference_losses, reference_norms = serial()
     assert max(reference_norms) > MAX_NORM, "clipping must have been at work"
     assert comm.size == 1 or len(reference) % comm.size, "the parameter count must not divide"
-    for name, server in cases(comm.size):
-        parameters, losses, norms = distributed(comm, name, server)
-        others = comm.allgather(parameters.tobytes())
-        assert others.count(others[0]) == comm.size, f"{name} {server}: parameters differ between ranks"
-        error = np.abs(parameters - reference).max() / np.abs(reference).max()
-        assert error < 1e-5, f"{name} {server}: relative error {error}"
-        np.testing.assert_allclose(losses, reference_losses, rtol=1e-5, err_msg=name)
-        if comm.rank == 0:
-            np.testing.assert_allclose(norms, reference_norms, rtol=1e-4, err_msg=name)
-        again, _, _ = distributed(comm, name, server)
-        assert again.tobytes() == parameters.tobytes(), f"{name} {server}: a second run gives other bits"
+    for name, options in cases(comm.size):
+        for world in placements(comm) if issubclass(STRATEGIES[name], Bucketed) else [next(placements(comm))]:
+            case = f"{name} {options} on {world.node_count} nodes"
+            parameters, losses, norms = distributed(world, name, **options)
+            others = comm.allgather(parameters.tobytes())
+            assert others.count(others[0]) == comm.size, f"{case}: parameters differ between ranks"
+            error = np.abs(parameters - reference).max() / np.abs(reference).max()
+            assert error < 1e-5, f"{case}: relative error {error}"
+            np.testing.assert_allclose(losses, reference_losses, rtol=1e-5, err_msg=case)
+            if comm.rank == 0:
+                np.testing.assert_allclose(norms, reference_norms, rtol=1e-4, err_msg=case)
+            again, _, _ = distributed(world, name, **options)
+            assert again.tobytes() == parameters.tobytes(), f"{case}: a second run gives other bits"
+
+
+@pytest.mark.ranks(4)
+def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
+    reference, _, _ = serial()
+    for name in [name for name, strategy in STRATEGIES.items() if issubclass(strategy, Bucketed)]:
+        for options in ({}, {"error_feedback": True}, {"bucket_bytes": 1000}):
+            world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
+            parameters, _, _ = distributed(world, name, wire="bfloat16", **options)
+            others = comm.allgather(parameters.tobytes())
+            assert others.count(others[0]) == comm.size, f"{name} {options}: parameters differ between ranks"
+            error = np.abs(parameters - reference).max() / np.abs(reference).max()
+            assert 1e-6 < error < 2e-2, f"{name} {options}: relative error {error}"
 
 
 @pytest.mark.ranks(3)
 def test_none_exchanges_nothing(comm):
     """Each rank goes its own way."""
-    parameters, _, _ = distributed(comm, "none", "colocated")
+    parameters, _, _ = distributed(next(placements(comm)), "none")
     assert len(set(comm.allgather(parameters.tobytes()))) == comm.size
 
 
@@ -112,11 +147,11 @@ def test_none_exchanges_nothing(comm):
 def test_optimizer_state_is_sharded(comm):
     """In sliced and reduce-scatter a rank keeps state for what it updates; the server alone in reduce-bcast."""
     held = {}
+    world = next(placements(comm))
     for name in ("reduce-bcast", "sliced", "reduce-scatter", "allreduce"):
         asked = []
-        flat = np.zeros(1056, np.float32)
-        job = Job(comm, flat, flat.copy(), lambda a, b, asked=asked: asked.append((a, b)), None, 1.0, None, "colocated")
-        STRATEGIES[name](job)
+        buffers = STRATEGIES[name].buffers(world, 1056)
+        STRATEGIES[name](Job(world, buffers, lambda a, b, asked=asked: asked.append((a, b)), None, 1.0, None))
         held[name] = comm.allgather(asked)
     thirds = [[(0, 352)], [(352, 704)], [(704, 1056)]]
     assert held["sliced"] == held["reduce-scatter"] == thirds
@@ -136,3 +171,16 @@ def test_optimizer_state_is_sharded(comm):
 def test_what_a_strategy_cannot_do(arguments, says):
     with pytest.raises(UserError, match=says):
         check_strategy(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("allreduce", "bfloat16", False, False), "--wire bfloat16 with --strategy allreduce"),
+        (("sliced", "float32", False, True), "--overlap with --strategy sliced"),
+        (("ring", "float32", True, False), "--error-feedback"),
+    ],
+)
+def test_what_our_own_exchanges_are_needed_for(arguments, says):
+    with pytest.raises(UserError, match=says):
+        check_exchange(*arguments)

@@ -1,0 +1,107 @@
+"""The two flat buffers of a rank, parameters and gradients: its own memory, or memory that its node's ranks share."""
+
+import os
+
+import numpy as np
+from mpi4py import MPI
+
+from dist.waiting import Condition, barrier
+from dist.world import World, end_with_one_line
+
+SHARED_MEMORY = "/dev/shm"
+
+
+class OwnBuffers:
+    """`parameters` and `gradients` (size,) float32, zeroed, of this rank alone."""
+
+    fills_parameters = True
+
+    def __init__(self, world: World, size: int):
+        self.parameters, self.gradients = np.zeros(size, np.float32), np.zeros(size, np.float32)
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
+class NodeBuffers:
+    """One copy of the `parameters` for the ranks of a node, and a window on each other's `gradients`. Collective.
+
+    local_gradients[i] are those of local rank i; the node's sum is made in local_gradients[0]. Who writes what, and
+    when, is up to the strategy, by `arrive` and `arrived`; the first parameters are for one rank to fill in.
+    """
+
+    def __init__(self, world: World, size: int):
+        self.fills_parameters = world.local_rank == 0
+        self._check_memory(world, size)
+        self._windows = []
+        local_comm = world.local_comm
+        (self.parameters, *_) = self._share(local_comm, size if world.local_rank == 0 else 0, np.float32)
+        self.local_gradients = self._share(local_comm, size, np.float32)
+        self.gradients = self.local_gradients[world.local_rank]
+        self._counts = self._share(local_comm, 8, np.int64)  # a cache line each
+        self._local_rank, self._local_comm = world.local_rank, local_comm
+        barrier(local_comm)
+
+    def arrive(self) -> None:
+        """This rank has written what it was to write: what it wrote is seen by whoever sees it arrive."""
+        self._synchronize()
+        self._counts[self._local_rank][0] += 1
+
+    def arrived(self, local_ranks, count: int) -> Condition:
+        """Each of these local ranks has arrived `count` times, counted from the start."""
+
+        def holds():
+            if any(self._counts[local_rank][0] < count for local_rank in local_ranks):
+                return False
+            self._synchronize()
+            return True
+
+        return Condition(holds)
+
+    def close(self) -> None:
+        """Give the memory back; the arrays must not be used any more. Collective over the node."""
+        self.parameters = self.gradients = self.local_gradients = self._counts = None
+        for window in self._windows:
+            window.Unlock_all()
+            window.Free()
+        self._windows = []
+
+    def _share(self, local_comm, count: int, dtype) -> list[np.ndarray]:
+        """The zeroed arrays of all local ranks, in order; this rank's holds `count` elements."""
+        itemsize = np.dtype(dtype).itemsize
+        window = MPI.Win.Allocate_shared(count * itemsize, itemsize, comm=local_comm)
+        window.Lock_all()
+        self._windows.append(window)
+        counts = local_comm.allgather(count)
+        arrays = [
+            np.frombuffer(window.Shared_query(rank)[0], dtype, n) if n else np.zeros(0, dtype)
+            for rank, n in enumerate(counts)
+        ]
+        arrays[local_comm.rank].fill(0)
+        return arrays
+
+    def _synchronize(self) -> None:
+        for window in self._windows:
+            window.Sync()
+
+    @staticmethod
+    def _check_memory(world: World, size: int) -> None:
+        """End the job where a node's shared memory cannot hold it: touching what is not there kills without a word."""
+        needed = (world.local_size + 1) * size * 4
+        free = _free_bytes(SHARED_MEMORY)
+        short = world.comm.allgather(free is not None and world.local_rank == 0 and free < needed)
+        if any(short):
+            host = world.places[short.index(True)]["host"]
+            end_with_one_line(
+                world.comm,
+                f"{host}: too little is free in {SHARED_MEMORY} for the buffers that its ranks share, expected about "
+                f"{needed / 1e6:.0f} MB: enlarge it (mount -o remount,size=; docker --shm-size), or use the ring",
+            )
+
+
+def _free_bytes(folder: str) -> int | None:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize

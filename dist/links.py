@@ -1,0 +1,85 @@
+"""What the network between the nodes does, measured: latency, and rates one way and both ways at once.
+
+Each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an exchange would: the time
+does not grow with the nodes. It takes a fraction of a second, more on slow links.
+"""
+
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from dist.waiting import barrier, wait
+from dist.world import World
+
+ROUND_TRIPS = 20
+FIRST_BYTES, LAST_BYTES = 256 << 10, 64 << 20
+LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' buffers behind
+
+
+def probe_links(world: World) -> list[dict]:
+    """For each node: {"node", "host", "latency_s", "out", "in", "both"}, rates in bytes/s; [] on one node. Collective.
+
+    latency_s: half a round trip to the next leader. out, in: to it, and from the one before, with half of the nodes
+    sending; both: sending and receiving at once.
+    """
+    if world.node_count == 1:
+        return []
+    leaders = world.comm.Split(0 if world.local_rank == 0 else MPI.UNDEFINED, world.node)
+    own = None
+    if world.local_rank == 0:
+        own = {"node": world.node, "host": world.host, **_probe(leaders)}
+        leaders.Free()
+    return [link for link in world.comm.allgather(own) if link is not None]
+
+
+def bucket_bytes(links: list[dict]) -> int:
+    """How much to exchange at once so that latency is a small part: a ring of M nodes passes 2 (M-1) messages on.
+
+    One twentieth of the exchange may be latency: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate.
+    """
+    if not links:
+        return FIRST_BYTES
+    latency, rate = max(link["latency_s"] for link in links), min(link["both"] for link in links)
+    return max(FIRST_BYTES, int(20 * latency * rate * len(links)))
+
+
+def _probe(leaders) -> dict[str, float]:
+    odd, previous_odd = leaders.rank % 2, (leaders.rank - 1) % leaders.size % 2
+    latency, size, slowest_s = _latency(leaders), FIRST_BYTES // 4, 0.0
+    while slowest_s < LONG_ENOUGH_S and size < LAST_BYTES:
+        size *= 4
+        both = _rate(leaders, size, True, True)
+        slowest_s = leaders.allreduce(size / both, MPI.MAX)
+    # First the even leaders send, then the odd ones.
+    turns = [_rate(leaders, size, odd == turn, previous_odd == turn) for turn in range(2)]
+    return {"latency_s": latency, "out": turns[odd], "in": turns[previous_odd], "both": both}
+
+
+def _latency(leaders) -> float:
+    """Half of the shortest round trip to the next leader, while it serves the one before it likewise."""
+    token, following, previous = np.zeros(1), (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
+    best = float("inf")
+    for _ in range(ROUND_TRIPS):
+        barrier(leaders)
+        start = time.perf_counter()
+        asked = leaders.Irecv(token.copy(), previous, 1)
+        answer = leaders.Irecv(token.copy(), following, 2)
+        leaders.Isend(token, following, 1).Wait()
+        asked.Wait()
+        leaders.Isend(token, previous, 2).Wait()
+        answer.Wait()
+        best = min(best, time.perf_counter() - start)
+    return best / 2
+
+
+def _rate(leaders, size: int, sends: bool, receives: bool) -> float:
+    """Bytes per second of one message of `size` to the next leader and from the one before."""
+    outgoing, incoming = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    barrier(leaders)
+    start = time.perf_counter()
+    requests = [leaders.Irecv(incoming, (leaders.rank - 1) % leaders.size, 3)] if receives else []
+    requests += [leaders.Isend(outgoing, (leaders.rank + 1) % leaders.size, 3)] if sends else []
+    for request in requests:
+        wait(request)
+    return size / (time.perf_counter() - start)

@@ -1,0 +1,78 @@
+"""Exchanges under way: generators that yield what they wait for, moved on between pieces of compute or to the end.
+
+One algorithm, written once, so runs after backward or during it. An exchange yields anything with Test(): an MPI
+request, or a Condition. All ranks start theirs in the same order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import SimpleNamespace
+
+from dist.waiting import Pauses
+
+
+class Progress:
+    """Exchanges that were started and have not ended; at most `in_flight` of them at once, the others queue."""
+
+    def __init__(self, in_flight: int = 4):
+        self._in_flight = in_flight
+        self._queue: deque[Iterator] = deque()
+        self._live: list[list] = []  # [exchange, what it waits for]
+
+    def start(self, exchange: Iterator) -> None:
+        self._queue.append(exchange)
+        self.poke()
+
+    def poke(self) -> bool:
+        """Move on whatever can move, without waiting. True while something is under way."""
+        while self._move():
+            pass
+        return bool(self._live)
+
+    def finish(self) -> None:
+        """Return when all have ended."""
+        pauses = Pauses()
+        while self._live or self._queue:
+            if self._move():
+                pauses.happened()
+            else:
+                pauses.sleep()
+
+    def _move(self) -> bool:
+        """Move each exchange on as far as it goes; False if none could."""
+        self._admit()
+        moved = any([self._advance(entry) for entry in self._live])
+        self._live = [entry for entry in self._live if entry[1] is not None]
+        return moved
+
+    def _admit(self) -> None:
+        while self._queue and len(self._live) < self._in_flight:
+            exchange = self._queue.popleft()
+            request = next(exchange, None)
+            if request is not None:
+                self._live.append([exchange, request])
+
+    @staticmethod
+    def _advance(entry: list) -> bool:
+        exchange, request = entry
+        moved = False
+        while request is not None and request.Test():
+            request, moved = next(exchange, None), True
+        entry[1] = request
+        return moved
+
+
+def poking(functions: SimpleNamespace, poke: Callable[[], object]) -> SimpleNamespace:
+    """The same functions, each followed by a poke: so that exchanges move on between pieces of compute."""
+
+    def followed(function):
+        @wraps(function)
+        def call(*arguments, **options):
+            result = function(*arguments, **options)
+            poke()
+            return result
+
+        return call
+
+    return SimpleNamespace(**{name: followed(function) for name, function in vars(functions).items()})

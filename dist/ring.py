@@ -1,0 +1,129 @@
+"""The ring: reduce-scatter and all-gather in N-1 steps each, both directions of every port busy (Patarasuk, Yuan 2009).
+
+The vector is cut into one chunk a rank. In the reduce-scatter chunk r starts at rank r+1 and travels the ring to rank
+r, each rank adding its own part on the way; in the all-gather it travels on and everyone keeps a copy. A rank sends to
+the next and receives from the one before, all the time, (N-1)/N of the vector in each half: no schedule moves less.
+
+Chunks travel in segments, passed on as they come, so that the network waits neither for an addition nor for a step's
+end. Sends are posted as soon as their data is final; receives are posted ahead. Written as generators (progress.py).
+"""
+
+from collections import deque
+
+import numpy as np
+
+from dist.ranges import cut
+
+SEGMENT_BYTES = 64 << 10  # any size from 8 KB to 1 MB does as well where a segment costs little beside its transfer
+SEGMENTS_A_CHUNK = 64  # so that large vectors do not take ever more calls
+RECEIVES_AHEAD = 16
+
+
+def allreduce(comm, flat, addends, start, stop, wire, tag):
+    """Generator: flat[start:stop], float32, becomes the sum over the ranks of comm of flat and their `addends`.
+
+    addends: more vectors of this rank's node to be added to its own (hierarchical), or none. Each sum is made once, in
+    the same order in every run: the same bits on every rank. All ranks give the same range and tag.
+    """
+    sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
+    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, sends)
+    yield from sends
+
+
+def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
+    """Generator: the part of flat[start:stop] that a rank owns (`own_chunk`) becomes the sum; the rest is spoiled."""
+    sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
+    yield from sends
+
+
+def all_gather(comm, flat, start, stop, wire, tag):
+    """Generator: every rank gets every owner's chunk of flat[start:stop]."""
+    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, [])
+    yield from sends
+
+
+def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
+    """Returns the sends that may not have ended yet, in the order in which _all_gather needs their memory."""
+    size, rank = comm.size, comm.rank
+    chunks = [segments(*chunk) for chunk in _chunks(size, start, stop)]
+    arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
+    landing = [np.empty(_longest(chunks), wire.dtype) for _ in range(min(RECEIVES_AHEAD, len(arriving)))]
+    sends = []
+
+    def send(segment):
+        sends.append(comm.Isend(wire.packed(flat, *segment), (rank + 1) % size, tag))
+
+    def take(index, segment, received):
+        _add(flat, segment, addends, wire.unpacked(received))
+        if index < len(arriving) - len(chunks[rank]):  # the last to arrive stays: it is complete
+            send(segment)
+
+    for segment in chunks[rank - 1]:
+        _add(flat, segment, addends)
+        if size > 1:
+            send(segment)
+    yield from _receive(comm, arriving, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag)
+    return sends
+
+
+def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends):
+    """earlier_sends: of the same vector, in the order in which its segments come back."""
+    size, rank = comm.size, comm.rank
+    chunks = [segments(*chunk) for chunk in _chunks(size, start, stop)]
+    arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 1 - step) % size]]
+    sends = []
+
+    def send(buffer):
+        sends.append(comm.Isend(buffer, (rank + 1) % size, tag))
+
+    def take(index, segment, received):
+        if index < len(arriving) - len(chunks[(rank + 1) % size]):  # the last to arrive is the next rank's own
+            send(received)
+        wire.arrived(flat, *segment)
+
+    for segment in chunks[rank] if size > 1 else ():
+        wire.rounded(flat, *segment)
+        send(wire.gathered(flat, *segment))
+    yield from _receive(comm, arriving, lambda i, low, high: wire.gathered(flat, low, high), take, tag, earlier_sends)
+    return sends
+
+
+def _add(flat, segment, addends, *received) -> None:
+    """Add this rank's other vectors, and what has come, to a segment of its own."""
+    total = flat[slice(*segment)]
+    for addend in (*(addend[slice(*segment)] for addend in addends), *received):
+        total += addend
+
+
+def _receive(comm, arriving, buffer_of, take, tag, earlier_sends=()):
+    """Generator: take(index, segment, buffer) of each arriving segment in its order, with receives posted ahead."""
+    source, posted = (comm.rank - 1) % comm.size, deque()
+    for index in range(len(arriving) + RECEIVES_AHEAD):
+        if index >= RECEIVES_AHEAD:
+            buffer, request = posted.popleft()
+            yield request
+            take(index - RECEIVES_AHEAD, arriving[index - RECEIVES_AHEAD], buffer)
+        if index < len(arriving):
+            if earlier_sends:
+                yield earlier_sends[index]
+            buffer = buffer_of(index, *arriving[index])
+            posted.append((buffer, comm.Irecv(buffer, source, tag)))
+
+
+def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
+    """The part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
+    return _chunks(size, start, stop)[rank]
+
+
+def _chunks(size: int, start: int, stop: int) -> list[tuple[int, int]]:
+    return [(start + low, start + high) for low, high in cut(stop - start, size)]
+
+
+def segments(start: int, stop: int) -> list[tuple[int, int]]:
+    """[start, stop) in nearly equal pieces of SEGMENT_BYTES of float32, larger ones where they would be too many."""
+    length = max(SEGMENT_BYTES // 4, -(-(stop - start) // SEGMENTS_A_CHUNK))
+    return [(start + low, start + high) for low, high in cut(stop - start, max(1, -(-(stop - start) // length)))]
+
+
+def _longest(chunks) -> int:
+    return max((high - low for chunk in chunks for low, high in chunk), default=0)

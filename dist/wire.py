@@ -1,0 +1,102 @@
+"""What a segment of float32 values looks like on the wire: as it is, or rounded to bfloat16.
+
+An exchange sends each element of its vector at most once as a partial sum (`packed`, `unpacked`), and then once, final,
+in the all-gather: its owner rounds it (`rounded`), everyone passes on the same bits (`gathered`, `arrived`).
+"""
+
+import numpy as np
+
+
+class Float32Wire:
+    """Sends the vector's own memory, and receives final values straight into it."""
+
+    dtype = np.float32
+
+    def packed(self, flat, start, stop):
+        """What to send for flat[start:stop], a partial sum; untouched until the exchange ends."""
+        return flat[start:stop]
+
+    def unpacked(self, received):
+        """The float32 values of a received segment; valid until the next call."""
+        return received
+
+    def rounded(self, flat, start, stop) -> None:
+        """Bring final values to what the others will receive of them."""
+
+    def gathered(self, flat, start, stop):
+        """The buffer that flat[start:stop], final, is received into and sent from."""
+        return flat[start:stop]
+
+    def arrived(self, flat, start, stop) -> None:
+        """Bring what was received by `gathered` into flat."""
+
+
+class BFloat16Wire:
+    """bfloat16 on the wire, sums in float32: half the bytes (Kalamkar et al. 2019), rounded to nearest, ties to even.
+
+    size: elements of the vector. error_feedback: what rounding takes away is kept here, at the rank that rounded, and
+    added to the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
+    """
+
+    dtype = np.uint16
+
+    def __init__(self, size: int, error_feedback: bool = False):
+        self.half = np.zeros(size, np.uint16)
+        self.errors = np.zeros(size, np.float32) if error_feedback else None
+        self._values, self._bits = np.zeros(0, np.float32), np.zeros(0, np.uint32)
+
+    def packed(self, flat, start, stop):
+        if self.errors is not None:
+            flat[start:stop] += self.errors[start:stop]
+        self._round(flat[start:stop], self.half[start:stop])
+        if self.errors is not None:
+            np.subtract(flat[start:stop], self.unpacked(self.half[start:stop]), out=self.errors[start:stop])
+        return self.half[start:stop]
+
+    def unpacked(self, received):
+        if len(self._values) < len(received):
+            self._values = np.empty(len(received), np.float32)
+        values = self._values[: len(received)]
+        widen(received, values)
+        return values
+
+    def rounded(self, flat, start, stop) -> None:
+        self.packed(flat, start, stop)
+        self.arrived(flat, start, stop)
+
+    def gathered(self, flat, start, stop):
+        return self.half[start:stop]
+
+    def arrived(self, flat, start, stop) -> None:
+        widen(self.half[start:stop], flat[start:stop])
+
+    def _round(self, values, half) -> None:
+        if len(self._bits) < len(values):
+            self._bits = np.empty(len(values), np.uint32)
+        round_to_bfloat16(values, half, self._bits[: len(values)])
+
+
+def widen(half: np.ndarray, values: np.ndarray) -> None:
+    """values (n,) float32 = half (n,) uint16, the upper halves of float32 bit patterns."""
+    bits = values.view(np.uint32)
+    bits[:] = half
+    np.left_shift(bits, 16, out=bits)
+
+
+def round_to_bfloat16(values: np.ndarray, half: np.ndarray, scratch: np.ndarray) -> None:
+    """half (n,) uint16 = values (n,) float32, to nearest, ties to even; inf and NaN stay what they are."""
+    bits = values.view(np.uint32)
+    np.right_shift(bits, 16, out=scratch)
+    scratch &= 1
+    scratch += 0x7FFF
+    scratch += bits
+    scratch >>= 16
+    half[:] = scratch
+    if not np.isfinite(values).all():  # the carry may turn a NaN into zero, and a training that diverged must show it
+        special = ~np.isfinite(values)
+        half[special] = (bits[special] >> 16) | (np.isnan(values[special]) << 6)
+
+
+def new_wire(dtype: str, size: int, error_feedback: bool = False):
+    """The wire of --wire float32 or bfloat16, for vectors of `size` elements."""
+    return BFloat16Wire(size, error_feedback) if dtype == "bfloat16" else Float32Wire()
