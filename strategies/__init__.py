@@ -9,6 +9,7 @@
     reduce-scatter        Reduce_scatter_block, Allgather        1/N                2 (N-1)/N D for each of its ranks
     allreduce             Allreduce                              all, on each rank  the library's choice
     ring                  a ring of all ranks                    all, on each rank  2 (N-1)/N D in and out
+    tree                  two binary trees of all ranks          all, on each rank  2 D in and out for each rank
     hierarchical          sum in the node, a ring of nodes       1/ranks of a node  2 (M-1)/M D in and out: the bound
     hierarchical-sharded  the same, update between its halves    1/N                the same
 
@@ -26,6 +27,7 @@ from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
 from strategies.sliced import Sliced
+from strategies.tree import Tree
 
 __all__ = ["SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy", "check_exchange", "check_strategy", "worker_count"]
 
@@ -36,6 +38,7 @@ STRATEGIES = {
     "reduce-scatter": ReduceScatter,
     "allreduce": Allreduce,
     "ring": Ring,
+    "tree": Tree,
     "hierarchical": Hierarchical,
     "hierarchical-sharded": HierarchicalSharded,
 }

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dist import ring
+from dist import ring, tree
 from dist.buffers import NodeBuffers
 from dist.links import bucket_bytes, probe_links
 from dist.progress import Progress, poking
@@ -60,6 +60,20 @@ def test_error_feedback_pays_back_what_rounding_took():
 
     assert np.abs(mean_received(True) - exact).max() < 1e-4
     assert np.abs(mean_received(False) - exact).max() > 1e-3
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+def test_tree_sums_exactly(comm):
+    """At 7 ranks some are two levels below a root."""
+    progress = Progress()
+    for size in (1, 2, 1001, 300_001):
+        for wire in ("float32", "bfloat16"):
+            flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
+            everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
+            for exchange in tree.allreduce(comm, flat, 0, size, new_wire(wire, size), tags=(3, 4)):
+                progress.start(exchange)
+            progress.finish()
+            np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
