@@ -11,9 +11,9 @@ class Stage:
 
     source, destination, size: int64 (K,): ranks, and bytes. A stage of several dependent steps (a ring) holds the
     bytes of all of them. steps: messages that wait for one another. added: bytes that the busiest rank adds to its own
-    once the stage is over, the wire idle; 0 where additions are hidden behind later messages. exchange_apart: the
-    messages are exchanges of pairs, and the two of a pair come to it at different times (cost_model.py says why that
-    matters). repeat: the stage happens so many times, with as many bytes each time.
+    when the messages have come, the wire idle; added_meanwhile: while they come. exchange_apart: the messages are
+    exchanges of pairs, and the two of a pair come to it at different times (cost_model.py says why that matters).
+    repeat: the stage happens so many times, with as many bytes each time.
     """
 
     source: np.ndarray
@@ -21,6 +21,7 @@ class Stage:
     size: np.ndarray
     steps: int = 1
     added: int = 0
+    added_meanwhile: int = 0
     exchange_apart: bool = False
     repeat: int = 1
 

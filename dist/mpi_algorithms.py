@@ -17,8 +17,13 @@ RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
 
 
 def ring_reduce_scatter(members, blocks) -> list[Stage]:
-    """Member r sends every block but its own, the last to arrive there summed. blocks: bytes of each member's."""
-    return [stage(members, np.roll(members, -1), blocks.sum() - blocks, steps=max(len(members) - 1, 1))]
+    """Member r sends every block but its own, the last to arrive there summed. blocks: bytes of each member's.
+
+    In segments, so that a segment is added while the next one comes.
+    """
+    sent = blocks.sum() - blocks
+    steps = max(len(members) - 1, 1)
+    return [stage(members, np.roll(members, -1), sent, steps=steps, added_meanwhile=int(sent.max()))]
 
 
 def ring_all_gather(members, blocks) -> list[Stage]:
@@ -84,7 +89,7 @@ def scatter_ring_bcast(members, size, root=0) -> list[Stage]:
 def scatter_doubling_bcast(members, size, root=0) -> list[Stage]:
     """The same with the blocks gathered by recursive doubling, for a power of two of members."""
     order = np.roll(members, -root)
-    return binomial_scatter(order, size) + doubling_all_gather(order, size)
+    return binomial_scatter(order, size) + doubling_all_gather(order, scattered_blocks(len(order), size))
 
 
 def scattered_blocks(count: int, size: int) -> np.ndarray:
@@ -94,16 +99,21 @@ def scattered_blocks(count: int, size: int) -> np.ndarray:
 
 
 def binomial_scatter(order, size) -> list[Stage]:
-    """From the first member; whoever receives for others passes on their half, the farthest first."""
+    """From the first member; whoever receives for others passes on their half, the farthest first.
+
+    Sends that wait go one after another, so a stage is one distance. Sends that do not all leave at once, and share
+    the sender's port: a stage is one level of the tree.
+    """
     edges = np.concatenate([[0], np.cumsum(scattered_blocks(len(order), size))])
-    stages, distance = [], power_of_two_above(len(order)) // 2
-    while distance:
-        senders = np.arange(0, len(order) - distance, 2 * distance)
-        first = senders + distance
-        stop = np.minimum(first + distance, len(order))
-        stages.append(stage(order[senders], order[first], edges[stop] - edges[first]))
-        distance //= 2
-    return stages
+    receivers = np.arange(1, len(order))
+    distance = receivers & -receivers
+    sent = edges[np.minimum(receivers + distance, len(order))] - edges[receivers]
+    if sent.max(initial=0) >= RENDEZVOUS_BYTES["mpich"]:
+        turn = -distance
+    else:
+        turn = np.array([int(receiver).bit_count() for receiver in receivers])
+    together = [turn == one for one in np.unique(turn)]
+    return [stage(order[receivers[now] - distance[now]], order[receivers[now]], sent[now]) for now in together]
 
 
 def pairwise_reduce_scatter(members, nodes, size) -> list[Stage]:
@@ -126,12 +136,15 @@ def pairwise_reduce_scatter(members, nodes, size) -> list[Stage]:
     return stages
 
 
-def doubling_all_gather(members, size, library="mpich") -> list[Stage]:
-    """Pairs at growing distance exchange what they have; for a power of two of members."""
-    block, index, stages, distance = size // len(members), np.arange(len(members)), [], 1
+def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
+    """Pairs at growing distance exchange what they have; for a power of two of members. blocks: bytes of each one's."""
+    edges = np.concatenate([[0], np.cumsum(blocks)])
+    index, stages, distance = np.arange(len(members)), [], 1
     while distance < len(members):
-        apart = block * distance >= RENDEZVOUS_BYTES[library]
-        stages.append(stage(members, members[index ^ distance], block * distance, exchange_apart=apart))
+        first = index - index % distance
+        sent = edges[first + distance] - edges[first]
+        apart = bool(sent.max() >= RENDEZVOUS_BYTES[library])
+        stages.append(stage(members, members[index ^ distance], sent, exchange_apart=apart))
         distance *= 2
     return stages
 
@@ -155,11 +168,6 @@ def doubling_allreduce(members, size) -> list[Stage]:
         stages.append(stage(core, core[index ^ distance], size, added=size, exchange_apart=len(fold) > 0))
         distance *= 2
     return stages + ([stage(fold[:, 1], fold[:, 0], size)] if len(fold) else [])
-
-
-def power_of_two_above(count: int) -> int:
-    """The least power of two that is `count` or more."""
-    return 1 << (count - 1).bit_length()
 
 
 def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,14 @@
 """Which algorithm an MPI library picks for a collective: the defaults of MPICH 5.0 and Open MPI 5.0.
 
 CHOICES is the table; the first line of a library and collective whose condition holds is the answer. Each cites where
-it was read in the library's sources. `counted`: the port counters of 3, 4 and 5 hosts with 1 and 2 ranks each (the
-last one with 1, too), 8 MB, showed these bytes on every port, under MPICH 5.0.2 and Open MPI 5.0.11, both over UCX and
-TCP. A line with algorithm None is a choice that is not modelled. A site's settings and other builds may choose
-otherwise.
+it was read in the library's sources. `counted`: on 3, 4 and 5 virtual hosts, with 1 rank each and with 2 (the fifth
+host 1), vectors of 8 MB, every port's counters showed the bytes of this algorithm, under MPICH 5.0.2 or Open MPI
+5.0.11, both over UCX and TCP. A line with algorithm None is a choice that is not modelled. A site's settings and other
+builds may choose otherwise.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def resolve(call: Call) -> tuple[list[Stage], list[str]]:
         stages, names = composed.smp(call, resolve)
         return stages, [name, *names]
     if choice.algorithm == "reduce-scatter":
-        stages, names = resolve(Call(call.library, "reduce", call.members, call.nodes, call.size, call.item))
+        stages, names = resolve(replace(call, collective="reduce"))
         return stages + flat.linear_scatter(call.members, call.size), [name, *names]
     return ALGORITHMS[name](call), [name]
 
@@ -139,7 +139,7 @@ ALGORITHMS = {
     "reduce chain": lambda call: flat.chain_reduce(call.members, call.size, call.root),
     "reduce binomial": lambda call: flat.binomial_reduce(call.members, call.size, call.root),
     "reduce rabenseifner": lambda call: rabenseifner_reduce(
-        call.members, call.size, call.item, call.root, call.library
+        call.members, call.size, call.item, call.root, call.library, call.after_node_sums
     ),
     "reduce han": composed.han,
     "bcast linear": lambda call: flat.linear_bcast(call.members, call.size, call.root),
@@ -151,9 +151,13 @@ ALGORITHMS = {
     "allreduce doubling": lambda call: flat.doubling_allreduce(call.members, call.size),
     "allreduce rabenseifner": lambda call: rabenseifner_allreduce(call.members, call.size, call.item, call.library),
     "allreduce han": composed.han,
-    "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(call.members, call.nodes, call.size),
+    "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(
+        call.members, call.group.nodes, call.size
+    ),
     "allgather ring": lambda call: flat.ring_all_gather(call.members, np.full(call.count, call.block)),
-    "allgather doubling": lambda call: flat.doubling_all_gather(call.members, call.size, call.library),
+    "allgather doubling": lambda call: flat.doubling_all_gather(
+        call.members, np.full(call.count, call.block), call.library
+    ),
     "allgather bruck": lambda call: flat.bruck_all_gather(call.members, call.size),
     "allgather han": composed.han,
 }

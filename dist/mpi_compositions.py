@@ -4,6 +4,8 @@ Inside a node the libraries have algorithms of their own; here a binomial tree s
 a port, and its time comes from a measured rate (cost_model.Cluster.local_rate).
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from dist import mpi_algorithms, rabenseifner
@@ -13,12 +15,13 @@ from dist.mpi_calls import Call
 
 def local_reduce(call: Call) -> list[Stage]:
     """Every node's sum on its leader."""
-    place, leader = _places_in_nodes(call)
+    place, leader = call.group.local_places
+    by_place = np.argsort(leader * call.count + place)  # node by node, each node's members in their order
     stages, distance = [], 1
     while distance <= place.max():
-        senders = np.flatnonzero(place % (2 * distance) == distance)
-        receivers = _member_at(call, place[senders] - distance, leader[senders], place, leader)
-        stages.append(stage(call.members[senders], call.members[receivers], call.size, added=call.size))
+        senders = np.flatnonzero(place[by_place] % (2 * distance) == distance)
+        source, destination = call.members[by_place[senders]], call.members[by_place[senders - distance]]
+        stages.append(stage(source, destination, call.size, added=call.size))
         distance *= 2
     return stages
 
@@ -27,39 +30,25 @@ def local_bcast(call: Call) -> list[Stage]:
     return [stage(one.destination, one.source, one.size) for one in reversed(local_reduce(call))]
 
 
-def _places_in_nodes(call):
-    """(number among its node's members, index of its node's leader) of every member."""
-    order = np.argsort(call.nodes, kind="stable")
-    first = np.flatnonzero(np.r_[True, np.diff(call.nodes[order]) != 0])
-    widths = np.diff(np.r_[first, call.count])
-    place, leader = np.empty(call.count, np.int64), np.empty(call.count, np.int64)
-    place[order] = np.arange(call.count) - np.repeat(first, widths)
-    leader[order] = np.repeat(order[first], widths)
-    return place, leader
-
-
-def _member_at(call, wanted_place, wanted_leader, place, leader):
-    """Index of the member with this place under this leader."""
-    keys = leader * (place.max() + 1) + place
-    order = np.argsort(keys)
-    return order[np.searchsorted(keys[order], wanted_leader * (place.max() + 1) + wanted_place)]
-
-
 def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
     """MPICH's: inside the nodes, among their leaders, inside the nodes. resolve(call): what the leaders' call is."""
     root = call.members[call.root]
     if call.collective == "bcast":
         middle, names = resolve(call.among_leaders(call.root_node))
-        to_leader = stage(root, call.members[call.leaders[call.root_node]], call.size)
+        to_leader = stage(root, call.group.leaders.members[call.root_node], call.size)
         return [to_leader, *middle, *local_bcast(call)], names
-    middle, names = resolve(call.among_leaders())
+    middle, names = resolve(replace(call.among_leaders(), after_node_sums=True))
     # The leaders' root is rank 0's node whatever the root; the counters show the vector going on from there.
     after = local_bcast(call) if call.collective == "allreduce" else [stage(call.members[0], root, call.size)]
     return local_reduce(call) + middle + after, names
 
 
 def han(call: Call) -> list[Stage]:
-    """Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast run at once."""
+    """Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast run at once.
+
+    Among the leaders it calls libnbc, whose choices are those counted with 3, 4 and 5 leaders; more are taken to be
+    served like 5.
+    """
     if call.collective == "allgather":
         return _han_all_gather(call)
     leaders = call.among_leaders(call.root_node)
@@ -82,10 +71,11 @@ def together(stages: list[Stage]) -> Stage:
 def _han_all_gather(call: Call) -> list[Stage]:
     """Blocks collected on the leaders, gathered among them, and handed to everybody on the node."""
     leaders = call.among_leaders()
-    _, leader = _places_in_nodes(call)
+    _, leader = call.group.local_places
     collect = stage(call.members, call.members[leader], call.block)
     if leaders.power_of_two:
-        middle = mpi_algorithms.doubling_all_gather(leaders.members, call.size, "openmpi")
+        blocks = np.full(leaders.count, leaders.block)
+        middle = mpi_algorithms.doubling_all_gather(leaders.members, blocks, "openmpi")
     else:
         middle = mpi_algorithms.bruck_all_gather(leaders.members, call.size)
     return [collect, *middle, *local_bcast(call)]

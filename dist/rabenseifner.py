@@ -12,10 +12,11 @@ from dist.message_stages import Stage, stage
 from dist.mpi_algorithms import RENDEZVOUS_BYTES, folded
 
 
-def rabenseifner_reduce(members, size, item, root=0, library="mpich") -> list[Stage]:
-    """To the root. item: bytes of one element, which no block cuts."""
+def rabenseifner_reduce(members, size, item, root=0, library="mpich", after_node_sums=False) -> list[Stage]:
+    """To the root. item: bytes of one element, which no block cuts; after_node_sums: as mpi_calls.Call says."""
     core, fold = folded(members, keep=0)
-    stages, first, edges = halving(core, size, item, pairs_apart(library, size, len(fold) > 0))
+    apart = pairs_apart(library, size, len(fold) > 0, in_step=0 if after_node_sums else 1)
+    stages, first, edges = halving(core, size, item, apart)
     stages = fold_stages(fold, size, item, library) + stages
     target = members[root]
     if target not in core:  # the first of all hands its block to the root, which takes its place
@@ -30,27 +31,27 @@ def rabenseifner_allreduce(members, size, item, library="mpich") -> list[Stage]:
     stages, *_ = halving(core, size, item, pairs_apart(library, size, len(fold) > 0))
     apart_again = pairs_apart(library, size, len(fold) > 0, gathering=True)
     gather = [
-        stage(one.destination, one.source, one.size, exchange_apart=apart_again(1, one.size.max()))
+        stage(one.destination, one.source, one.size, exchange_apart=apart_again(0, one.size.max(initial=0)))
         for one in reversed(stages)
     ]
     unfold = [stage(fold[:, 1], fold[:, 0], size)] if len(fold) else []
     return fold_stages(fold, size, item, library) + stages + gather + unfold
 
 
-def pairs_apart(library, size, fold, gathering=False):
+def pairs_apart(library, size, fold, gathering=False, in_step=1):
     """A function (exchange's number, bytes each way) -> whether pairs come to that exchange out of step.
 
     As measured. A vector that is sent at once holds nobody up. Else, with Open MPI, always. With MPICH a fold holds up
-    half of the pairs, until they have waited for each other in halving; without one they begin in step and get apart
-    by adding, which shows where messages are so large that they wait.
+    half of the pairs, until they have waited for each other in halving. Without one the first `in_step` exchanges are
+    in step; then the pairs get apart by adding, in halving only where a message is so large that it waits.
     """
     if size < RENDEZVOUS_BYTES[library]:
         return lambda number, sent: False
     if library == "openmpi":
         return lambda number, sent: True
-    if fold:
-        return lambda number, sent: not gathering
-    return lambda number, sent: number > 0 and bool(sent >= RENDEZVOUS_BYTES[library])
+    if fold or gathering:
+        return lambda number, sent: fold != gathering
+    return lambda number, sent: number >= in_step and bool(sent >= RENDEZVOUS_BYTES[library])
 
 
 def fold_stages(fold, size, item, library) -> list[Stage]:
@@ -83,8 +84,10 @@ def halving(core, size, item, apart) -> tuple[list[Stage], np.ndarray, np.ndarra
         given = first + (1 - upper) * left
         first = first + upper * left
         sent = edges[given + left] - edges[given]
-        out_of_step = apart(len(stages), sent.max())
-        stages.append(stage(core, core[index ^ distance], sent, added=int(sent.max()), exchange_apart=out_of_step))
+        out_of_step = apart(len(stages), sent.max(initial=0))
+        stages.append(
+            stage(core, core[index ^ distance], sent, added=int(sent.max(initial=0)), exchange_apart=out_of_step)
+        )
         distance *= 2
     return stages, first, edges
 

@@ -5,19 +5,20 @@ call MPI's collectives send what the library picks (mpi_choices.py).
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from dist.double_tree import double_tree
 from dist.message_stages import Stage, stage
 from dist.mpi_algorithms import ring_all_gather, ring_reduce_scatter
-from dist.mpi_calls import Call
+from dist.mpi_calls import Call, Group
 from dist.mpi_choices import LIBRARIES, resolve
 from dist.ranges import cut
 
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}
-# Calls to this many roots are looked at one by one; of more, as many evenly spread ones stand for all.
-ROOTS_LOOKED_AT = 64
+# Up to this many roots of calls in turn are looked at one by one; of more, a few evenly spread ones stand for all.
+MOST_ROOTS, FEW_ROOTS = 64, 16
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,16 @@ class Setting:
     def ranks(self) -> np.ndarray:
         return np.arange(len(self.placement))
 
+    @cached_property
+    def group(self) -> Group:
+        return Group(self.ranks, self.placement)
+
     def blocks(self, parts: int) -> np.ndarray:
         """Bytes of each part of the vector, cut as the strategies cut it."""
         return self.item * np.array([stop - start for start, stop in cut(self.elements, parts)], np.int64)
 
     def call(self, collective: str, size: int, root: int = 0) -> tuple[list[Stage], list[str]]:
-        return resolve(Call(self.library, collective, self.ranks, self.placement, size, self.item, root))
+        return resolve(Call(self.library, collective, self.group, size, self.item, root))
 
     @property
     def vector(self) -> int:
@@ -65,7 +70,9 @@ def tree(setting: Setting) -> tuple[list[Stage], list[str]]:
         for source, destination in ((child, parent), (parent, child)):
             messages.append(np.stack([source, destination, np.full(len(child), half)]))
         depth = max(depth, (count - 1).bit_length())
-    return [stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1))], []
+    # A rank has at most two children in all.
+    added = int(2 * setting.blocks(2).max())
+    return [stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added)], []
 
 
 def leaders_ring(setting: Setting, halves: int = 2) -> tuple[list[Stage], list[str]]:
@@ -96,8 +103,8 @@ def sliced(setting: Setting) -> tuple[list[Stage], list[str]]:
 
 
 def _looked_at(ranks: int) -> list[tuple[int, int]]:
-    """(root, how many roots it stands for): all, or ROOTS_LOOKED_AT from the middles of equal parts."""
-    parts = cut(ranks, min(ranks, ROOTS_LOOKED_AT))
+    """(root, how many roots it stands for): all, or FEW_ROOTS from the middles of equal parts."""
+    parts = cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS)
     return [((start + stop - 1) // 2, stop - start) for start, stop in parts]
 
 
@@ -111,7 +118,8 @@ def allreduce(setting: Setting) -> tuple[list[Stage], list[str]]:
 
 def _in_turn(*calls):
     """The calls' stages one after another, and the names of their algorithms, each once."""
-    return sum((stages for stages, _ in calls), []), list(dict.fromkeys(name for _, names in calls for name in names))
+    stages = [stage for stages, _ in calls for stage in stages]
+    return stages, list(dict.fromkeys(name for _, names in calls for name in names))
 
 
 SCHEDULES = {
@@ -135,8 +143,8 @@ def schedule(
 
     placement: node of each rank, nodes numbered 0 .. M-1, none empty. ValueError with one line for an unknown
     strategy, library or wire dtype, for a placement with gaps, or for a vector that is no whole number of elements;
-    mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Several hundred thousand
-    ranks take seconds; bytes of `sliced` on more than ROOTS_LOOKED_AT ranks are estimates.
+    mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of `sliced`
+    on more than MOST_ROOTS ranks are estimates.
     """
     for what, name, known in (
         ("strategy", strategy, SCHEDULES),
