@@ -1,0 +1,121 @@
+"""Seconds of an exchange, from its messages and the measured or nominal rates of the nodes' ports.
+
+A stage (message_stages.py) lasts as long as its busiest port, each direction by itself, plus a latency for each of its
+dependent steps; stages follow one another. That is the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py)
+with the node's port in the rank's place. It shows what a schedule loses: ranks of one node share a port, and a rooted
+or blocking call keeps one port busy while the others wait.
+
+Two of a pair that exchange large messages over one TCP connection use both directions at once only if they begin
+together. If one was earlier, its data leave as soon as the other has answered, and the other's answer and data queue
+behind; where data are sent without an answer, they pass while the late one's port still serves somebody else. Either
+way the times of the two directions add up. Measured on the virtual cluster: 4 MB each way, 82 or 164 ms.
+
+Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s, the model says 0.38); the start of one
+blocking call under the end of the one before, which makes `sliced` over Open MPI's chains up to a third shorter than
+predicted; and what slows MPICH's Bcast down between 3 and 6 MB.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist.message_stages import Stage, node_traffic
+from dist.schedules import schedule
+
+# An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
+# counter that sees 1514 makes it 1.045, and so did every long transfer on the virtual cluster.
+TCP_HEADERS = 1514 / 1448
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks, nodes, and how fast bytes move.
+
+    placement: node of each rank; rate_in, rate_out: bytes/s of the nodes' ports, one number or one a node; latency_s:
+    of one message between nodes, software included. tcp: the two of a pair share one TCP connection, see above.
+    nominal: the rates are the links' own, of which TCP/IP's headers take their part; else they are what a transfer of
+    plain bytes reached. local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between
+    two ranks of a node; add_rate: at which a rank adds what came over the network. Where ranks share cores these three
+    differ much from the defaults, a free core's: measure them.
+    """
+
+    placement: list[int]
+    rate_in: float | np.ndarray
+    rate_out: float | np.ndarray
+    latency_s: float
+    tcp: bool = True
+    nominal: bool = True
+    local_rate: float = 5e9
+    local_reduce_rate: float = 2.5e9
+    add_rate: float = 5e9
+
+    @property
+    def nodes(self) -> int:
+        return int(np.max(self.placement)) + 1
+
+    def port_seconds(self, rates: float | np.ndarray) -> np.ndarray:
+        """Seconds a byte takes through each port, (nodes,)."""
+        return np.broadcast_to((TCP_HEADERS if self.nominal else 1.0) / np.asarray(rates, float), self.nodes)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """seconds; bytes_in, bytes_out: int64 (nodes,); steps: messages that wait for one another; bound_s: an
+    allreduce's lower bound 2 (M-1)/M D/B at the slowest port's rate; algorithms: the MPI library's, by name.
+    """
+
+    strategy: str
+    seconds: float
+    bytes_in: np.ndarray
+    bytes_out: np.ndarray
+    steps: int
+    bound_s: float
+    algorithms: list[str]
+
+
+def predict(
+    strategy: str, cluster: Cluster, size_bytes: int, library: str = "mpich", wire: str = "float32"
+) -> Prediction:
+    """One exchange of a vector of size_bytes on the wire. Errors as dist.schedules.schedule's.
+
+    With a dedicated server nothing changes here: it takes part in both calls of reduce-bcast.
+    """
+    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire)
+    into, out = node_traffic(stages, cluster.placement)
+    seconds = float(sum(stage_seconds(stage, cluster) for stage in stages))
+    steps = sum(stage.steps * stage.repeat for stage in stages)
+    return Prediction(strategy, seconds, into, out, steps, lower_bound_s(cluster, size_bytes), algorithms)
+
+
+def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
+    """2 (M-1)/M D/B: every node takes in and sends out that much in an allreduce without help from the switch."""
+    slowest = min(np.min(cluster.rate_in), np.min(cluster.rate_out))
+    return float(2 * (cluster.nodes - 1) / cluster.nodes * size_bytes / slowest)
+
+
+def stage_seconds(stage: Stage, cluster: Cluster) -> float:
+    """All messages of one stage, its repeats included."""
+    nodes = np.asarray(cluster.placement)
+    crosses = nodes[stage.source] != nodes[stage.destination]
+    sizes, local_sizes = stage.size * crosses, stage.size * ~crosses
+    in_s, out_s = cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out)
+    into = np.bincount(nodes[stage.destination], sizes, cluster.nodes) * in_s
+    out = np.bincount(nodes[stage.source], sizes, cluster.nodes) * out_s
+    local_rate = cluster.local_reduce_rate if stage.added else cluster.local_rate
+    local = np.bincount(stage.destination, local_sizes, len(nodes)).max() / local_rate
+    seconds = max(into.max(), out.max(), local, stage.added_meanwhile / cluster.add_rate)
+    if stage.exchange_apart and cluster.tcp:
+        one_way = np.bincount(stage.destination, sizes, len(nodes)) * in_s[nodes]
+        other_way = np.bincount(stage.source, sizes, len(nodes)) * out_s[nodes]
+        seconds = max(seconds, (one_way + other_way).max())
+    if crosses.any():
+        seconds += stage.steps * cluster.latency_s + stage.added / cluster.add_rate
+    return stage.repeat * seconds
+
+
+def exposed_s(exchange_s: float, overlappable_s: float, last_bucket_s: float) -> float:
+    """What an exchange adds to a step when it runs while `overlappable_s` of computing goes on.
+
+    The last bucket becomes final when computing ends, so its exchange always shows.
+    """
+    return min(exchange_s, max(0.0, exchange_s - overlappable_s) + last_bucket_s)

@@ -1,0 +1,56 @@
+"""What an exchange sends: stages one after another, each a set of messages that are under way together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Messages that are under way at the same time.
+
+    source, destination, size: int64 (K,): ranks, and bytes. A stage of several dependent steps (a ring) holds the
+    bytes of all of them. steps: messages that wait for one another. added: bytes that the busiest rank adds to its own
+    when the messages have come, the wire idle; added_meanwhile: while they come. exchange_apart: the messages are
+    exchanges of pairs, and the two of a pair come to it at different times (cost_model.py says why that matters).
+    repeat: the stage happens so many times, with as many bytes each time.
+    """
+
+    source: np.ndarray
+    destination: np.ndarray
+    size: np.ndarray
+    steps: int = 1
+    added: int = 0
+    added_meanwhile: int = 0
+    exchange_apart: bool = False
+    repeat: int = 1
+
+
+def stage(source, destination, size, **properties) -> Stage:
+    """A Stage of array-likes, broadcast to one length; messages of nothing and to oneself are left out."""
+    arrays = np.broadcast_arrays(*(np.asarray(values, np.int64) for values in (source, destination, size)))
+    source, destination, size = (np.atleast_1d(array) for array in arrays)
+    sent = (size > 0) & (source != destination)
+    return Stage(source[sent], destination[sent], size[sent], **properties)
+
+
+def rank_traffic(stages: list[Stage], ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes into, bytes out of) every rank, int64 (ranks,), messages inside nodes included."""
+    return _tally(stages, np.arange(ranks), inside_too=True)
+
+
+def node_traffic(stages: list[Stage], placement: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes into, bytes out of) every node's port, int64 (nodes,). placement: the node of each rank."""
+    return _tally(stages, np.asarray(placement), inside_too=False)
+
+
+def _tally(stages, place, inside_too):
+    count = int(place.max()) + 1
+    into, out = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for one in stages:
+        source, destination = place[one.source], place[one.destination]
+        counted = one.size * one.repeat * (inside_too | (source != destination))
+        # Sums of whole numbers below 2**53: exact in float64.
+        into += np.bincount(destination, counted, count).astype(np.int64)
+        out += np.bincount(source, counted, count).astype(np.int64)
+    return into, out

@@ -1,0 +1,138 @@
+"""What every way of exchanging gradients would cost on a cluster that is only described.
+
+    python scripts/advise.py --nodes 5 --ranks 9 --ranks-per-node 2 --link 400mbit --parameters 2M --compute-ms 100
+    python scripts/advise.py --nodes 64 --ranks-per-node 8 --link 200gbit --latency 3us --transport rdma \\
+        --parameters 1.5B --compute-ms 400 --memory-rate 300 --wire bfloat16
+
+Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
+dist/cost_model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
+computing and what shows of the exchange; the update is left out. Ends in a second or two for thousands of nodes.
+"""
+
+import argparse
+import json
+import re
+import sys
+
+import numpy as np
+from advice import advice_sentence, advise
+from cluster_hosts import ClusterError
+from cluster_network import bits_per_s
+
+from dist.cost_model import Cluster
+from dist.mpi_choices import LIBRARIES
+from dist.schedules import WIRE_BYTES
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+MOST_RANKS = 10**6
+USER_MISTAKE = 2  # exit code, as argparse's
+
+
+def main():
+    arguments = parser().parse_args()
+    try:
+        cluster = described_cluster(arguments)
+        parameters, compute_s = parameter_count(arguments.parameters), arguments.compute_ms / 1e3
+        if not 0 <= compute_s < float("inf"):
+            raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
+        rows = advise(cluster, parameters, compute_s, arguments.library, arguments.wire)
+    except (ValueError, ClusterError) as error:
+        print(f"advise.py: error: {error}", file=sys.stderr)
+        raise SystemExit(USER_MISTAKE) from None
+    if arguments.json:
+        print(json.dumps({"setting": vars(arguments), "strategies": rows, "advice": advice_sentence(rows)}, indent=1))
+    else:
+        print(f"{table(rows)}\n\n{advice_sentence(rows)}")
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = result.add_argument
+    add("--nodes", type=int, required=True, metavar="M")
+    add("--ranks", type=int, metavar="N", help="of all nodes (M times P)")
+    add("--ranks-per-node", type=int, metavar="P", help="nodes are filled in order (N/M, rounded up)")
+    add("--link", required=True, metavar="RATE", help="of every node's port, each way: 400mbit, 10gbit, 200gbit")
+    add("--latency", default="50us", metavar="TIME", help="of one message, software included: 20us, 1ms (50us)")
+    add("--parameters", required=True, metavar="COUNT", help="of the model: 124M, 1.5B or a number")
+    add("--compute-ms", type=float, required=True, metavar="MS", help="forward and backward of a step, all ranks at it")
+    add("--wire", choices=WIRE_BYTES, default="float32", help="what gradients travel as (float32)")
+    add("--library", choices=LIBRARIES, default="mpich", help="whose collectives the MPI strategies call (mpich)")
+    add("--transport", choices=("tcp", "rdma"), default="tcp", help="what the MPI library runs over (tcp)")
+    add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")
+    add("--json", action="store_true", help="one object instead of a table")
+    return result
+
+
+def described_cluster(arguments) -> Cluster:
+    """ValueError or ClusterError with one line for what is no cluster."""
+    rate = bits_per_s(arguments.link) / 8
+    if not 0 < arguments.memory_rate < float("inf"):
+        raise ValueError(f"--memory-rate {arguments.memory_rate:g}: expected more than 0")
+    memory = arguments.memory_rate * 1e9
+    return Cluster(
+        place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node), rate, rate,
+        duration_s(arguments.latency), tcp=arguments.transport == "tcp", local_rate=memory,
+        local_reduce_rate=memory / 2, add_rate=memory,
+    )  # fmt: skip
+
+
+def place_ranks(nodes: int, ranks: int | None, per_node: int | None) -> np.ndarray:
+    """The node of each rank, (ranks,). ValueError unless every node gets one and every rank has a place."""
+    if ranks is None:
+        ranks = nodes * (1 if per_node is None else per_node)
+    if per_node is None:
+        per_node = -(-ranks // max(nodes, 1))
+    if min(nodes, ranks, per_node) < 1 or ranks > MOST_RANKS:
+        raise ValueError(f"--nodes, --ranks and --ranks-per-node: expected 1 or more, and at most {MOST_RANKS} ranks")
+    if not (nodes - 1) * per_node < ranks <= nodes * per_node:
+        raise ValueError(
+            f"{ranks} ranks on {nodes} nodes, {per_node} on each: expected {(nodes - 1) * per_node + 1} to "
+            f"{nodes * per_node} ranks; change --ranks, --nodes or --ranks-per-node"
+        )
+    return np.arange(ranks) // per_node
+
+
+def duration_s(text: str) -> float:
+    """2e-5 for "20us". ValueError for what is no time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no time: expected 20us, 1.5ms or the like")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def parameter_count(text: str) -> int:
+    """124000000 for "124M". ValueError for what is no count."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.upper())
+    count = round(float(match[1]) * COUNTS[match[2]]) if match else 0
+    if count < 1:
+        raise ValueError(f"{text!r} is no count of parameters: expected 124M, 1.5B or a number")
+    return count
+
+
+def table(rows: list[dict]) -> str:
+    """One line a strategy; what the model does not know is a dash, with the reason below."""
+    lines = [
+        f"{'':<24}{'exchange':>10}{'times':>7}  {'busiest node, MB':>18}  {'memory':>8}{'step':>10}{'overlapped':>12}\n"
+        f"{'strategy':<24}{'ms':>10}{'bound':>7}  {'in':>8}{'out':>10}  {'GB/rank':>8}{'ms':>10}{'ms':>12}"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row['strategy']:<24}{number(row['exchange_s'], 1e3):>10}{number(row['times_bound']):>7}  "
+            f"{number(row['bytes_in'], 1e-6):>8}{number(row['bytes_out'], 1e-6):>10}  "
+            f"{number(row['memory_bytes'], 1e-9):>8}{number(row['step_s'], 1e3):>10}"
+            f"{number(row['step_overlapped_s'], 1e3):>12}"
+        )
+    return "\n".join([*lines, *(f"{row['strategy']}: {row['unknown']}" for row in rows if row["unknown"])])
+
+
+def number(value: float | None, scale: float = 1.0) -> str:
+    """Three digits, or a dash for None."""
+    if value is None:
+        return "-"
+    value *= scale
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
