@@ -124,14 +124,17 @@ class GPT2:
         )  # fmt: skip
         gradients_final(*next(final_ranges))
         for index in reversed(range(self.config.n_layer)):
-            self._layer_backward(self.layers[index], p.layers[index], d.layers[index], accumulate)
+            layer = self.layers[index], p.layers[index], d.layers[index]
+            self._feed_forward_backward(*layer, accumulate)
+            gradients_final(*next(final_ranges))
+            self._attention_backward(*layer, accumulate)
             gradients_final(*next(final_ranges))
         k.embedding_backward(d.wte, d.wpe, self.dresidual.reshape(*self.tokens.shape, -1), self.tokens, accumulate)
         gradients_final(*next(final_ranges))
 
-    def _layer_backward(self, a, w, d, accumulate):
-        """One block: dresidual holds the gradient of its output before, of its input after."""
-        k, (B, T), C = self.kernels, self.tokens.shape, self.config.n_embd
+    def _feed_forward_backward(self, a, w, d, accumulate):
+        """The second half of a block: dresidual holds the gradient of its output before, of its input after."""
+        k = self.kernels
         k.linear_backward(self.dfc, d.fcproj_weight, d.fcproj_bias, self.dresidual, a.gelu, w.fcproj_weight, accumulate)
         k.gelu_backward(self.dfc, a.gelu_saved)
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
@@ -146,6 +149,10 @@ class GPT2:
             w.ln2_weight,
             accumulate,
         )
+
+    def _attention_backward(self, a, w, d, accumulate):
+        """The first half of a block, likewise."""
+        k, (B, T), C = self.kernels, self.tokens.shape, self.config.n_embd
         k.linear_backward(
             self.dbranch, d.attproj_weight, d.attproj_bias, self.dresidual, a.attention, w.attproj_weight, accumulate
         )

@@ -81,10 +81,13 @@ class Layout:
     def final_ranges(self) -> tuple[tuple[int, int], ...]:
         """The parts of the buffer in the order in which backward makes their gradients final.
 
-        The embeddings come last, as the token embedding is also the head.
+        A layer comes in two halves; the embeddings come last, as the token embedding is also the head.
         """
-        layers = [self.layer_range(layer) for layer in reversed(range(self.config.n_layer))]
-        return ((self.range_of("lnf")[0], self.size), *layers, (0, self.range_of("wpe")[1]))
+        halves = []
+        for layer in reversed(range(self.config.n_layer)):
+            (start, stop), middle = self.layer_range(layer), self.by_name[f"layer.{layer}.ln2_weight"].start
+            halves += [(middle, stop), (start, middle)]
+        return ((self.range_of("lnf")[0], self.size), *halves, (0, self.range_of("wpe")[1]))
 
     def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""
