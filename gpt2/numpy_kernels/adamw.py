@@ -39,8 +39,9 @@ def _ranges(decaying, size, keep):
     """[0, size) as ranges (start, stop, factor of the parameters): `keep` where they decay, 1 in between."""
     ranges, end = [], 0
     for low, high in decaying:
-        ranges += [(end, low, 1.0), (low, high, keep)]
-        end = high
+        if low < high:
+            ranges += [(end, low, 1.0), (low, high, keep)]
+            end = high
     return [*ranges, (end, size, 1.0)]
 
 
