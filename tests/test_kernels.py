@@ -161,6 +161,16 @@ def test_attention_of_huge_scores(k):
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-2, atol=0.05)
 
 
+def test_attention_keeps_nan_to_the_queries_that_see_it(k):
+    qkv = RANDOM.standard_normal((1, ROWS + 40, 3 * 8), dtype=np.float32)
+    out, logsumexp = np.empty((1, ROWS + 40, 8), np.float32), np.empty((1, 2, ROWS + 40), np.float32)
+    qkv[0, 30, 8] = np.nan  # in a key of the first head
+    k.attention_forward(out, logsumexp, qkv, 2)
+    assert np.isnan(out[0, 30:, :4]).all()
+    assert np.isfinite(out[0, :30]).all()
+    assert np.isfinite(out[0, :, 4:]).all()
+
+
 def test_embedding(k):
     B, T, C, V = 3, 4, 5, 8
     tokens = RANDOM.integers(V, size=(B, T)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""GPT-2's kernels on CPU cores: BLAS products, and NumPy ufuncs on blocks of rows that stay in cache.
+"""GPT-2's kernels on CPU cores: BLAS products through NumPy, and compiled loops (`loops.py`) between them.
 
 Each function's first argument is `cores`, the threads it may use (`cores.py`).
 """

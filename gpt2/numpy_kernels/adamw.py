@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019) on a flat range, and the sum of squares that clipping needs.
 
 Kept are the unscaled moments m = sum b1^(t-i) g_i and v = sum b2^(t-i) g_i^2. The usual factors (1-b1), (1-b2) and the
-bias corrections are constants of a step, so they go into the step size and epsilon, and two passes fall away:
+bias corrections are constants of a step, and go into the step size and epsilon:
 
     p -= lr (mhat / (sqrt(vhat) + eps) + weight_decay p),   mhat = m (1-b1)/(1-b1^t),   vhat = v (1-b2)/(1-b2^t)
 """
@@ -10,7 +10,9 @@ import math
 
 import numpy as np
 
-BLOCK = 512 << 10  # elements: few calls, as handing the interpreter lock over costs more than a miss in L2
+from gpt2.numpy_kernels import loops
+
+BLOCK = 512 << 10  # elements that sum_of_squares adds in float32
 
 
 def adamw(cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale):
@@ -20,28 +22,27 @@ def adamw(cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, 
     """
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
-    scaled_eps = eps / root
+    ranges = _ranges(decaying, len(parameters), 1.0 - lr * weight_decay)
+    real = parameters.dtype.type
 
-    def block(start, stop):
-        p, g, first, second = (array[start:stop] for array in (parameters, gradients, m, v))
-        scaled, t = (cores.scratch(name, p.shape, p.dtype) for name in ("scaled", "t"))
-        if gradient_scale != 1.0:
-            g = np.multiply(g, gradient_scale, out=scaled)
-        first *= beta1
-        first += g
-        np.multiply(g, g, out=t)
-        second *= beta2
-        second += t
-        np.sqrt(second, out=t)
-        t += scaled_eps
-        np.divide(first, t, out=t)
-        t *= step_size
-        for low, high in decaying:
-            if low < stop and high > start:
-                parameters[max(low, start) : min(high, stop)] *= 1.0 - lr * weight_decay
-        p -= t
+    def part(start, stop):
+        for low, high, keep in ranges:
+            some = slice(max(low, start), min(high, stop))
+            if some.start < some.stop:
+                arrays = [array[some] for array in (parameters, gradients, m, v)]
+                loops.adamw(*arrays, *map(real, (beta1, beta2, step_size, eps / root, keep, gradient_scale)))
 
-    cores.for_blocks(len(parameters), BLOCK, block)
+    cores.for_parts(len(parameters), part)
+
+
+def _ranges(decaying, size, keep):
+    """[0, size) as ranges (start, stop, factor of the parameters): `keep` where they decay, 1 in between."""
+    ranges, end = [], 0
+    for low, high in decaying:
+        if low < high:
+            ranges += [(end, low, 1.0), (low, high, keep)]
+            end = high
+    return [*ranges, (end, size, 1.0)]
 
 
 def sum_of_squares(cores, flat) -> float:

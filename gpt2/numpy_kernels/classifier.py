@@ -8,6 +8,7 @@ loss is the sum's logarithm. The division by the row's sum goes into the small o
 
 import numpy as np
 
+from gpt2.numpy_kernels import loops
 from gpt2.numpy_kernels.linear import backward_products
 
 COLUMNS = 1024
@@ -51,35 +52,36 @@ def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, w
 def _exponentials(cores, out, inputs, weight, shift):
     """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
 
-    def reduce_block(logits, rows, columns):
-        logits -= shift[rows, None]
-        with np.errstate(over="ignore"):  # seen, and mended, by the caller
-            np.exp(logits, out=logits if out is None else out[rows, columns])
-        return (logits if out is None else out[rows, columns]).sum(axis=1)
+    def add_block(sums, logits, rows, first_column):
+        into, column = (logits, 0) if out is None else (out[rows], first_column)
+        loops.add_exponentials(into, column, sums, logits, shift[rows])
 
-    return _reduce_logits(cores, inputs, weight, np.add, 0.0, reduce_block)
+    return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block)
 
 
 def _row_maximum(cores, inputs, weight):
     """The largest logit of each row (N,)."""
-    return _reduce_logits(cores, inputs, weight, np.maximum, -np.inf, lambda logits, rows, columns: logits.max(axis=1))
+
+    def add_block(maximum, logits, rows, first_column):
+        np.maximum(maximum, logits.max(axis=1), out=maximum)
+
+    return _reduce_logits(cores, inputs, weight, np.maximum, -np.inf, add_block)
 
 
-def _reduce_logits(cores, inputs, weight, combine, start_value, reduce_block):
-    """reduce_block(logits, rows, columns) of each block of logits (rows, columns), combined over the columns: (N,)."""
+def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
+    """add_block(result, logits, rows, first_column) of each block of logits, combined over the columns: (N,)."""
     N, V = len(inputs), len(weight)
-    partial = []
+    partial = {}
 
     def some_columns(start, stop):
-        result = np.full(N, start_value, inputs.dtype)
-        partial.append((start, result))
+        result = partial[start] = np.full(N, start_value, inputs.dtype)
         for low in range(start, stop, COLUMNS):
-            columns = slice(low, min(low + COLUMNS, stop))
+            high = min(low + COLUMNS, stop)
             for row in range(0, N, ROWS):
                 rows = slice(row, min(row + ROWS, N))
-                logits = cores.scratch("logits", (rows.stop - row, columns.stop - low), inputs.dtype)
-                np.matmul(inputs[rows], weight[columns].T, out=logits)
-                combine(result[rows], reduce_block(logits, rows, columns), out=result[rows])
+                logits = cores.scratch("logits", (rows.stop - row, high - low), inputs.dtype)
+                np.matmul(inputs[rows], weight[low:high].T, out=logits)
+                add_block(result[rows], logits, rows, low)
 
     cores.for_parts(V, some_columns)
-    return combine.reduce([result for _, result in sorted(partial, key=lambda item: item[0])])
+    return combine.reduce([partial[start] for start in sorted(partial)])

@@ -1,8 +1,9 @@
 """The CPU cores one rank may use: blocks of work, and matrix products, over Python threads.
 
-NumPy's ufuncs and products release the interpreter lock, so plain threads run in parallel. BLAS is held to one thread
-for good, and products are cut here: OpenBLAS's own threads go on spinning for 0.1 s after a product, on the cores that
-the elementwise work after it needs, and a part can be finished (bias, GELU) by the thread that has it in cache.
+The compiled loops and NumPy's products release the interpreter lock, so plain threads run in parallel. BLAS is held to
+one thread for good, and products are cut here: OpenBLAS's own threads go on spinning for 0.1 s after a product, on the
+cores that the elementwise work after it needs, and a part can be finished (bias, GELU) by the thread that has it in
+cache.
 """
 
 import math
@@ -13,14 +14,12 @@ from queue import SimpleQueue
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-CACHE_BYTES = 8 << 20  # what a block works on: handing the interpreter lock over costs more than a miss in L2
-
 
 class Cores:
     """`threads` threads of this process. The calling thread is one of them."""
 
     def __init__(self, threads: int):
-        self.threads, self.cache_bytes = threads, CACHE_BYTES
+        self.threads = threads
         self._workers = [_Worker() for _ in range(threads - 1)]
         self._thread_local = threading.local()
         for library in ThreadpoolController().lib_controllers:
@@ -59,10 +58,6 @@ class Cores:
                 work(low, min(low + block, stop))
 
         self.for_parts(count, part)
-
-    def for_rows(self, rows: int, row_bytes: int, work) -> None:
-        """for_blocks with as many rows a block as keep `row_bytes` a row in cache."""
-        self.for_blocks(rows, max(1, self.cache_bytes // row_bytes), work)
 
     def matmul(self, a, b, out, finish=None) -> None:
         """out (rows, columns) = a @ b, cut over the threads; see `matmuls`."""

@@ -6,45 +6,18 @@
 Forward has all of the slope's parts at hand, so it leaves the slope where x was, and backward is one multiplication.
 """
 
-import math
-
 import numpy as np
 
-SCALE = math.sqrt(2.0 / math.pi)
-CUBIC = 0.044715
+from gpt2.numpy_kernels import loops
 
 
 def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
     """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for gelu_backward alone."""
 
     def finish(rows, columns):
-        x, y = saved[rows, columns], out[rows, columns]
-        block = max(1, cores.cache_bytes // (4 * x.shape[1] * x.itemsize))
-        for start in range(0, len(x), block):
-            some = slice(start, start + block)
-            x[some] += bias[columns]
-            _gelu_and_slope(cores, y[some], x[some])
+        loops.bias_gelu_and_slope(out, saved, bias, rows, columns)
 
     cores.matmul(inputs, weight.T, saved, finish)
-
-
-def _gelu_and_slope(cores, y, x):
-    """y = gelu(x), x = dy/dx."""
-    square, h = (cores.scratch(name, x.shape, x.dtype) for name in ("square", "h"))
-    np.multiply(x, x, out=square)
-    square *= -2.0 * SCALE * CUBIC
-    np.subtract(square, 2.0 * SCALE, out=h)
-    h *= x
-    with np.errstate(over="ignore"):  # x below -10: exp gives inf, and x / inf is right
-        np.exp(h, out=h)
-    h += 1.0
-    np.divide(x, h, out=y)
-    square *= -3.0
-    square += 2.0 * SCALE
-    x -= y
-    x *= square
-    x += 1.0
-    x /= h
 
 
 def gelu_backward(cores, dinputs, saved):

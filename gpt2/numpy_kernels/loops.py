@@ -1,0 +1,197 @@
+"""The kernels' loops over elements, compiled by numba: each reads and writes memory once. Products are BLAS's.
+
+Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks); whoever calls chooses the thread, as
+the interpreter lock is released. Constants take the arrays' dtype: a bare 0.5 would be float64, and so all after it.
+All loops are in this one file because numba's cache on disk notices a change of a loop's own file only.
+"""
+
+import math
+from functools import partial
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+
+def _compiled(function=None, *, fastmath=False):
+    """Compile at the first call with these dtypes; x / 0 is inf as in NumPy, since a check would hinder vectors.
+
+    Without `fastmath` each element is IEEE arithmetic, the same bits however an array is cut.
+    """
+    if function is None:
+        return partial(_compiled, fastmath=fastmath)
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither this folder nor the user's cache folder can be written: compile in each process
+        return numba.njit(**options)(function)
+
+
+# A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
+_compiled_sums = _compiled(fastmath={"reassoc", "contract", "nsz"})
+
+
+def _exp(x):
+    """e**x; in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
+
+
+# No fastmath from whoever calls: by algebra, the rounding below would fall away.
+@overload(_exp, jit_options={"error_model": "numpy", "fastmath": False})
+def _exp_of_dtype(x):
+    if x is not numba.float32:
+        return lambda x: math.exp(x)
+    f = np.float32
+
+    def exp32(x):
+        """2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2, by the polynomial and split ln 2 of Cephes' expf.
+
+        Adding `shift` rounds x / ln 2 and leaves n + 127, the bits of 2^n's exponent, at the lower end of the sum.
+        """
+        shift = f(1.5 * 2**23 + 127)
+        x = f(-88.0) if x < f(-88.0) else x
+        x = f(89.0) if x > f(89.0) else x
+        shifted = np.float32(x * f(1.44269504) + shift)
+        n = shifted - shift
+        r = x - n * f(0.693359375) + n * f(2.12194440e-4)
+        p = ((f(1.9875691500e-4) * r + f(1.3981999507e-3)) * r + f(8.3334519073e-3)) * r + f(4.1665795894e-2)
+        p = ((p * r + f(1.6666665459e-1)) * r + f(5.0000001201e-1)) * r * r + r + f(1.0)
+        return p * np.int32(shifted.view(np.int32) << np.int32(23)).view(np.float32)
+
+    return exp32
+
+
+@_compiled
+def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
+    """m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Flat arrays of one length."""
+    for i in range(len(p)):
+        gradient = g[i] * gradient_scale
+        m[i] = m[i] * beta1 + gradient
+        v[i] = v[i] * beta2 + gradient * gradient
+        p[i] = p[i] * keep - step_size * (m[i] / (math.sqrt(v[i]) + eps))
+
+
+@_compiled
+def bias_gelu_and_slope(y, x, bias, rows, columns):
+    """y = gelu(x + bias), x = its slope, in slices of y, x (N, width) and bias (width,)."""
+    real = x.dtype.type
+    one, three = real(1.0), real(3.0)
+    linear, cubic = real(-2.0 * math.sqrt(2.0 / math.pi)), real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
+    for n in range(rows.start, rows.stop):  # a row as an array of its own: LLVM sees that its indices are not negative
+        row_y, row_x, row_bias = y[n, columns], x[n, columns], bias[columns]
+        for c in range(len(row_x)):
+            z = row_x[c] + row_bias[c]
+            square = cubic * z * z
+            h = one + _exp(z * (linear + square))
+            result = z / h
+            row_y[c] = result
+            row_x[c] = (one - (z - result) * (linear + three * square)) / h
+
+
+@_compiled_sums
+def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
+    C, real = x.shape[1], x.dtype.type
+    total, squares = real(0.0), real(0.0)
+    for c in range(C):
+        total += x[n, c]
+    mean[n] = total / real(C)
+    for c in range(C):
+        squares += (x[n, c] - mean[n]) * (x[n, c] - mean[n])
+    rstd[n] = real(1.0) / math.sqrt(squares / real(C) + real(epsilon))
+    for c in range(C):
+        out[n, c] = (x[n, c] - mean[n]) * rstd[n] * weight[c] + bias[c]
+
+
+@_compiled
+def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
+    """Rows [start, stop) of out, x (N, C) and mean, rstd (N,); weight, bias (C,)."""
+    for n in range(start, stop):
+        _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n)
+
+
+@_compiled
+def residual_layernorm(residual, out, mean, rstd, x, branch, weight, bias, epsilon, start, stop):
+    """The same of residual = x + branch, which is kept."""
+    for n in range(start, stop):
+        for c in range(x.shape[1]):
+            residual[n, c] = x[n, c] + branch[n, c]
+        _normalize_row(out, mean, rstd, residual, weight, bias, epsilon, n)
+
+
+@_compiled_sums
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, start, stop):
+    """dx += and, over rows [start, stop), dweight, dbias (C,) +=; dx, dy, x (N, C); mean, rstd (N,)."""
+    C, real = x.shape[1], x.dtype.type
+    for n in range(start, stop):
+        g_sum, gn_sum = real(0.0), real(0.0)
+        for c in range(C):
+            normalized = (x[n, c] - mean[n]) * rstd[n]
+            dweight[c] += dy[n, c] * normalized
+            dbias[c] += dy[n, c]
+            g_sum += dy[n, c] * weight[c]
+            gn_sum += dy[n, c] * weight[c] * normalized
+        g_mean, gn_mean = g_sum / real(C), gn_sum / real(C)
+        for c in range(C):
+            normalized = (x[n, c] - mean[n]) * rstd[n]
+            dx[n, c] += rstd[n] * (dy[n, c] * weight[c] - g_mean - normalized * gn_mean)
+
+
+@_compiled(fastmath={"nnan", "nsz"})
+def _largest(row):
+    """Of a row without NaN; with one, any number."""
+    largest = row[0]
+    for value in row:
+        largest = value if value > largest else largest
+    return largest
+
+
+@_compiled_sums
+def causal_softmax(scores, logsumexp, first_query, scale):
+    """scores (heads, queries, keys) become softmax(scale * scores), 0 where a key comes after its query.
+
+    logsumexp (heads, T) of scale * scores; the queries are first_query, first_query + 1, ... of the sequence.
+    """
+    heads, queries, keys = scores.shape
+    real = scores.dtype.type
+    for h in range(heads):
+        for query in range(queries):
+            seen = first_query + query + 1
+            p, total = scores[h, query], real(0.0)
+            largest = _largest(p[:seen])
+            for key in range(seen):
+                p[key] = _exp(scale * (p[key] - largest))
+                total += p[key]
+            for key in range(seen):
+                p[key] /= total
+            for key in range(seen, keys):
+                p[key] = real(0.0)
+            logsumexp[h, first_query + query] = scale * largest + math.log(total)
+
+
+@_compiled
+def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale):
+    """scores become p = softmax(scale * scores) again, and dp its scores' gradient scale * p * (dp - out_dots).
+
+    scores, dp (heads, queries, keys); logsumexp, out_dots (heads, T): the latter is rowsum(p dp) = rowsum(dO O).
+    """
+    heads, queries, keys = scores.shape
+    real = scores.dtype.type
+    for h in range(heads):
+        for query in range(queries):
+            p, dscores, row = scores[h, query], dp[h, query], first_query + query
+            for key in range(row + 1):
+                p[key] = _exp(scale * p[key] - logsumexp[h, row])
+                dscores[key] = scale * p[key] * (dscores[key] - out_dots[h, row])
+            for key in range(row + 1, keys):
+                p[key] = dscores[key] = real(0.0)
+
+
+@_compiled_sums
+def add_exponentials(out, first_column, row_sums, logits, shift):
+    """out[:, first_column:] = exp(logits - shift[:, None]), row_sums += its sums; logits (N, columns), shift (N,)."""
+    N, width = logits.shape
+    for n in range(N):
+        row, row_out, total = logits[n], out[n, first_column : first_column + width], row_sums[n]
+        for c in range(width):
+            row_out[c] = _exp(row[c] - shift[n])
+            total += row_out[c]
+        row_sums[n] = total
