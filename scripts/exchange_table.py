@@ -56,7 +56,7 @@ def tables(report: dict, size: dict) -> str:
 def head_lines(report: dict, size: dict) -> str:
     nodes = report["nodes"]
     place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
-    text = f"{size['bytes'] / 1e6:g} MB of float32, {place}, median of {report['settings']['repeat']}: "
+    text = f"{size['bytes'] / 1e6:.4g} MB of float32, {place}, median of {report['settings']['repeat']}: "
     if size["bound_s"] is None:
         return f"{text}one node, so no network and no bound"
     link = report["link"]
