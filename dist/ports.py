@@ -1,8 +1,8 @@
 """The bytes that went through a node's network ports, from the counters that the kernel keeps of every interface.
 
-/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. InfiniBand and Omni-Path traffic of MPI
-passes the kernel by: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count it in units of 4 bytes
-(IBTA specification, 16.1.3.5, PortCounters). On RoCE both are needed, since neither holds what the other counts.
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. What MPI sends over InfiniBand passes
+the kernel by: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count it in units of 4 bytes (IBTA
+specification 1, 16.1.3.5, PortCounters). With RoCE these hold the RDMA traffic, and the interface's own all other.
 """
 
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""bench_exchange.py: the ports' counters, exact sums, every contender, wrong sums, mistakes, figure, JSON."""
+"""bench_exchange.py: exact sums, every contender, wrong sums, the command and its mistakes, the ports of a cluster."""
 
-import copy
 import importlib.util
 import json
 import subprocess
@@ -20,7 +19,6 @@ BENCH = str(SCRIPTS / "bench_exchange.py")
 
 from exchange_contenders import Allreduce, chosen, makers  # noqa: E402
 from exchange_rounds import measure  # noqa: E402
-from exchange_table import lower_bound_s, summarize, tables  # noqa: E402
 from exchange_values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values  # noqa: E402
 
 from dist.buffers import OwnBuffers  # noqa: E402
@@ -29,60 +27,8 @@ from dist.wire import round_to_bfloat16, widen  # noqa: E402
 from dist.world import world_of  # noqa: E402
 from gpt2.errors import UserError  # noqa: E402
 from strategies import STRATEGIES, Bucketed  # noqa: E402
-from traces import exchange_bars  # noqa: E402
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-
-# --- ports ---
-
-
-def write_tree(folder: Path, files: dict) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    return folder
-
-
-def interface(name, kind, bytes_in, bytes_out, **more):
-    counters = {"statistics/rx_bytes": bytes_in, "statistics/tx_bytes": bytes_out, "type": kind, **more}
-    return {f"class/net/{name}/{file}": text for file, text in counters.items()}
-
-
-def infiniband(device, port, received, sent):
-    folder = f"class/infiniband/{device}/ports/{port}/counters"
-    return {f"{folder}/port_rcv_data": received, f"{folder}/port_xmit_data": sent}
-
-
-def test_a_hosts_ports(tmp_path):
-    """Each byte once: two devices under a bond, IP over InfiniBand, containers, and a port without counters."""
-    system = write_tree(
-        tmp_path,
-        interface("lo", 772, 10**9, 10**9)
-        | interface("eth0", 1, 1000, 2000, device="")
-        | interface("eth1", 1, 100, 200, device="")
-        | interface("bond0", 1, 1100, 2200, lower_eth0="", lower_eth1="")
-        | interface("ib0", 32, 10**8, 10**8, device="")
-        | interface("veth1", 1, 10**7, 10**7)
-        | interface("docker0", 1, 10**7, 10**7, lower_veth1="")
-        | infiniband("mlx5_0", 1, 10, 20)
-        | infiniband("mlx5_0", 2, "N/A (no PMA)", "N/A (no PMA)"),
-    )
-    (system / "class/net/bonding_masters").write_text("bond0\n")  # a file among the folders
-    ports = Ports(system)
-    assert ports.names == ["eth0", "eth1", "mlx5_0:1"]
-    assert ports.read() == (1100 + 4 * 10, 2200 + 4 * 20)
-    write_tree(system, infiniband("mlx5_0", 1, 11, 20) | interface("eth1", 1, 150, 207, device=""))
-    assert ports.read() == (1150 + 4 * 11, 2207 + 4 * 20)
-
-
-def test_a_containers_ports(tmp_path):
-    """Without devices of its own, what it reaches the others by is virtual."""
-    ports = Ports(write_tree(tmp_path, interface("lo", 772, 5, 5) | interface("eth0", 1, 30, 40)))
-    assert (ports.names, ports.read()) == (["eth0"], (30, 40))
-    nothing = Ports(tmp_path / "none")
-    assert (nothing.names, nothing.read()) == ([], (0, 0))
-
 
 # --- values ---
 
@@ -196,120 +142,6 @@ def test_names():
     for wrong in ("none", "ring/float16", "allreduce/bfloat16", "", "all,ring"):
         with pytest.raises(UserError, match="no contender"):
             chosen(wrong, 4)
-
-
-# --- figures ---
-
-
-def test_bound_and_rates():
-    """The project's case by hand: 8 MB, 5 nodes, 400 Mbit/s; the middle of three repetitions."""
-    bound_s = lower_bound_s(8_000_000, 5, 50e6)
-    assert bound_s == pytest.approx(0.256)
-    assert lower_bound_s(8_000_000, 1, None) is None
-    repetitions = [
-        {"seconds": seconds, "cpu_s": seconds / 2, "node_bytes": [[10 * count, 1], [7, 20 + count]]}
-        for count, seconds in enumerate((0.512, 0.3, 2.0))
-    ]
-    figures = summarize(Allreduce, repetitions, 8_000_000, 9, bound_s)
-    assert figures["seconds"] == {"median": 0.512, "min": 0.3, "max": 2.0}
-    assert figures["times_bound"] == pytest.approx(2)
-    assert figures["algbw"] == pytest.approx(8e6 / 0.512)
-    assert figures["busbw"] == pytest.approx(8e6 / 0.512 * 16 / 9)
-    assert figures["node_bytes"] == [[10, 1], [7, 21]]
-    half = summarize(makers()["MPI_Reduce"], repetitions, 8_000_000, 9, bound_s)
-    assert half["busbw"] == half["algbw"]
-
-
-def figures_of(family, seconds, wire="float32", whole=True, node_bytes=((12_800_000, 12_800_000),) * 5):
-    spread = {"median": seconds, "min": 0.9 * seconds, "max": 1.1 * seconds}
-    return {
-        "family": family, "wire": wire, "whole": whole, "seconds": spread, "times_bound": seconds / 0.256,
-        "algbw": 8e6 / seconds, "busbw": 8e6 / seconds, "cpu_s": 0.1, "node_bytes": [list(ways) for ways in node_bytes],
-    }  # fmt: skip
-
-
-@pytest.fixture
-def report():
-    lopsided = [[27_000_000, 19_000_000], *[[9_000_000, 15_000_000]] * 4]
-    contenders = {
-        "MPI_Allreduce": figures_of("mpi", 0.768),
-        "MPI_Bcast": figures_of("mpi", 0.2, whole=False),
-        "hierarchical/bfloat16": figures_of("own", 0.15, "bfloat16"),
-        "hierarchical": figures_of("own", 0.2816),
-        "reduce-bcast": figures_of("strategy", 1.0, node_bytes=lopsided),
-        "gloo": figures_of("torch", 0.32),
-    }  # fmt: skip
-    return {
-        "settings": {"repeat": 3}, "ranks": 9, "nodes": 5, "link": {"bytes_per_s": 50e6, "nominal": True},
-        "machine": {"processor": "AMD EPYC", "cores": 2}, "mpi_library": "MPICH Version: 5.0.2",
-        "sizes": [{"bytes": 8_000_000, "bound_s": 0.256, "contenders": contenders}],
-    }  # fmt: skip
-
-
-def on_one_node(report):
-    result = copy.deepcopy(report) | {"nodes": 1}
-    for size in result["sizes"]:
-        size["bound_s"] = None
-        for one in size["contenders"].values():
-            one |= {"times_bound": None, "node_bytes": [[0, 0]]}
-    return result
-
-
-def test_the_table_goes_from_fast_to_slow(report):
-    head, link, _, columns, *rows = tables(report, report["sizes"][0]).splitlines()
-    assert "9 ranks on 5 nodes" in head
-    assert "bound 256.0 ms" in head
-    assert "400 Mbit/s each way (nominal)" in link
-    assert [row.split()[0] for row in rows[:6]] == [
-        "hierarchical/bfloat16", "MPI_Bcast", "hierarchical", "gloo", "MPI_Allreduce", "reduce-bcast"
-    ]  # fmt: skip
-    heads = "median, ms min max x bound algbw, GB/s busbw max in, MB max out CPU, ms"
-    assert " ".join(columns.split()) == heads
-    assert " ".join(rows[5].split()) == "reduce-bcast 1000.0 900.0 1100.0 3.906 0.0080 0.0080 27.00 19.00 100"
-    assert "27.00 / 19.00" in tables(report, report["sizes"][0])
-
-
-def test_one_node_has_no_bound(report):
-    text = tables(on_one_node(report), on_one_node(report)["sizes"][0])
-    assert "no network and no bound" in text
-    assert "x bound" not in text
-    assert "bytes in / out" not in text
-
-
-def is_inside(figure):
-    width, height = figure.get_size_inches()
-    box = figure.get_tightbbox()
-    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
-
-
-def test_the_figure_says_who_comes_close(report):
-    figure = exchange_bars.draw(report)
-    title = figure.texts[0].get_text()
-    assert title == "hierarchical takes 1.10 times the network's bound, MPI_Allreduce 3.00"
-    times, into = figure.axes
-    names = [label.get_text() for label in times.get_yticklabels()]
-    assert names[0] == "hierarchical/bfloat16"
-    assert names[-1] == "reduce-bcast"
-    assert {round(line.get_xdata()[0], 3) for line in times.lines if len(set(line.get_xdata())) == 1} == {1.0, 1.045}
-    lengths = [bar.get_width() for bar in into.patches]
-    assert lengths[-1] == pytest.approx(27)
-    assert is_inside(figure)
-
-
-def test_figures_of_several_sizes_of_few_and_of_one_node(report):
-    larger = copy.deepcopy(report)
-    larger["sizes"].append(copy.deepcopy(larger["sizes"][0]) | {"bytes": 64_000_000})
-    assert exchange_bars.finding(larger).startswith("64 MB: hierarchical takes")
-    assert len(exchange_bars.draw(larger).axes) == 4
-    assert is_inside(exchange_bars.draw(larger))
-    alone = exchange_bars.draw(on_one_node(report))
-    assert len(alone.axes) == 1
-    assert is_inside(alone)
-    only_half = copy.deepcopy(report)
-    contenders = only_half["sizes"][0]["contenders"]
-    only_half["sizes"][0]["contenders"] = {"MPI_Bcast": contenders["MPI_Bcast"]}
-    assert exchange_bars.finding(only_half) == "MPI_Bcast takes 0.78 times the network's bound"
-    assert is_inside(exchange_bars.draw(only_half))
 
 
 # --- the command ---
