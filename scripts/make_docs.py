@@ -5,6 +5,7 @@
     python scripts/make_docs.py memory                  some minutes: GPT-2 124M with every strategy on 2 ranks
     python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
     python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
+    python scripts/make_docs.py exchange                two minutes, as root: one exchange on 5 hosts, PyTorch (needed)
     python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
 Each part replaces the text between its own two marks, and its figures in docs/figures.
@@ -29,6 +30,8 @@ NANOGPT_CPU_RECIPE = (
     "--weight-decay 0.1 --grad-clip 1.0 --eval-every 250 --eval-steps 0"
 )
 CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --first-node 1 --rate 400mbit"
+EXCHANGE_CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit"
+EXCHANGE = "--bytes 8MB --link 400mbit --vs torch"
 CLUSTER_TRAINING = "--batch-size 4 --steps 20 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 MEMORY_STEP = "--model gpt2-124M --batch-size 4 --seq-len 256 --steps 3 --eval-every 0"
@@ -130,6 +133,20 @@ def cluster(folder: Path, _) -> None:
     replace_block("README.md", "cluster", f"```\n{command} ...\n```\n\n{machine(runs[-1])}")
 
 
+def exchange(folder: Path, _) -> None:
+    """One exchange by every strategy and collective, nine ranks on five hosts."""
+    files = ["--json", str(folder / "exchange.json"), "--figure", str(FIGURES / "exchange.png")]
+    bench = [sys.executable, str(SCRIPTS / "bench_exchange.py"), *EXCHANGE.split(), *files]
+    command = [sys.executable, str(SCRIPTS / "virtual_cluster.py"), "run", *EXCHANGE_CLUSTER.split(), "--", *bench]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
+    print(output)
+    (FIGURES / "exchange.svg").unlink()
+    table = output.partition("\n\n")[2].strip()  # below the cluster's own
+    shown = f"python scripts/virtual_cluster.py run {EXCHANGE_CLUSTER} -- python scripts/bench_exchange.py {EXCHANGE}"
+    text = f"```\nsudo {shown}\n```\n\n```\n{table}\n```\n\n{machine(folder / 'exchange.json')}"
+    replace_block("docs/benchmarks.md", "exchange", text)
+
+
 def compare(folder: Path, ranks: int, strategies: str, training: list[str] | None = None) -> str:
     """Run scripts/compare.py into `folder`; returns what it printed."""
     command = [sys.executable, str(SCRIPTS / "compare.py"), "--ranks", str(ranks), "--strategies", strategies]
@@ -139,9 +156,9 @@ def compare(folder: Path, ranks: int, strategies: str, training: list[str] | Non
     return result.stdout
 
 
-def machine(run: Path) -> str:
-    """Where the numbers come from, in one line."""
-    config = json.loads((run / "config.json").read_text())
+def machine(source: Path) -> str:
+    """Where the numbers come from, in one line: of a run folder, or of what a bench wrote."""
+    config = json.loads((source / "config.json" if source.is_dir() else source).read_text())
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items() if name != "gpt2-mpi")
     return (
         f"Measured on {config['machine']['processor']}, {config['machine']['cores']} cores, with "
@@ -160,6 +177,7 @@ def replace_block(page: str, name: str, text: str) -> None:
 PARTS = {
     "comparison": comparison,
     "cluster": cluster,
+    "exchange": exchange,
     "learning": learning,
     "memory": memory,
     "ranks": ranks,

@@ -1,0 +1,61 @@
+"""The bytes that went through a node's network ports, from the counters that the kernel keeps of every interface.
+
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. What MPI sends over InfiniBand passes
+the kernel by: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count it in units of 4 bytes (IBTA
+specification 1, 16.1.3.5, PortCounters). With RoCE these hold the RDMA traffic, and the interface's own all other.
+"""
+
+from pathlib import Path
+
+LOOPBACK, IP_OVER_INFINIBAND = "772", "32"  # interface types, include/uapi/linux/if_arp.h
+INFINIBAND_UNIT = 4
+
+
+class Ports:
+    """A node's ports: `names` of the interfaces counted, and `read`. Any rank of the node may read them.
+
+    Each byte is to count once. So loopback is left out, and what other interfaces carry (bonds, bridges, VLANs; IP over
+    InfiniBand); where the node has devices, so are interfaces without one (containers', tunnels).
+    """
+
+    def __init__(self, system: Path = Path("/sys")):
+        ethernet, infiniband = _ethernet(system / "class/net"), _infiniband(system / "class/infiniband")
+        self.names = [name for name, *_ in ethernet + infiniband]
+        self._counters = [counter for _, *counter in ethernet + infiniband]
+
+    def read(self) -> tuple[int, int]:
+        """(bytes in, bytes out) of all ports together, since their start; differences of two calls are what matters."""
+        totals = [0, 0]
+        for unit, *files in self._counters:
+            for way, file in enumerate(files):
+                totals[way] += unit * _number(file)
+        return totals[0], totals[1]
+
+
+def _ethernet(folder: Path) -> list[tuple]:
+    """(name, unit, file of bytes in, file of bytes out) of each interface that counts."""
+    found = [path for path in sorted(folder.glob("*")) if (path / "statistics/rx_bytes").exists()]
+    found = [path for path in found if (path / "type").read_text().strip() not in (LOOPBACK, IP_OVER_INFINIBAND)]
+    found = [path for path in found if not any(path.glob("lower_*"))]
+    devices = [path for path in found if (path / "device").exists()]
+    counters = [(path.name, path / "statistics") for path in devices or found]
+    return [(name, 1, statistics / "rx_bytes", statistics / "tx_bytes") for name, statistics in counters]
+
+
+def _infiniband(folder: Path) -> list[tuple]:
+    """The same for each port of each InfiniBand device that has counters."""
+    found = []
+    for counters in sorted(folder.glob("*/ports/*/counters")):
+        files = counters / "port_rcv_data", counters / "port_xmit_data"
+        if all(_number(file) is not None for file in files):
+            device, _, port = counters.parent.relative_to(folder).parts
+            found.append((f"{device}:{port}", INFINIBAND_UNIT, *files))
+    return found
+
+
+def _number(file: Path) -> int | None:
+    """What a counter stands at; None where a device shows none ("N/A (no PMA)")."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None

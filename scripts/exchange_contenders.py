@@ -1,0 +1,191 @@
+"""What bench_exchange.py measures: every strategy, and MPI's own collectives, on vectors with known sums.
+
+A strategy does its real `update`, with an optimizer that only copies: D bytes of gradients become parameters.
+"""
+
+from functools import partial
+
+from exchange_values import fill, is_filled, rank_values, summed_values
+from mpi4py import MPI
+
+from dist.buffers import OwnBuffers
+from dist.world import World
+from gpt2.errors import UserError
+from strategies import STRATEGIES, Bucketed, Job, check_strategy
+from traces import Tracer
+
+ROOT = 0
+JUNK = -1.0  # no sum has it
+
+
+class Contender:
+    """One way to exchange. On every rank, in turn: prepare, exchange (which is timed), is_correct; at the end close.
+
+    own_buffers: two vectors of this rank, (size,) each, that all contenders may use, one at a time. whole: it leaves
+    the sums on all ranks; if not, it is half of an exchange. family: "own" (strategies with an exchange of their own),
+    "strategy" (those that call MPI's), "mpi" or "torch". wire: the dtype that travels.
+    """
+
+    family, wire, whole = "mpi", "float32", True
+
+    def __init__(self, world: World, own_buffers: OwnBuffers):
+        self.world, self.buffers = world, own_buffers
+        self.know_sums([True] * world.size)
+
+    def know_sums(self, contributors: list[bool]) -> None:
+        self.values = rank_values(self.world.rank, self.world.size)
+        self.sums = summed_values(contributors)
+
+    def prepare(self) -> None:
+        """Put this rank's values in, and junk where the sums shall come."""
+        fill(self.buffers.gradients, self.values)
+        if self.buffers.fills_parameters:
+            self.buffers.parameters.fill(JUNK)
+
+    def exchange(self) -> None:
+        raise NotImplementedError
+
+    def is_correct(self) -> bool:
+        return is_filled(self.buffers.parameters, self.sums)
+
+    def close(self) -> None:
+        """Collective."""
+
+
+class CopyingOptimizer:
+    """Parameters become the sums: the cheapest update that shows them. No state."""
+
+    @staticmethod
+    def update(parameters, gradients, lr, gradient_scale) -> None:
+        parameters[:] = gradients
+
+
+class StrategyContender(Contender):
+    def __init__(self, world, own_buffers, name: str, **options):
+        super().__init__(world, own_buffers)
+        self.wire = options.get("wire", "float32")
+        kind, size = STRATEGIES[name], len(own_buffers.gradients)
+        self.family = "own" if issubclass(kind, Bucketed) else "strategy"
+        self.shares_memory = kind.buffers is not OwnBuffers
+        if self.shares_memory:  # it may count in there what happened before
+            self.buffers = kind.buffers(world, size)
+        self.size = size
+        self.strategy = kind(
+            Job(
+                world=world, buffers=self.buffers, new_optimizer=lambda start, stop: CopyingOptimizer(),
+                sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
+            )
+        )  # fmt: skip
+        self.know_sums(world.comm.allgather(self.strategy.worker is not None))
+
+    def exchange(self):
+        self.strategy.gradients_final(0, self.size)
+        self.strategy.update(1.0)
+
+    def close(self):
+        self.strategy = None
+        if self.shares_memory:
+            self.buffers.close()
+
+
+class Collective(Contender):
+    """MPI's own: gradients of all ranks, parameters the sums."""
+
+    def __init__(self, world, own_buffers):
+        super().__init__(world, own_buffers)
+        self.comm, self.is_root = world.comm, world.rank == ROOT
+        self.gradients, self.parameters = own_buffers.gradients, own_buffers.parameters
+
+    def reduce(self):
+        self.comm.Reduce(self.gradients, self.parameters if self.is_root else None, root=ROOT)
+
+    def bcast(self):
+        self.comm.Bcast(self.parameters, root=ROOT)
+
+
+class Reduce(Collective):
+    whole = False
+
+    def exchange(self):
+        self.reduce()
+
+    def is_correct(self):
+        return super().is_correct() or not self.is_root
+
+
+class Bcast(Collective):
+    whole = False
+
+    def prepare(self):
+        super().prepare()
+        if self.is_root:
+            fill(self.parameters, self.sums)
+
+    def exchange(self):
+        self.bcast()
+
+
+class ReduceAndBcast(Collective):
+    def exchange(self):
+        self.reduce()
+        self.bcast()
+
+
+class ReduceScatterAndAllgather(Collective):
+    def exchange(self):
+        block = len(self.parameters) // self.comm.size
+        own = self.parameters[self.comm.rank * block : (self.comm.rank + 1) * block]
+        self.comm.Reduce_scatter_block(self.gradients, own)
+        self.comm.Allgather(MPI.IN_PLACE, self.parameters)
+
+
+class Allreduce(Collective):
+    def exchange(self):
+        self.comm.Allreduce(self.gradients, self.parameters)
+
+
+COLLECTIVES = {
+    "MPI_Reduce": Reduce,
+    "MPI_Bcast": Bcast,
+    "MPI_Reduce+Bcast": ReduceAndBcast,
+    "MPI_Reduce_scatter_block+Allgather": ReduceScatterAndAllgather,
+    "MPI_Allreduce": Allreduce,
+}
+
+
+def makers() -> dict:
+    """{name: what makes the contender of (world, own_buffers)}, the strategies in their order first."""
+    result = {}
+    for name, kind in STRATEGIES.items():
+        if name == "none":
+            continue
+        result[name] = partial(StrategyContender, name=name)
+        if name == "reduce-bcast":
+            result[f"{name}/dedicated"] = partial(StrategyContender, name=name, server="dedicated")
+        if issubclass(kind, Bucketed):
+            result[f"{name}/bfloat16"] = partial(StrategyContender, name=name, wire="bfloat16")
+    return result | COLLECTIVES
+
+
+def chosen(text: str, ranks: int) -> list[str]:
+    """The names in --strategies; "all" are those that so many ranks can run. UserError for a name that is none."""
+    known = list(makers())
+    if text == "all":
+        return [name for name in known if _refusal(name, ranks) is None]
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UserError(f"--strategies: no contender {name!r}, expected all, or some of {', '.join(known)}")
+        if refusal := _refusal(name, ranks):
+            raise refusal
+    return names
+
+
+def _refusal(name: str, ranks: int) -> UserError | None:
+    strategy, _, option = name.partition("/")
+    try:
+        if strategy in STRATEGIES:
+            check_strategy(strategy, option if option == "dedicated" else "colocated", ranks, no_exchange=False)
+    except UserError as error:
+        return error
+    return None

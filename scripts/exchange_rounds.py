@@ -1,0 +1,66 @@
+"""Contenders in turn, round after round: seconds, CPU seconds, bytes through every node's port, sums checked.
+
+In turns, so that a drift of the machine meets all of them; the first round counts nowhere. Between repetitions, and at
+both ends of one, ranks wait asleep: a rank that spins would slow those that still work.
+"""
+
+import time
+
+import numpy as np
+
+from dist.ports import Ports
+from dist.waiting import barrier, wait
+from dist.world import World, end_with_one_line
+
+
+def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
+    """{name: its `repeat` repetitions}, the same on every rank. Collective; wrong sums end the job with one line."""
+    results = {name: [] for name in contenders}
+    for round_number in range(repeat + 1):
+        for name, contender in contenders.items():
+            result = repetition(world, contender, ports)
+            check_sums(world, name, round_number, result.pop("wrong_ranks"))
+            if round_number > 0:
+                results[name].append(result)
+    return results
+
+
+def repetition(world: World, contender, ports: Ports) -> dict:
+    """seconds: of the slowest rank, from the barrier before to the exchange's end; cpu_s: of all ranks, added.
+
+    node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: those that do not hold the sums. The barrier
+    after it is not in the time: with sleeping ranks on few cores it takes milliseconds, which no exchange needs. So the
+    seconds are at least those from the last rank's start to the last one's end.
+    """
+    contender.prepare()
+    barrier(world.comm)
+    before = ports.read()
+    barrier(world.comm)  # all ports are read
+    start, cpu_start = time.perf_counter(), time.process_time()
+    contender.exchange()
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+    barrier(world.comm)  # all that was sent has arrived
+    through = np.subtract(ports.read(), before)
+    ranks = _on_all_ranks(world.comm, [seconds, cpu_s, *through, not contender.is_correct()])
+    leaders = [place["rank"] for place in world.places if place["local_rank"] == 0]
+    return {
+        "seconds": float(ranks[:, 0].max()),
+        "cpu_s": float(ranks[:, 1].sum()),
+        "node_bytes": ranks[leaders, 2:4].astype(int).tolist(),
+        "wrong_ranks": np.flatnonzero(ranks[:, 4]).tolist(),
+    }
+
+
+def check_sums(world: World, name: str, round_number: int, wrong_ranks: list[int]) -> None:
+    if wrong_ranks:
+        where = ", ".join(map(str, wrong_ranks))
+        text = f"{name}, round {round_number}: wrong sums on rank{'s' * (len(wrong_ranks) > 1)} {where} of {world.size}"
+        end_with_one_line(world.comm, text)
+
+
+def _on_all_ranks(comm, numbers: list) -> np.ndarray:
+    """(ranks, len(numbers)) float64: every rank's numbers, on every rank."""
+    own = np.array(numbers, float)
+    gathered = np.empty((comm.size, len(own)))
+    wait(comm.Iallgather(own, gathered))
+    return gathered

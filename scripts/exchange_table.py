@@ -1,0 +1,98 @@
+"""The figures of each contender from its repetitions, and the tables that bench_exchange.py prints."""
+
+import statistics
+
+MOST_NODES_SHOWN = 8  # beyond, each node's bytes are in the JSON alone
+
+
+def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:
+    """2 (M-1)/M D / B: the least time in which each of M nodes can send and receive what an all-reduce of D bytes needs
+    through a port of B bytes/s each way. None on one node."""
+    return 2 * (nodes - 1) / nodes * size_bytes / rate if nodes > 1 else None
+
+
+def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, bound_s: float | None) -> dict:
+    """A contender's figures, medians where not said otherwise; bytes/s are of the float32 vector, whatever travels.
+
+    busbw: algbw times 2 (N-1)/N for a whole exchange, times 1 for Reduce and Bcast (nccl-tests, doc/PERFORMANCE.md).
+    """
+    seconds = [repetition["seconds"] for repetition in repetitions]
+    median = statistics.median(seconds)
+    algbw = size_bytes / median
+    return {
+        "family": contender.family,
+        "wire": contender.wire,
+        "whole": contender.whole,
+        "seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
+        "times_bound": median / bound_s if bound_s else None,
+        "algbw": algbw,
+        "busbw": algbw * (2 * (ranks - 1) / ranks if contender.whole else 1),
+        "cpu_s": statistics.median(repetition["cpu_s"] for repetition in repetitions),
+        "node_bytes": _median_bytes([repetition["node_bytes"] for repetition in repetitions]),
+        "repetitions": repetitions,
+    }
+
+
+def _median_bytes(node_bytes: list[list]) -> list[list[int]]:
+    """[in, out] of each node, each number's own median over the repetitions."""
+    by_node = zip(*node_bytes, strict=True)
+    return [[int(statistics.median(ways)) for ways in zip(*repetitions, strict=True)] for repetitions in by_node]
+
+
+def tables(report: dict, size: dict) -> str:
+    """Head line and one line a contender, the fastest first; where there is a network, bytes of each node too."""
+    contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
+    parts = [head_lines(report, size), _table([_head(size), *(_row(*item) for item in contenders.items())])]
+    if 1 < report["nodes"] <= MOST_NODES_SHOWN:
+        parts.append("bytes in / out of each node's port, MB")
+        nodes = [f"node {node}" for node in range(report["nodes"])]
+        rows = [[name, *(_in_and_out(c) for c in one["node_bytes"])] for name, one in contenders.items()]
+        parts.append(_table([["", *nodes], *rows]))
+    if any(not one["whole"] for one in contenders.values()):
+        parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
+    return "\n\n".join(parts)
+
+
+def head_lines(report: dict, size: dict) -> str:
+    nodes = report["nodes"]
+    place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
+    text = f"{size['bytes'] / 1e6:.4g} MB of float32, {place}, median of {report['settings']['repeat']}: "
+    if size["bound_s"] is None:
+        return f"{text}one node, so no network and no bound"
+    link = report["link"]
+    source = (
+        "nominal" if link["nominal"] else "the slowest port as probed, both ways at once; give --link for the nominal"
+    )
+    rate = f"{link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s each way ({source})"
+    return f"{text}bound {size['bound_s'] * 1e3:.1f} ms\nlink {rate}"
+
+
+def _head(size: dict) -> list[str]:
+    network = ["x bound", "max in, MB", "max out"] if size["bound_s"] else []
+    return ["", "median, ms", "min", "max", *network[:1], "algbw, GB/s", "busbw", *network[1:], "CPU, ms"]
+
+
+def _row(name: str, one: dict) -> list[str]:
+    seconds = one["seconds"]
+    times = [f"{seconds[key] * 1e3:.1f}" for key in ("median", "min", "max")]
+    network = []
+    if one["times_bound"]:
+        busiest = [max(ways) for ways in zip(*one["node_bytes"], strict=True)]
+        network = [f"{one['times_bound']:.3f}", *(f"{count / 1e6:.2f}" for count in busiest)]
+    rates = [f"{one['algbw'] / 1e9:.4f}", f"{one['busbw'] / 1e9:.4f}"]
+    return [name, *times, *network[:1], *rates, *network[1:], f"{one['cpu_s'] * 1e3:.0f}"]
+
+
+def _in_and_out(ways: list[int]) -> str:
+    return " / ".join(f"{count / 1e6:.2f}" for count in ways)
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Columns aligned, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    )

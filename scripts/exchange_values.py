@@ -1,0 +1,42 @@
+"""Vectors whose sum over the ranks is known exactly, in bfloat16 as well.
+
+Each rank fills its vector with a short random table, over and over; the table's length is a prime, so that a value in a
+wrong place is seen. Elements are whole numbers of at least 0 whose sum over all ranks is at most 256: bfloat16 and
+float32 hold each partial sum exactly, whatever the order of the additions.
+"""
+
+import numpy as np
+
+PERIOD = 4099
+LARGEST = 256  # up to here bfloat16, with 8 bits of significand, holds every whole number
+
+
+def rank_values(rank: int, ranks: int) -> np.ndarray:
+    """The table of one rank, (PERIOD,) float32; the same on every machine."""
+    random = np.random.default_rng([rank, ranks])
+    most = max(1, LARGEST // ranks)
+    return random.binomial(most, min(0.5, LARGEST / 2 / ranks), PERIOD).astype(np.float32)
+
+
+def summed_values(contributors: list[bool]) -> np.ndarray:
+    """The sum of the tables of the ranks that contribute, (PERIOD,) float32."""
+    ranks = len(contributors)
+    tables = (rank_values(rank, ranks) for rank, contributes in enumerate(contributors) if contributes)
+    return sum(tables, np.zeros(PERIOD, np.float32))
+
+
+def fill(flat: np.ndarray, table: np.ndarray) -> None:
+    rows, rest = _rows(flat)
+    rows[:] = table
+    rest[:] = table[: len(rest)]
+
+
+def is_filled(flat: np.ndarray, table: np.ndarray) -> bool:
+    """Whether `flat` holds the table over and over, every element exactly."""
+    rows, rest = _rows(flat)
+    return bool((rows == table).all() and (rest == table[: len(rest)]).all())
+
+
+def _rows(flat):
+    whole = len(flat) // PERIOD * PERIOD
+    return flat[:whole].reshape(-1, PERIOD), flat[whole:]
