@@ -29,6 +29,7 @@ def train(settings, world):
     with world.together(UserError):
         settings, config = complete(settings, world.size)
     run = TrainingRun(settings, config, world)
+    settings = run.settings
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
     progress = Progress(settings.steps, world.print)
     world.print(settings_table(settings, run.facts()))

@@ -14,6 +14,8 @@ from strategies import SERVERS, STRATEGIES, WIRES, check_exchange, check_strateg
 from traces import RunError
 from traces.recorder import parse_steps
 
+AUTO = "auto"  # not a strategy: chosen by model and trial once links are measured
+
 
 def setting(default, text, **options):
     """A field with its flag's help and argparse options; the type follows the default unless `type` is given."""
@@ -24,7 +26,7 @@ def setting(default, text, **options):
 class Settings:
     """The flags of scripts/train.py. None means: chosen from the others, see the help text."""
 
-    strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=STRATEGIES)
+    strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=(*STRATEGIES, AUTO))
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
     wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
     error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
@@ -92,8 +94,11 @@ def parse_settings(description: str, arguments=None) -> Settings:
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
-    check_strategy(settings.strategy, settings.server, ranks, settings.no_exchange)
-    check_exchange(settings.strategy, settings.wire, settings.error_feedback, settings.overlap)
+    if settings.strategy != AUTO:
+        check_strategy(settings.strategy, settings.server, ranks, settings.no_exchange)
+        check_exchange(settings.strategy, settings.wire, settings.error_feedback, settings.overlap)
+    elif settings.server == "dedicated" or settings.no_exchange:
+        raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
     if settings.val_data and not settings.train_data:

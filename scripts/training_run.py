@@ -2,10 +2,12 @@
 
 import math
 import resource
+from dataclasses import replace
 from pathlib import Path
 
+from auto_strategy import choose_strategy
 from run_folder import RunFolder, default_run_folder
-from train_settings import checkpoint_file
+from train_settings import AUTO, checkpoint_file
 from worker import Worker
 
 from dist.clock import clock_offset
@@ -33,21 +35,30 @@ class TrainingRun:
     """Every rank makes one, at the same moment. A user's mistake ends the job here, before anything is exchanged."""
 
     def __init__(self, settings, config, world):
-        self.settings, self.config, self.world = settings, config, world
+        self.config, self.world = config, world
+        self.layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
+        self.links = probe_links(world)
+        self.settings = settings = self._with_strategy(settings)
         self.threads = settings.threads or threads_per_rank(world)
         self.kernels = load_kernels("numpy" if settings.backend == "auto" else settings.backend, self.threads)
-        self.layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         train, val = self._open_data()
         self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size)
         self.parameters, self.gradients = self._new_parameters()
-        self.links = probe_links(world)
         self.folder = self._make_folder()
         self.tracer = self._new_tracer()
         self.strategy = STRATEGIES[settings.strategy](self._job())
         self.validates = val is not None
         self.worker = None if self.strategy.worker is None else self._new_worker(train, val)
+
+    def _with_strategy(self, settings):
+        """The settings, with `auto` decided."""
+        if settings.strategy != AUTO:
+            return settings
+        name, why = choose_strategy(self.world, settings, self.layout.size, self.links)
+        self.world.print(why)
+        return replace(settings, strategy=name)
 
     def _open_data(self) -> tuple[Windows, Windows | None]:
         """Training and validation windows; a text is tokenized on rank 0, if the cache does not hold it yet."""

@@ -95,7 +95,7 @@ def test_gradients_become_final_from_the_end_to_the_start(model):
     assert seen[0][1] == model.parameters.layout.size
     assert seen[-1][0] == 0
     assert all(later[1] == earlier[0] for earlier, later in itertools.pairwise(seen))
-    assert len(seen) == model.config.n_layer + 2
+    assert len(seen) == 2 * model.config.n_layer + 2
     for start, stop, value in seen:
         np.testing.assert_array_equal(value, model.gradients.flat[start:stop])
 

@@ -51,12 +51,14 @@ def test_the_global_batch_decides_the_curve_not_the_ranks(tmp_path, tokens):
         (2, 3, 2, ["--strategy", "sliced"]),
         (3, 4, 1, ["--strategy", "reduce-bcast"]),
         (4, 3, 1, ["--strategy", "reduce-scatter"]),
+        (2, 3, 2, ["--strategy", "hierarchical-sharded", "--overlap"]),
+        (3, 4, 1, ["--strategy", "tree", "--overlap"]),
         (4, 4, 1, ["--strategy", "reduce-bcast", "--server", "dedicated"]),
     ):
-        out = tmp_path / f"{ranks}-{B}-{K}-{len(more)}"
+        out = tmp_path / "-".join(map(str, (ranks, B, K, *more)))
         train(ranks, out, *data, "--batch-size", B, "--grad-accum", K, *more)
         curves[out.name] = [(line["loss"], line["grad_norm"]) for line in log(out)]
-    reference = curves.pop("1-12-1-0")
+    reference = curves.pop("1-12-1")
     assert reference[-1][0] < reference[0][0] - 0.1, "it must learn"
     for name, curve in curves.items():
         np.testing.assert_allclose(curve, reference, rtol=2e-4, err_msg=name)
@@ -237,6 +239,15 @@ def test_divergence_ends_the_run(tmp_path):
     result = train(2, tmp_path / "run", "--lr", "1e30", "--grad-clip", 0, "--steps", 50, "--eval-every", 0, check=False)
     assert result.returncode == 2
     assert result.stderr.count("error: the loss of step") == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_auto_takes_a_strategy_and_says_why(tmp_path, ranks):
+    result = train(ranks, tmp_path / "run", "--strategy", "auto", "--wire", "bfloat16", "--steps", 2)
+    chosen = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["strategy"]
+    assert chosen in ("ring", "tree", "hierarchical", "hierarchical-sharded")
+    assert f"--strategy auto takes {chosen}; of " in result.stdout
+    assert result.stdout.count(" ms (model: ") == 3
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
