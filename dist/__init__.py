@@ -1,9 +1,22 @@
 """Processes and wires: who the ranks are and where they sit. Knows no GPT-2.
 
-world.py      ranks, nodes, local ranks; one line for a user's mistake on any rank
-abort.py      an exception on one rank ends the job on all
-cores.py      how many threads a rank may run
-ranges.py     cutting a flat buffer into the parts ranks own
-clock.py      every node's clock against rank 0's
-launcher.py   the mpirun command of this machine
+world.py          ranks, nodes, local ranks; one line for a user's mistake on any rank
+abort.py          an exception on one rank ends the job on all
+cores.py          how many threads a rank may run
+ranges.py         cutting a flat buffer into the parts ranks own
+clock.py          every node's clock against rank 0's
+launcher.py       the mpirun command of this machine
+buffers.py        a rank's flat buffers: its own memory, or memory that its node's ranks share
+waiting.py        waiting that leaves the core to those who work
+progress.py       exchanges under way, moved on between pieces of compute or to the end
+wire.py           float32 or bfloat16 between ranks
+ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
+tree.py           all-reduce over two binary trees; double_tree.py: which
+links.py          latency and rates between the nodes, measured
+ports.py          bytes through a node's network ports, by its counters
+cost_model.py     seconds of an exchange, before anyone tries it, from
+  schedules.py      who sends how much to whom under each strategy: bytes through every port
+  mpi_choices.py    which algorithm an MPI library takes; mpi_calls, mpi_algorithms, mpi_compositions, rabenseifner
+  message_stages.py messages that move at the same time
+rank_memory.py    bytes a rank holds under each strategy
 """

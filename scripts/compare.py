@@ -3,7 +3,8 @@
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
 
-What follows -- goes to every scripts/train.py. A strategy may be written reduce-bcast/dedicated.
+What follows -- goes to every scripts/train.py. A strategy may be written with options:
+reduce-bcast/dedicated, hierarchical/bfloat16/overlap.
 """
 
 import argparse
@@ -17,6 +18,13 @@ from dist.launcher import mpirun_command, mpirun_environment
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
 DEFAULT_TRAINING = ["--n-layer", "6", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "30"]
+
+OPTIONS = {
+    "dedicated": ["--server", "dedicated"],
+    "bfloat16": ["--wire", "bfloat16"],
+    "error-feedback": ["--error-feedback"],
+    "overlap": ["--overlap"],
+}
 
 
 def main():
@@ -46,13 +54,21 @@ def strategy_names(text: str) -> list[str]:
     return list(STRATEGIES)
 
 
+def strategy_flags(name: str) -> list[str]:
+    """train.py's flags for "hierarchical/bfloat16/overlap"."""
+    strategy, *options = name.split("/")
+    unknown = [option for option in options if option not in OPTIONS]
+    if unknown:
+        raise SystemExit(f"compare.py: error: {name}: no option {unknown[0]!r}, expected {', '.join(OPTIONS)}")
+    flags = ["--strategy", strategy, *(["--no-exchange"] if strategy == "none" else [])]
+    return [*flags, *(flag for option in options for flag in OPTIONS[option])]
+
+
 def train(name: str, ranks: int, run: Path, training: list[str]) -> None:
     """One run; ends this script with its exit code if it fails."""
-    strategy, _, server = name.partition("/")
-    flags = ["--strategy", strategy, "--out", str(run), *(["--server", server] if server else [])]
-    flags += ["--no-exchange"] if strategy == "none" else []
     try:
-        command = [*mpirun_command(ranks), sys.executable, str(SCRIPTS / "train.py"), *flags, *training]
+        train_line = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(name), "--out", str(run), *training]
+        command = [*mpirun_command(ranks), *train_line]
     except FileNotFoundError as error:
         raise SystemExit(f"compare.py: error: {error}") from None
     if code := subprocess.run(command, env=mpirun_environment(ranks)).returncode:

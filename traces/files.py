@@ -56,9 +56,14 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The strategy's name, with the placement of the server where it was not the default."""
-        dedicated = self.strategy == "reduce-bcast" and self.config["settings"].get("server") == "dedicated"
-        return "reduce-bcast dedicated" if dedicated else self.strategy
+        """The strategy's name, with those of its options that were not the default."""
+        settings = self.config["settings"]
+        options = {
+            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
+            "bfloat16": settings.get("wire") == "bfloat16",
+            "overlap": settings.get("overlap"),
+        }
+        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
 
 
 def trace_path(folder, rank: int) -> Path:
