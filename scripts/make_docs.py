@@ -36,8 +36,8 @@ NANOGPT_CPU_RECIPE = (
     "--model baby --batch-size 6 --seq-len 64 --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --beta2 0.99 "
     "--weight-decay 0.1 --grad-clip 1.0 --eval-every 250 --eval-steps 0"
 )
-# The server's port takes in less than it sends: MPICH's Reduce then takes as much longer than its Bcast as on the cluster
-# that all this began on.
+# The server's port takes in less than it sends, so that MPICH's Reduce takes as much longer than its Bcast as on the
+# cluster that all this began on.
 CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --first-node 1 --rate 400mbit --slow node0:in:100mbit"
 EXCHANGE_CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit"
 EXCHANGE = "--bytes 8MB --link 400mbit --vs torch"
