@@ -42,6 +42,7 @@ class Strategy:
     """
 
     buffers = OwnBuffers  # the kind of memory it wants
+    keeps_gradients = True  # until the update; False: each micro-step's are taken away as they become final
 
     def __init__(self, job: Job):
         self.comm, self.tracer = job.world.comm, job.tracer
@@ -49,8 +50,17 @@ class Strategy:
         self.sum_of_squares, self.max_norm = job.sum_of_squares, job.max_norm
         self.workers, self.worker = self.comm.size, self.comm.rank
 
+    def before_use(self, start: int, stop: int) -> None:
+        """Called before parameters [start, stop), one of the layout's ranges, are used: see gpt2.model.GPT2.
+
+        All ranks use the same ranges in the same order, in training, validation and when a checkpoint is written.
+        """
+
     def gradients_final(self, start: int, stop: int) -> None:
-        """Called during the last micro-step's backward: gradients [start, stop) will not change any more."""
+        """Called during the last micro-step's backward: gradients [start, stop) will not change any more.
+
+        Of a strategy that does not keep gradients, during every micro-step's.
+        """
 
     def poke(self) -> None:
         """Called often during forward and backward: a moment to move on what is under way, without waiting."""
