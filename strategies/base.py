@@ -12,10 +12,11 @@ from gpt2.optimizer import AdamW
 class Job:
     """What a strategy works with.
 
-    buffers: this rank's flat float32 `parameters` and `gradients`, (size,), size a multiple of the ranks; of the kind
-    that the strategy's class names. new_optimizer(start, stop): an AdamW with state for that range alone;
-    sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never; tracer.phase(name, bytes=, root=):
-    times what is inside; server: "colocated" or "dedicated", for the strategy that has a server.
+    buffers: this rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of
+    the kind that the strategy's class names, so perhaps not whole (dist/sharded.py). new_optimizer(start, stop): an
+    AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never;
+    tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
+    has a server.
     For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
     what rounding loses is added again in the next step (error_feedback); final_ranges: the parts of the flat buffer in
     the order in which backward makes them final; bucket_bytes: exchange them during backward, that much at once or
