@@ -12,12 +12,18 @@ SHARED_MEMORY = "/dev/shm"
 
 
 class OwnBuffers:
-    """`parameters` and `gradients` (size,) float32, zeroed, of this rank alone."""
+    """`parameters` and `gradients` (size,) float32, zeroed, of this rank alone.
+
+    ranges: what is used together, for buffers that do not hold all of it at once (sharded.py).
+    """
 
     fills_parameters = True
 
-    def __init__(self, world: World, size: int):
+    def __init__(self, world: World, size: int, ranges=()):
         self.parameters, self.gradients = np.zeros(size, np.float32), np.zeros(size, np.float32)
+
+    def filled(self, start: int, stop: int) -> None:
+        """The first parameters of a range have been written."""
 
     def close(self) -> None:
         """Nothing is shared."""
@@ -30,7 +36,7 @@ class NodeBuffers:
     when, is up to the strategy, by `arrive` and `arrived`; the first parameters are for one rank to fill in.
     """
 
-    def __init__(self, world: World, size: int):
+    def __init__(self, world: World, size: int, ranges=()):
         self.fills_parameters = world.local_rank == 0
         self._check_memory(world, size)
         self._windows = []
@@ -41,6 +47,9 @@ class NodeBuffers:
         self._counts = self._share(local_comm, 8, np.int64)  # a cache line each
         self._local_rank, self._local_comm = world.local_rank, local_comm
         barrier(local_comm)
+
+    def filled(self, start: int, stop: int) -> None:
+        """The first parameters of a range have been written."""
 
     def arrive(self) -> None:
         """This rank has written what it was to write: what it wrote is seen by whoever sees it arrive."""

@@ -20,9 +20,11 @@ class Progress:
         self._queue: deque[Iterator] = deque()
         self._live: list[list] = []  # [exchange, what it waits for]
 
-    def start(self, exchange: Iterator) -> None:
+    def start(self, exchange: Iterator) -> Iterator:
+        """Returns it, to be given to `finish`."""
         self._queue.append(exchange)
         self.poke()
+        return exchange
 
     def poke(self) -> bool:
         """Move on whatever can move, without waiting. True while something is under way."""
@@ -30,14 +32,18 @@ class Progress:
             pass
         return bool(self._live)
 
-    def finish(self) -> None:
-        """Return when all have ended."""
+    def finish(self, exchange: Iterator | None = None) -> None:
+        """Return when all have ended, or this one; the others move on meanwhile."""
         pauses = Pauses()
-        while self._live or self._queue:
+        while self._is_under_way(exchange):
             if self._move():
                 pauses.happened()
             else:
                 pauses.sleep()
+
+    def _is_under_way(self, exchange: Iterator | None) -> bool:
+        under_way = [*self._queue, *(live for live, _ in self._live)]
+        return bool(under_way) if exchange is None else exchange in under_way
 
     def _move(self) -> bool:
         """Move each exchange on as far as it goes; False if none could."""

@@ -1,10 +1,11 @@
 """Bytes a rank holds under each strategy: parameters, gradients and AdamW's two moments, all float32.
 
-In units of one vector of all parameters, N ranks on M nodes; of the rank that holds most. Activations, the landing
-buffers of segments and what ZeRO gathers for a layer at a time come on top. What a node holds once, in shared memory,
-is counted on its leader.
+In units of one vector of all parameters, N ranks on M nodes, L on the smallest node; of the rank that holds most.
+Activations, the landing buffers of segments and what ZeRO gathers for a layer at a time come on top. What a node holds
+once, in shared memory, is counted on its leader.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,10 +18,10 @@ FORMULAS = {
     "allreduce": REPLICATED,
     "ring": REPLICATED,
     "tree": REPLICATED,
-    "hierarchical": REPLICATED,
-    "hierarchical-sharded": ("1", "1", "2/M"),
-    "zero-2": ("1", "1/M", "2/M"),
-    "zero-3": ("1/M", "1/M", "2/M"),
+    "hierarchical": ("1", "1", "2/L"),
+    "hierarchical-sharded": ("1", "1", "2/ML"),
+    "zero-2": ("1", "1/N", "2/N"),
+    "zero-3": ("1/N", "1/N", "2/N"),
 }
 
 
@@ -47,9 +48,9 @@ def rank_memory(strategy: str, parameters: int, ranks: int, nodes: int) -> RankM
 
 def _vectors(formula: str, ranks: int, nodes: int) -> Fraction:
     """1 + 1/ranks for "1 + 1/N"."""
-    sizes = {"N": ranks, "M": nodes}
+    sizes = {"N": ranks, "M": nodes, "L": ranks // nodes}
     total = Fraction(0)
     for term in formula.split(" + "):
         number, _, shared_by = term.partition("/")
-        total += Fraction(int(number), sizes[shared_by] if shared_by else 1)
+        total += Fraction(int(number), math.prod(sizes[letter] for letter in shared_by))
     return total

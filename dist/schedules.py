@@ -75,16 +75,17 @@ def tree(setting: Setting) -> tuple[list[Stage], list[str]]:
     return [stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added)], []
 
 
-def leaders_ring(setting: Setting, halves: int = 2) -> tuple[list[Stage], list[str]]:
-    """Node sums in shared memory, and a ring of the nodes' leaders: reduce-scatter, and `halves`-1 all-gathers."""
+def leaders_ring(setting: Setting) -> tuple[list[Stage], list[str]]:
+    """Node sums in shared memory, and a ring of the nodes' leaders."""
     leaders = np.sort(np.unique(setting.placement, return_index=True)[1])
     blocks = setting.blocks(len(leaders))
-    return ring_reduce_scatter(leaders, blocks) + ring_all_gather(leaders, blocks) * (halves - 1), []
+    return ring_reduce_scatter(leaders, blocks) + ring_all_gather(leaders, blocks), []
 
 
 def zero_3(setting: Setting) -> tuple[list[Stage], list[str]]:
-    """Parameters gathered in forward and again in backward, gradients reduced to their owners."""
-    return leaders_ring(setting, halves=3)
+    """Around the ring of all ranks: parameters gathered in forward and in backward, gradients reduced."""
+    blocks = setting.blocks(len(setting.placement))
+    return ring_reduce_scatter(setting.ranks, blocks) + ring_all_gather(setting.ranks, blocks) * 2, []
 
 
 def reduce_bcast(setting: Setting) -> tuple[list[Stage], list[str]]:
@@ -131,7 +132,7 @@ SCHEDULES = {
     "tree": tree,
     "hierarchical": leaders_ring,
     "hierarchical-sharded": leaders_ring,
-    "zero-2": leaders_ring,
+    "zero-2": ring,
     "zero-3": zero_3,
 }
 

@@ -11,12 +11,13 @@ Weights are (outputs, inputs) there and here; only the order differs, because he
 """
 
 import math
-import os
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.parameters import Parameters, layer_shapes
+from gpt2.parameters import Parameters, layer_shapes, no_hook
 from gpt2.shards import HEADER_BYTES, MODEL_MAGIC, check_size, file_errors, make_header, read_header, replacing
 
 MODEL_VERSION = 3
@@ -38,45 +39,55 @@ def read_config(path: Path) -> GPT2Config:
     return read_shape(path)[0]
 
 
-def read_parameters(path: Path, parameters: Parameters) -> None:
+def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config; wte's pad rows become 0.
 
-    The file may be padded to another multiple than ours. UserError as in read_config, or if the shapes differ.
+    One range of the layout after another; filled(start, stop) follows each. The file may be padded to another multiple
+    than ours. UserError as in read_config, or if the shapes differ.
     """
     config, padded_vocab_size = read_shape(path)
     wanted = parameters.layout.config
     if config != wanted:
         raise UserError(f"{path}: holds {config}, expected {wanted}: choose its --model, or another file")
-    wte, *others = tensors_in_file_order(parameters)
+    layout, offsets = parameters.layout, tensor_offsets(config, padded_vocab_size)
     with file_errors(path, "cannot read the model checkpoint; check the disk"), open(path, "rb") as file:
-        file.seek(HEADER_BYTES)
-        file.readinto(wte[: config.vocab_size])
-        wte[config.vocab_size :] = 0.0
-        file.seek(4 * (padded_vocab_size - config.vocab_size) * config.n_embd, os.SEEK_CUR)
-        for tensor in others:
-            file.readinto(tensor)
+        for start, stop in layout.ranges:
+            for tensor in layout.tensors_in(start, stop):
+                view = parameters.view(tensor.name)
+                file.seek(offsets[tensor.name])
+                if tensor.name == "wte":
+                    view[config.vocab_size :] = 0.0
+                    view = view[: config.vocab_size]
+                file.readinto(view)
+            filled(start, stop)
 
 
-def write_parameters(path: Path, parameters: Parameters) -> None:
+def write_parameters(path: Path, parameters: Parameters, ranges: Iterable[tuple[int, int]] | None = None) -> None:
     """Write float32 parameters in host memory as a checkpoint of version 3.
 
-    An existing file is replaced whole or not at all. UserError: the file cannot be written.
+    ranges: the layout's, for parameters that are only there while their range's turn lasts: each is written before the
+    next is asked for. An existing file is replaced whole or not at all. UserError: the file cannot be written.
     """
-    config = parameters.layout.config
+    layout, config = parameters.layout, parameters.layout.config
     numbers = [getattr(config, field) for field in HEADER_FIELDS]
+    offsets = tensor_offsets(config, config.padded_vocab_size)
     with replacing(path) as file:
         file.write(make_header(MODEL_MAGIC, MODEL_VERSION, *numbers))
-        for tensor in tensors_in_file_order(parameters):
-            file.write(tensor)
+        for start, stop in layout.ranges if ranges is None else ranges:
+            for tensor in layout.tensors_in(start, stop):
+                file.seek(offsets[tensor.name])
+                file.write(parameters.view(tensor.name))
 
 
-def tensors_in_file_order(parameters: Parameters):
-    """Views of all tensors, in the order in which the file holds them."""
-    yield from (parameters.wte, parameters.wpe)
+def tensor_offsets(config: GPT2Config, padded_vocab_size: int) -> dict[str, int]:
+    """Where each tensor begins in the file, in bytes, by our names."""
+    C, layer = config.n_embd, layer_shapes(config)
+    shapes = {"wte": (padded_vocab_size, C), "wpe": (config.context, C)}
     for name in LAYER_TENSORS:
-        for layer in parameters.layers:
-            yield getattr(layer, name)
-    yield from (parameters.lnf_weight, parameters.lnf_bias)
+        shapes |= {f"layer.{index}.{name}": layer[name] for index in range(config.n_layer)}
+    shapes |= {"lnf_weight": (C,), "lnf_bias": (C,)}
+    stops = accumulate((4 * math.prod(shape) for shape in shapes.values()), initial=HEADER_BYTES)
+    return dict(zip(shapes, stops, strict=False))
 
 
 def read_shape(path: Path) -> tuple[GPT2Config, int]:

@@ -8,23 +8,29 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gpt2.parameters import Layout, Parameters
-
-
-def no_hook(start: int, stop: int) -> None:
-    """Nothing to do when a range of gradients is final."""
+from gpt2.parameters import Layout, Parameters, no_hook
 
 
 class GPT2:
     """A GPT-2 over given parameters, with room for batches of (B, T) tokens. All buffers are made here, once.
 
     gradients: same layout as the parameters, or None for a model that only runs forward.
+    before_use(start, stop) is called each time before a range of the parameters is used: forward goes through the
+    layout's ranges in their order, backward through all but the first in reverse. The first, the embeddings, stays in
+    use from forward to backward, as the token embedding is also the head.
     """
 
     def __init__(
-        self, kernels, parameters: Parameters, gradients: Parameters | None, batch_size: int, sequence_length: int
+        self,
+        kernels,
+        parameters: Parameters,
+        gradients: Parameters | None,
+        batch_size: int,
+        sequence_length: int,
+        before_use=no_hook,
     ):
         self.kernels, self.parameters, self.gradients = kernels, parameters, gradients
+        self.before_use = before_use
         self.config = parameters.layout.config
         self.batch_size, self.sequence_length = batch_size, sequence_length
         self._allocate(parameters.flat.dtype)
@@ -84,9 +90,12 @@ class GPT2:
         """Embedding and all blocks, up to the final LayerNorm."""
         k, p = self.kernels, self.parameters
         B, T, C = *tokens.shape, self.config.n_embd
+        embeddings, *layers, last = p.layout.ranges
         stream = self.layers[0].residual1
+        self.before_use(*embeddings)
         k.embedding_forward(stream.reshape(B, T, C), tokens, p.wte, p.wpe)
         for index, (a, w) in enumerate(zip(self.layers, p.layers, strict=True)):
+            self.before_use(*layers[index])
             if index == 0:
                 k.layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, stream, w.ln1_weight, w.ln1_bias)
             else:
@@ -104,6 +113,7 @@ class GPT2:
             k.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
             k.linear_forward(self.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
             stream = a.residual2
+        self.before_use(*last)
         k.residual_layernorm_forward(
             self.residual, self.lnf, self.lnf_mean, self.lnf_rstd, stream, self.branch, p.lnf_weight, p.lnf_bias
         )
@@ -116,14 +126,17 @@ class GPT2:
         """
         k, p, d = self.kernels, self.parameters, self.gradients
         final_ranges = iter(p.layout.final_ranges())
+        _, *layers, last = p.layout.ranges
         k.classifier_backward(self.dbranch, d.wte, self.exponentials, self.row_scale, self.lnf, p.wte, accumulate)
         self.dresidual[:] = 0.0
+        self.before_use(*last)
         k.layernorm_backward(
             self.dresidual, d.lnf_weight, d.lnf_bias, self.dbranch,
             self.residual, self.lnf_mean, self.lnf_rstd, p.lnf_weight, accumulate,
         )  # fmt: skip
         gradients_final(*next(final_ranges))
         for index in reversed(range(self.config.n_layer)):
+            self.before_use(*layers[index])
             layer = self.layers[index], p.layers[index], d.layers[index]
             self._feed_forward_backward(*layer, accumulate)
             gradients_final(*next(final_ranges))

@@ -16,6 +16,10 @@ from gpt2.config import GPT2Config
 INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
 
 
+def no_hook(start: int, stop: int) -> None:
+    """Nothing to do when a range is about to be used, is filled, or has its final gradients."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One named tensor's place in the flat buffer."""
@@ -78,6 +82,16 @@ class Layout:
     def layer_range(self, layer: int) -> tuple[int, int]:
         return self.range_of(f"layer.{layer}.")
 
+    @cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """What is used together, in order: the embeddings, each layer, the final LayerNorm with the pad."""
+        layers = [self.layer_range(layer) for layer in range(self.config.n_layer)]
+        return ((0, self.range_of("wpe")[1]), *layers, (self.range_of("lnf")[0], self.size))
+
+    def tensors_in(self, start: int, stop: int) -> list[Tensor]:
+        """The tensors that begin in [start, stop), in order."""
+        return [tensor for tensor in self.tensors if start <= tensor.start < stop]
+
     def final_ranges(self) -> tuple[tuple[int, int], ...]:
         """The parts of the buffer in the order in which backward makes their gradients final.
 
@@ -103,7 +117,11 @@ class Layout:
 
 
 class Parameters:
-    """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ..."""
+    """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
+
+    The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the
+    layout's `ranges`: not all of it need exist at once.
+    """
 
     def __init__(self, layout: Layout, flat):
         if flat.shape != (layout.size,):
@@ -123,18 +141,23 @@ class Parameters:
         return cls(layout, np.zeros(layout.size, np.float32))
 
 
-def initialize(parameters: Parameters, seed: int) -> None:
-    """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0."""
-    config = parameters.layout.config
-    random = np.random.default_rng(seed)
-    residual_std = INITIAL_STD / math.sqrt(2 * config.n_layer)
-    parameters.flat[:] = 0.0
-    for tensor in parameters.layout.tensors:
-        view = parameters.view(tensor.name)
-        if tensor.decays:
-            std = residual_std if tensor.name.endswith("proj_weight") else INITIAL_STD
-            random.standard_normal(out=view, dtype=np.float32)
-            view *= np.float32(std)
-        elif tensor.name.endswith("_weight"):
-            view[:] = 1.0
-    parameters.wte[config.vocab_size :] = 0.0
+def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
+    """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
+
+    One range of the layout after another; filled(start, stop) follows each.
+    """
+    layout, random = parameters.layout, np.random.default_rng(seed)
+    residual_std = INITIAL_STD / math.sqrt(2 * layout.config.n_layer)
+    for start, stop in layout.ranges:
+        parameters.flat[start:stop].fill(0.0)
+        for tensor in layout.tensors_in(start, stop):
+            view = parameters.view(tensor.name)
+            if tensor.decays:
+                std = residual_std if tensor.name.endswith("proj_weight") else INITIAL_STD
+                random.standard_normal(out=view, dtype=np.float32)
+                view *= np.float32(std)
+            elif tensor.name.endswith("_weight"):
+                view[:] = 1.0
+            if tensor.name == "wte":
+                view[layout.config.vocab_size :] = 0.0
+        filled(start, stop)

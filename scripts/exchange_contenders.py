@@ -154,10 +154,13 @@ COLLECTIVES = {
 
 
 def makers() -> dict:
-    """{name: what makes the contender of (world, own_buffers)}, the strategies in their order first."""
+    """{name: what makes the contender of (world, own_buffers)}, the strategies in their order first.
+
+    Not none, nor those that exchange a layer at a time because no rank holds the whole vector.
+    """
     result = {}
     for name, kind in STRATEGIES.items():
-        if name == "none":
+        if name == "none" or not kind.keeps_gradients:
             continue
         result[name] = partial(StrategyContender, name=name)
         if name == "reduce-bcast":

@@ -3,6 +3,7 @@
     python scripts/make_docs.py comparison              a minute: every strategy on 4 ranks
     python scripts/make_docs.py learning --text FILE    five minutes: nanoGPT's CPU recipe on 2 ranks
     python scripts/make_docs.py memory                  some minutes: GPT-2 124M with every strategy on 2 ranks
+    python scripts/make_docs.py sharding                ten minutes, 20 GB: what a rank holds, GPT-2 124M and 350M
     python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
     python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
     python scripts/make_docs.py exchange                two minutes, as root: one exchange on 5 hosts, PyTorch (needed)
@@ -23,6 +24,8 @@ from pathlib import Path
 import numpy as np
 from compare import strategy_flags
 
+from gpt2.config import PRESETS
+from gpt2.parameters import Layout
 from traces.analysis import measure
 from traces.files import read_run
 from traces.phases import INDEX
@@ -46,6 +49,9 @@ CLUSTER_STRATEGIES = (
 )  # fmt: skip
 CLUSTER_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 6 --steps 10 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
+SHARDED = "reduce-scatter,hierarchical-sharded,zero-2,zero-3"
+SHARDING_RUNS = (("gpt2-124M", 1), ("gpt2-124M", 2), ("gpt2-124M", 4), ("gpt2-350M", 2), ("gpt2-350M", 4))
+SHARDING_STEP = "--batch-size 1 --seq-len 64 --steps 2 --eval-every 0"
 MEMORY_STEP = "--model gpt2-124M --batch-size 4 --seq-len 256 --steps 3 --eval-every 0"
 
 
@@ -95,6 +101,33 @@ def memory(folder: Path, _) -> None:
         rows.append(f"| `{name}` | {peak[0] / 1e9:.2f} | {peak[1] / 1e9:.2f} | {last['step_s']:.1f} |")
     rows.append(f"\n`{MEMORY_STEP}` on 2 ranks; peak resident memory. {machine(run)}")
     replace_block("README.md", "memory", "\n".join(rows))
+
+
+def sharding(folder: Path, _) -> None:
+    rows = ["| model | ranks | strategy | ZeRO's formula, GB | with its buffers, GB | measured, GB |"]
+    rows += ["|---|---|---|---|---|---|"]
+    for model, count in SHARDING_RUNS:
+        out = folder / f"{model}-{count}"
+        compare(out, count, SHARDED, ["--model", model, *SHARDING_STEP.split()])
+        layout = Layout(PRESETS[model])
+        for name in SHARDED.split(","):
+            formula, buffers = (4e-9 * elements for elements in held(name, layout, count))
+            peak = max(json.loads((out / name / "summary.json").read_text())["peak_memory_bytes"]) / 1e9
+            rows.append(f"| {model} | {count} | `{name}` | {formula:.2f} | {formula + buffers:.2f} | {peak:.2f} |")
+    rows.append(f"\n`{SHARDING_STEP}`; peak resident memory of the largest rank. {machine(out / name)}")
+    replace_block("docs/benchmarks.md", "sharding", "\n".join(rows))
+
+
+def held(strategy: str, layout: Layout, ranks: int) -> tuple[float, float]:
+    """float32 values a rank of one node holds: parameters, gradients and moments, and what it works in besides."""
+    embeddings, layer, *_, last = (stop - start for start, stop in layout.ranges)
+    whole, part, room = layout.size, layout.size / ranks, embeddings + 2 * layer + last
+    return {
+        "reduce-scatter": (2 * whole + 2 * part, part),  # the sum of its block
+        "hierarchical-sharded": (2 * whole + 2 * part, whole - part),  # what it adds of its neighbours' gradients
+        "zero-2": (whole + 3 * part, room),
+        "zero-3": (4 * part, 2 * room),
+    }[strategy]
 
 
 def ranks(folder: Path, _) -> None:
@@ -208,6 +241,7 @@ PARTS = {
     "learning": learning,
     "memory": memory,
     "ranks": ranks,
+    "sharding": sharding,
     "step": step,
 }
 

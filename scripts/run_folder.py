@@ -48,13 +48,16 @@ class RunFolder:
         """summary.json: what is known only at the end of a run."""
         (self.path / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
 
-    def save_checkpoint(self, step: int, parameters, next_window: int) -> None:
-        """checkpoints/step-00000100/: model.bin in llm.c's format and data.json; there once complete, or not at all."""
+    def save_checkpoint(self, step: int, parameters, next_window: int, ranges) -> None:
+        """checkpoints/step-00000100/: model.bin in llm.c's format and data.json; there once complete, or not at all.
+
+        ranges: the layout's, each given when its parameters are there.
+        """
         final = self.path / "checkpoints" / f"step-{step:08d}"
         part = final.with_suffix(".part")
         with file_errors(final, "free some space, or choose another --out"):
             part.mkdir(parents=True)
-            llmc.write_parameters(part / "model.bin", parameters)
+            llmc.write_parameters(part / "model.bin", parameters, ranges)
             (part / "data.json").write_text(json.dumps({"step": step, "next_window": next_window}) + "\n")
             part.rename(final)
 

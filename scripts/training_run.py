@@ -44,7 +44,7 @@ class TrainingRun:
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         train, val = self._open_data()
-        self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size)
+        self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size, self.layout.ranges)
         self.parameters, self.gradients = self._new_parameters()
         self.folder = self._make_folder()
         self.tracer = self._new_tracer()
@@ -83,9 +83,9 @@ class TrainingRun:
         gradients = Parameters(self.layout, self.buffers.gradients)
         with self.world.together(UserError):
             if self.buffers.fills_parameters and self.settings.init == "random":
-                initialize(parameters, self.settings.seed)
+                initialize(parameters, self.settings.seed, self.buffers.filled)
             elif self.buffers.fills_parameters:
-                llmc.read_parameters(checkpoint_file(self.settings.init), parameters)
+                llmc.read_parameters(checkpoint_file(self.settings.init), parameters, self.buffers.filled)
         return parameters, gradients
 
     def _make_folder(self) -> RunFolder | None:
@@ -125,8 +125,9 @@ class TrainingRun:
     def _new_worker(self, train, val) -> Worker:
         s, strategy = self.settings, self.strategy
         kernels = poking(self.kernels, strategy.poke) if s.overlap else self.kernels
-        model = GPT2(kernels, self.parameters, self.gradients, s.batch_size, s.seq_len)
-        return Worker(model, train, val, s.grad_accum, strategy.worker, strategy.workers, self.tracer)
+        model = GPT2(kernels, self.parameters, self.gradients, s.batch_size, s.seq_len, strategy.before_use)
+        place = (strategy.worker, strategy.workers)
+        return Worker(model, train, val, s.grad_accum, *place, self.tracer, strategy.keeps_gradients)
 
     def facts(self) -> dict[str, str]:
         """What follows from the settings and the machine, for the table."""
@@ -176,13 +177,28 @@ class TrainingRun:
             text = f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data"
             end_with_one_line(self.world.comm, text)
 
+    def _save_checkpoint(self) -> None:
+        """Rank 0 writes; all make the parameters available, range by range, also when the writing has failed."""
+        steps, ranges = self.settings.steps, self._ranges_in_use()
+        try:
+            if self.world.rank == 0:
+                self.folder.save_checkpoint(steps, self.parameters, steps * self.global_batch, ranges)
+        finally:
+            for _ in ranges:
+                pass
+
+    def _ranges_in_use(self):
+        """The layout's ranges, each when its parameters are there. Collective: all ranks go through all of them."""
+        for start, stop in self.layout.ranges:
+            self.strategy.before_use(start, stop)
+            yield start, stop
+
     def finish(self) -> None:
         """Leave the last checkpoint and the summary."""
         peak_bytes = self.world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         with self.world.together(UserError):
-            if self.world.rank == 0 and self.settings.strategy != "none":
-                steps = self.settings.steps
-                self.folder.save_checkpoint(steps, self.parameters, next_window=steps * self.global_batch)
+            if self.settings.strategy != "none":
+                self._save_checkpoint()
             if self.world.rank == 0:
                 self.folder.write_summary(peak_memory_bytes=peak_bytes)
                 self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")

@@ -12,6 +12,8 @@
     tree                  two binary trees of all ranks          all, on each rank  2 D in and out for each rank
     hierarchical          sum in the node, a ring of nodes       1/ranks of a node  2 (M-1)/M D in and out: the bound
     hierarchical-sharded  the same, update between its halves    1/N                the same
+    zero-2                rings, layer by layer                  1/N, gradients too as ring
+    zero-3                the same, gathered for each use        1/N, all of it     as ring, and half as much again
 
 To write your own: a file with a subclass of Strategy (base.py) and a line below; the tests run it too.
 """
@@ -28,8 +30,20 @@ from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
 from strategies.sliced import Sliced
 from strategies.tree import Tree
+from strategies.zero_2 import Zero2
+from strategies.zero_3 import Zero3
 
-__all__ = ["SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy", "check_exchange", "check_strategy", "worker_count"]
+__all__ = [
+    "OWN_EXCHANGES",
+    "SERVERS",
+    "STRATEGIES",
+    "WIRES",
+    "Job",
+    "Strategy",
+    "check_exchange",
+    "check_strategy",
+    "worker_count",
+]
 
 STRATEGIES = {
     "none": NoExchange,
@@ -41,7 +55,10 @@ STRATEGIES = {
     "tree": Tree,
     "hierarchical": Hierarchical,
     "hierarchical-sharded": HierarchicalSharded,
+    "zero-2": Zero2,
+    "zero-3": Zero3,
 }
+OWN_EXCHANGES = (Bucketed, Zero2)  # with what derives from them: messages of our own, which --wire and --overlap shape
 
 SERVERS = ("colocated", "dedicated")
 WIRES = ("float32", "bfloat16")
@@ -67,9 +84,14 @@ def check_strategy(name: str, server: str, ranks: int, no_exchange: bool) -> Non
 
 def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) -> None:
     """UserError where a flag of our own exchanges meets a strategy that calls MPI's."""
-    own = [other for other, kind in STRATEGIES.items() if issubclass(kind, Bucketed)]
+    own = [other for other, kind in STRATEGIES.items() if issubclass(kind, OWN_EXCHANGES)]
     asked = {"--wire bfloat16": wire == "bfloat16", "--overlap": overlap}
     for flag in [flag for flag, given in asked.items() if given and name not in own]:
         raise UserError(f"{flag} with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
     if error_feedback and wire != "bfloat16":
         raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
+    if error_feedback and issubclass(STRATEGIES[name], Zero2):
+        raise UserError(
+            f"--error-feedback with --strategy {name}: what rounding loses is as large as the gradients, which no rank "
+            "is to hold: leave it out, or use hierarchical-sharded"
+        )

@@ -12,10 +12,11 @@ from gpt2.optimizer import AdamW
 class Job:
     """What a strategy works with.
 
-    buffers: this rank's flat float32 `parameters` and `gradients`, (size,), size a multiple of the ranks; of the kind
-    that the strategy's class names. new_optimizer(start, stop): an AdamW with state for that range alone;
-    sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never; tracer.phase(name, bytes=, root=):
-    times what is inside; server: "colocated" or "dedicated", for the strategy that has a server.
+    buffers: this rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of
+    the kind that the strategy's class names, so perhaps not whole (dist/sharded.py). new_optimizer(start, stop): an
+    AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never;
+    tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
+    has a server.
     For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
     what rounding loses is added again in the next step (error_feedback); final_ranges: the parts of the flat buffer in
     the order in which backward makes them final; bucket_bytes: exchange them during backward, that much at once or
@@ -42,6 +43,7 @@ class Strategy:
     """
 
     buffers = OwnBuffers  # the kind of memory it wants
+    keeps_gradients = True  # until the update; False: each micro-step's are taken away as they become final
 
     def __init__(self, job: Job):
         self.comm, self.tracer = job.world.comm, job.tracer
@@ -49,8 +51,17 @@ class Strategy:
         self.sum_of_squares, self.max_norm = job.sum_of_squares, job.max_norm
         self.workers, self.worker = self.comm.size, self.comm.rank
 
+    def before_use(self, start: int, stop: int) -> None:
+        """Called before parameters [start, stop), one of the layout's ranges, are used: see gpt2.model.GPT2.
+
+        All ranks use the same ranges in the same order, in training, validation and when a checkpoint is written.
+        """
+
     def gradients_final(self, start: int, stop: int) -> None:
-        """Called during the last micro-step's backward: gradients [start, stop) will not change any more."""
+        """Called during the last micro-step's backward: gradients [start, stop) will not change any more.
+
+        Of a strategy that does not keep gradients, during every micro-step's.
+        """
 
     def poke(self) -> None:
         """Called often during forward and backward: a moment to move on what is under way, without waiting."""

@@ -82,9 +82,9 @@ def leaders_of(placement):
     return sorted({node: rank for rank, node in reversed(list(enumerate(placement)))}.values())
 
 
-def run_leaders(ranks, elements, gathers=1):
+def run_leaders(ranks, elements):
     ranks.share_memory(add=True)
-    run_ring(ranks, leaders_of(ranks.placement), elements, gathers=gathers)
+    run_ring(ranks, leaders_of(ranks.placement), elements)
     ranks.share_memory(add=False)
 
 
@@ -93,8 +93,8 @@ RUNS = {
     "tree": run_tree,
     "hierarchical": run_leaders,
     "hierarchical-sharded": run_leaders,
-    "zero-2": run_leaders,
-    "zero-3": lambda ranks, elements: run_leaders(ranks, elements, gathers=2),
+    "zero-2": lambda ranks, elements: run_ring(ranks, range(ranks.count), elements),
+    "zero-3": lambda ranks, elements: run_ring(ranks, range(ranks.count), elements, gathers=2),
 }
 
 

@@ -79,7 +79,7 @@ def placements(comm):
 def test_every_contender_sums_right(comm):
     """Each strategy but none, our own exchanges in bfloat16 too, the server in both places, MPI's collectives."""
     names = chosen("all", comm.size)
-    expected = set(STRATEGIES) - {"none"}
+    expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
     expected |= {f"{name}/bfloat16" for name, kind in STRATEGIES.items() if issubclass(kind, Bucketed)}
     expected |= {"reduce-bcast/dedicated"} if comm.size > 1 else set()
     assert {name for name in names if not name.startswith("MPI_")} == expected

@@ -98,5 +98,6 @@ def test_memory_of_a_rank():
     assert rank_memory("sliced", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
     assert rank_memory("reduce-scatter", 1000, 8, 4).gradients == 4 * 1125
     memory = rank_memory("zero-3", 1000, 8, 4)
-    assert (memory.parameters, memory.gradients, memory.optimizer) == (1000, 1000, 2000)
-    assert memory.formula == "1/M + 1/M + 2/M"
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (500, 500, 1000)
+    assert memory.formula == "1/N + 1/N + 2/N"
+    assert rank_memory("hierarchical-sharded", 1000, 9, 4).optimizer == 4 * 500  # a quarter, by the smallest node's two

@@ -126,6 +126,29 @@ def test_many_exchanges_at_once(comm):
     assert not progress.poke()
 
 
+def test_one_exchange_is_finished_while_others_go_on():
+    """One at a time: the third waits for its turn, and waiting for the first does not wait for the second."""
+    ended, open_doors, asked = [], {"first"}, []
+
+    def exchange(name):
+        yield Condition(lambda: asked.append(name) or name in open_doors)
+        ended.append(name)
+
+    progress = Progress(in_flight=2)
+    first, second, third = (progress.start(exchange(name)) for name in ("first", "second", "third"))
+    progress.finish(first)
+    assert ended == ["first"]
+    progress.finish(first)
+    open_doors.add("third")
+    progress.finish(third)
+    assert ended == ["first", "third"]
+    assert "second" in asked
+    open_doors.add("second")
+    progress.finish()
+    assert ended == ["first", "third", "second"]
+    progress.finish(second)
+
+
 def test_an_error_in_an_exchange_is_not_swallowed():
     def exchange():
         yield Condition(lambda: True)

@@ -162,7 +162,7 @@ def test_what_goes_out_comes_in(strategy, placement, library):
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_leaders_ring_is_the_lower_bound_on_every_port(placement):
     nodes, size = max(placement) + 1, 1_000_004
-    for strategy in ("hierarchical", "hierarchical-sharded", "zero-2"):
+    for strategy in ("hierarchical", "hierarchical-sharded"):
         for traffic in node_traffic(schedule(strategy, placement, size)[0], placement):
             assert np.abs(traffic - 2 * (nodes - 1) / nodes * size).max() < 2 * 4
 

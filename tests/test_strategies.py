@@ -12,7 +12,7 @@ from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, no_hook
 from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, Bucketed, Job, check_exchange, check_strategy, worker_count
+from strategies import OWN_EXCHANGES, STRATEGIES, Job, check_exchange, check_strategy, worker_count
 from traces import Tracer
 
 CONFIG = GPT2Config(
@@ -52,11 +52,12 @@ def serial():
 def new_strategy(world, name, **options):
     """(strategy, parameters, gradients) on the ranks of `world`; the gradient buffer starts full of junk."""
     layout = Layout(CONFIG, multiple_of=world.size)
-    buffers = STRATEGIES[name].buffers(world, layout.size)
+    buffers = STRATEGIES[name].buffers(world, layout.size, layout.ranges)
     parameters, gradients = Parameters(layout, buffers.parameters), Parameters(layout, buffers.gradients)
     if buffers.fills_parameters:
-        initialize(parameters, seed=3)
-    gradients.flat[: layout.count] = 1e6
+        initialize(parameters, 3, buffers.filled)
+    for start, stop in layout.ranges:
+        gradients.flat[start : min(stop, layout.count)].fill(1e6)
     world.comm.Barrier()
     job = Job(
         world=world, buffers=buffers, new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
@@ -74,7 +75,7 @@ def distributed(world, name, **options):
     if strategy.worker is not None:
         share = slice(*cut(GLOBAL_BATCH, strategy.workers)[strategy.worker])
         kernels = poking(KERNELS, strategy.poke)
-        model = GPT2(kernels, parameters, gradients, share.stop - share.start, LENGTH)
+        model = GPT2(kernels, parameters, gradients, share.stop - share.start, LENGTH, strategy.before_use)
     losses, norms = [], []
     for batch in BATCHES:
         loss = 0.0
@@ -82,16 +83,25 @@ def distributed(world, name, **options):
             loss = gradients_of(model, batch[share], strategy.gradients_final)
         norms.append(strategy.update(LR))
         losses.append(comm.allreduce(loss))
-    count = parameters.layout.count
-    assert not parameters.flat[count:].any(), "the pad must stay zero"
-    return parameters.flat[:count].copy(), losses, norms
+    flat, count = whole(strategy, parameters), parameters.layout.count
+    assert not flat[count:].any(), "the pad must stay zero"
+    return flat[:count], losses, norms
+
+
+def whole(strategy, parameters):
+    """All parameters (size,), also where a strategy holds a part of them and gathers the rest for each use."""
+    ranges = []
+    for start, stop in parameters.layout.ranges:
+        strategy.before_use(start, stop)
+        ranges.append(parameters.flat[start:stop].copy())
+    return np.concatenate(ranges)
 
 
 def cases(ranks):
     for name, strategy in STRATEGIES.items():
         if name != "none":
             yield name, {}
-        if issubclass(strategy, Bucketed):
+        if issubclass(strategy, OWN_EXCHANGES):
             yield name, {"bucket_bytes": 1000}
     if ranks > 1:
         yield "reduce-bcast", {"server": "dedicated"}
@@ -109,7 +119,7 @@ def test_every_strategy_is_one_serial_rank(comm):
     assert max(reference_norms) > MAX_NORM, "clipping must have been at work"
     assert comm.size == 1 or len(reference) % comm.size, "the parameter count must not divide"
     for name, options in cases(comm.size):
-        for world in placements(comm) if issubclass(STRATEGIES[name], Bucketed) else [next(placements(comm))]:
+        for world in placements(comm) if issubclass(STRATEGIES[name], OWN_EXCHANGES) else [next(placements(comm))]:
             case = f"{name} {options} on {world.node_count} nodes"
             parameters, losses, norms = distributed(world, name, **options)
             others = comm.allgather(parameters.tobytes())
@@ -126,8 +136,9 @@ def test_every_strategy_is_one_serial_rank(comm):
 @pytest.mark.ranks(4)
 def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
     reference, _, _ = serial()
-    for name in [name for name, strategy in STRATEGIES.items() if issubclass(strategy, Bucketed)]:
-        for options in ({}, {"error_feedback": True}, {"bucket_bytes": 1000}):
+    for name in [name for name, strategy in STRATEGIES.items() if issubclass(strategy, OWN_EXCHANGES)]:
+        feedback = [] if name.startswith("zero") else [{"error_feedback": True}]
+        for options in ({}, *feedback, {"bucket_bytes": 1000}):
             world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
             parameters, _, _ = distributed(world, name, wire="bfloat16", **options)
             others = comm.allgather(parameters.tobytes())
@@ -179,6 +190,7 @@ def test_what_a_strategy_cannot_do(arguments, says):
         (("allreduce", "bfloat16", False, False), "--wire bfloat16 with --strategy allreduce"),
         (("sliced", "float32", False, True), "--overlap with --strategy sliced"),
         (("ring", "float32", True, False), "--error-feedback"),
+        (("zero-2", "bfloat16", True, False), "--error-feedback with --strategy zero-2"),
     ],
 )
 def test_what_our_own_exchanges_are_needed_for(arguments, says):

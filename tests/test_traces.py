@@ -116,6 +116,23 @@ def test_phases_and_steps_do_not_nest():
         tracer.step(3).__enter__()
 
 
+def test_an_interruption_ends_the_phase_and_begins_it_again(tmp_path):
+    tracer = Tracer(tmp_path, IDENTITY)
+    with tracer.step(1):
+        with tracer.phase("forward"):
+            with tracer.interruption("allgather", bytes=8):
+                pass
+            with pytest.raises(KeyError), tracer.interruption("allgather", bytes=9):
+                raise KeyError
+        with tracer.interruption("update"):
+            pass
+    tracer.close()
+    records = trace_of(tmp_path).records[:-1]
+    assert [NAMES[phase] for phase in records["phase"]] == [*["forward", "allgather"] * 2, "forward", "update"]
+    assert records["bytes"].tolist() == [0, 8, 0, 9, 0, 0]
+    assert (records["end"][:-1] <= records["start"][1:]).all()
+
+
 def test_records_are_in_the_file_a_second_after_the_last_writing(tmp_path, monkeypatch):
     now = [0]
     monkeypatch.setattr(recorder, "perf_counter_ns", lambda: now[0])

@@ -1,5 +1,6 @@
 """Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
 
+from contextlib import contextmanager
 from time import perf_counter_ns
 
 import numpy as np
@@ -33,7 +34,7 @@ class Tracer:
         self._records = []
         self._spent = dict.fromkeys(NAMES, 0)
         self._step_number = 0
-        self._in_step = self._in_phase = False
+        self._in_step, self._phase = False, None
         self._written_at = perf_counter_ns()
         if folder is not None and steps != "off":
             self._file = files.create(folder, identity, clock or {"offset_ns": 0, "error_ns": 0})
@@ -46,6 +47,19 @@ class Tracer:
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
         """Context manager: one phase. bytes: what this rank hands to the exchange; root: a world rank, or None."""
         return _Phase(self, check_phase(name), bytes, -1 if root is None else root)
+
+    @contextmanager
+    def interruption(self, name: str, bytes: int = 0):
+        """Context manager: a phase inside another, which ends here and begins again after it: no time counts twice."""
+        interrupted = self._phase
+        if interrupted:
+            interrupted.__exit__()
+        try:
+            with self.phase(name, bytes):
+                yield
+        finally:
+            if interrupted:
+                interrupted.__enter__()
 
     def seconds(self, *names: str) -> float:
         """Seconds spent in these phases in the current step, or in the last one after it has ended.
@@ -86,7 +100,7 @@ class _Step:
 
     def __enter__(self):
         tracer = self._tracer
-        if tracer._in_step or tracer._in_phase:
+        if tracer._in_step or tracer._phase:
             raise RuntimeError(f"step {self._number} opened inside another step or phase; close that one first")
         tracer._in_step = True
         tracer._step_number = self._number
@@ -116,15 +130,15 @@ class _Phase:
 
     def __enter__(self):
         tracer = self._tracer
-        if tracer._in_phase:
+        if tracer._phase:
             raise RuntimeError(f"phase {self._name} opened inside another phase; its time would count twice")
-        tracer._in_phase = True
+        tracer._phase = self
         self._start = perf_counter_ns()
 
     def __exit__(self, *exception):
         end = perf_counter_ns()
         tracer = self._tracer
-        tracer._in_phase = False
+        tracer._phase = None
         if tracer._in_step:
             tracer._spent[self._name] += end - self._start
         if tracer._writing:

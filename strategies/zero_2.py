@@ -1,0 +1,88 @@
+"""zero-2: a rank holds the optimizer state and the summed gradients of its part alone (Rajbhandari et al. 2020).
+
+    each range that backward finishes, in each micro-step:  ring reduce-scatter, the own part added to a sum
+    AdamW on the own part of each range;  each range: ring all-gather of the parameters
+
+The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
+and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write theirs in two buffers in turn,
+one travelling while the next is computed (--overlap), and the embeddings have one of their own. Through each rank go
+(N-1)/N D in and out a micro-step, and as much a step for the parameters. With bfloat16 on the wire a rank also keeps
+its part of the parameters in float32 (D / N), as what is gathered is rounded.
+"""
+
+from dist import ring
+from dist.progress import Progress
+from dist.sharded import Parts, ShardedGradients
+from dist.waiting import sum_everywhere
+from dist.wire import new_wire
+from gpt2.optimizer import clip_scale
+from strategies.base import Strategy
+
+TAG = 1  # one for all: no exchange begins before the one before it has ended
+
+
+class Zero2(Strategy):
+    buffers = ShardedGradients
+    keeps_gradients = False
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.ranges, self.overlaps = job.buffers.ranges, job.bucket_bytes is not None
+        self.whole_ranges = dict(self.ranges)
+        self.sums = Parts(job.world, self.ranges)
+        self.optimizers = {part: job.new_optimizer(*bounds) for part, bounds in self.sums.bounds.items()}
+        self.wire = new_wire(job.wire, max(stop - start for start, stop in self.ranges))
+        self.own = self._own_parameters(job)
+        self.exchange_comm, self.progress = self.comm.Dup(), Progress(in_flight=1)
+        self.reduction = None
+
+    def _own_parameters(self, job):
+        """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
+        in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
+        if self.wire.dtype == self.parameters.dtype:
+            return in_place
+        apart = Parts(job.world, self.ranges)
+        for part, values in in_place.items():
+            apart[part][:] = values
+        return apart
+
+    def gradients_final(self, start, stop):
+        if start not in self.whole_ranges:
+            return  # the second half of a layer: it travels with the first, which comes later
+        stop = self.whole_ranges[start]
+        with self.tracer.interruption("reduce_scatter", bytes=4 * (stop - start)):
+            if self.reduction is not None:
+                self.progress.finish(self.reduction)  # of the range before: the next one is written where it lies
+            self.reduction = self.progress.start(self._reduce_scatter(start, stop))
+            if not self.overlaps or start == 0:  # backward has ended: there is nothing to do meanwhile
+                self.progress.finish(self.reduction)
+
+    def poke(self):
+        self.progress.poke()
+
+    def update(self, lr):
+        with self.tracer.phase("allreduce", bytes=8):
+            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
+        with self.tracer.phase("update"):
+            norm, scale = clip_scale(squares, self.max_norm)
+            for part, optimizer in self.optimizers.items():
+                optimizer.update(self.own[part], self.sums[part], lr, scale)
+            self.sums.flat.fill(0.0)
+        self._share_parameters()
+        return norm
+
+    def _share_parameters(self):
+        with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
+            for start, stop in self.ranges:
+                self.progress.start(self._all_gather(start, stop))
+            self.progress.finish()
+
+    def _reduce_scatter(self, start, stop):
+        gradients = self.gradients[start:stop]
+        yield from ring.reduce_scatter(self.exchange_comm, gradients, [], 0, stop - start, self.wire, TAG)
+        self.sums[start, stop][:] += self.gradients[slice(*self.sums.bounds[start, stop])]
+
+    def _all_gather(self, start, stop):
+        self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
+        parameters = self.parameters[start:stop]
+        yield from ring.all_gather(self.exchange_comm, parameters, 0, stop - start, self.wire, TAG)

@@ -1,0 +1,293 @@
+"""zero-2 and zero-3: what no rank holds, layers that take turns in memory, micro-steps, and runs from end to end."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from conftest import launch
+from test_train import ROOT, TRAIN, log
+
+from dist.progress import poking
+from dist.ranges import cut
+from dist.sharded import Parts, Slots
+from dist.world import world_of
+from gpt2 import llmc
+from gpt2.config import GPT2Config
+from gpt2.kernels import load_kernels
+from gpt2.model import GPT2
+from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.parameters import Layout, Parameters, initialize
+from gpt2.shards import write_shard
+from strategies import STRATEGIES, Job
+from traces import Tracer
+
+DEEP = GPT2Config(n_layer=5, n_head=1, n_embd=3, context=4, vocab_size=7)  # no range divides by 2 or 4, or by 3 and 4
+WIDE = GPT2Config(n_layer=8, n_head=2, n_embd=96, context=16, vocab_size=128)  # layers are most of it
+STEPS, MICRO_STEPS, GLOBAL_BATCH, LENGTH = 6, 2, 24, 4
+KERNELS = load_kernels("numpy", 1)
+ADAMW = AdamWSettings(eps=1e-4)
+CASES = [(name, overlap) for name in ("zero-2", "zero-3") for overlap in (None, 0)]
+
+
+class Training:
+    """A strategy on one rank of `comm`, with a model of `batch_size` sequences."""
+
+    def __init__(self, comm, name, config, batch_size, length, **options):
+        world = world_of(comm, comm.Split(0, comm.rank))
+        self.layout = Layout(config, multiple_of=world.size)
+        buffers = STRATEGIES[name].buffers(world, self.layout.size, self.layout.ranges)
+        self.parameters = Parameters(self.layout, buffers.parameters)
+        self.gradients = Parameters(self.layout, buffers.gradients)
+        initialize(self.parameters, 3, buffers.filled)
+        job = Job(
+            world=world, buffers=buffers, sum_of_squares=KERNELS.sum_of_squares, max_norm=0.3, tracer=Tracer(),
+            new_optimizer=lambda start, stop: AdamW(KERNELS, self.layout, start, stop, ADAMW),
+            final_ranges=self.layout.final_ranges(), **options,
+        )  # fmt: skip
+        self.strategy = STRATEGIES[name](job)
+        kernels = poking(KERNELS, self.strategy.poke)
+        before = tracemalloc.get_traced_memory()[0]
+        self.model = GPT2(kernels, self.parameters, self.gradients, batch_size, length, self.strategy.before_use)
+        self.model_bytes = tracemalloc.get_traced_memory()[0] - before
+
+    def step(self, micro_batches, scale, lr=1e-2):
+        """(this rank's part of the loss, norm) of a step, as scripts/worker.py does it."""
+        loss = 0.0
+        for index, tokens in enumerate(micro_batches):
+            loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], scale) * scale
+            keeps = self.strategy.keeps_gradients
+            final = [self.strategy.gradients_final] if not keeps or index == len(micro_batches) - 1 else []
+            self.model.backward(keeps and index > 0, *final)
+        return loss, self.strategy.update(lr)
+
+    def ranges(self):
+        """Each range of the parameters, once it is there."""
+        for start, stop in self.layout.ranges:
+            self.strategy.before_use(start, stop)
+            yield self.parameters.flat[start:stop]
+
+
+def serial(batches, scale):
+    layout = Layout(DEEP)
+    parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
+    initialize(parameters, 3)
+    model = GPT2(KERNELS, parameters, gradients, GLOBAL_BATCH, LENGTH)
+    optimizer = AdamW(KERNELS, layout, 0, layout.count, ADAMW)
+    losses = []
+    for batch in batches:
+        losses.append(model.forward(batch[:, :-1], batch[:, 1:], scale) * scale)
+        model.backward(False)
+        _, clip = clip_scale(KERNELS.sum_of_squares(gradients.flat), 0.3)
+        optimizer.update(parameters.flat, gradients.flat, 1e-2, clip)
+    return parameters.flat, losses
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_micro_steps_through_many_layers_are_one_serial_rank(comm):
+    """Two micro-steps of half a rank's share each; five layers that share two places."""
+    batches = np.random.default_rng(5).integers(DEEP.vocab_size, size=(STEPS, GLOBAL_BATCH, LENGTH + 1)).astype("i4")
+    scale = 1.0 / (GLOBAL_BATCH * LENGTH)
+    reference, reference_losses = serial(batches, scale)
+    start, stop = cut(GLOBAL_BATCH, comm.size)[comm.rank]
+    for name, bucket_bytes in CASES:
+        training = Training(comm, name, DEEP, (stop - start) // MICRO_STEPS, LENGTH, bucket_bytes=bucket_bytes)
+        losses = []
+        for batch in batches:
+            loss, _ = training.step(np.split(batch[start:stop], MICRO_STEPS), scale)
+            losses.append(comm.allreduce(loss))
+        flat = np.concatenate([part.copy() for part in training.ranges()])[: training.layout.count]
+        others = comm.allgather(flat.tobytes())
+        assert others.count(others[0]) == comm.size, f"{name} {bucket_bytes}: parameters differ between ranks"
+        assert np.abs(flat - reference).max() < 1e-5 * np.abs(reference).max(), f"{name} {bucket_bytes}"
+        np.testing.assert_allclose(losses, reference_losses, rtol=1e-5, err_msg=f"{name} {bucket_bytes}")
+
+
+def expected_elements(name, layout, ranks):
+    """Float32 values of a rank: whole vectors, the parts it owns, and room for the ranges in use."""
+    embeddings, layer, *_, last = (stop - start for start, stop in layout.ranges)
+    part, room = layout.size / ranks, embeddings + 2 * layer + last
+    return {"zero-2": layout.size + 3 * part + room, "zero-3": 4 * part + 2 * room}[name]
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_no_rank_holds_is_nowhere(comm):
+    """The highest sum of all arrays alive at once, from the first buffer to a checkpoint, activations taken off.
+
+    Room to spare is less than a third of a vector: a hidden copy of one, however short its life, does not fit.
+    """
+    tokens = np.random.default_rng(1).integers(WIDE.vocab_size, size=(2, 1, 9)).astype("i4")
+
+    def peak_elements(name, **options):
+        tracemalloc.start()
+        training = Training(comm, name, WIDE, 1, 8, **options)
+        for _ in range(2):
+            training.step(tokens, 1.0 / 16)
+        if name != "reduce-scatter":
+            for part in training.ranges():
+                assert part.any()
+        peak = tracemalloc.get_traced_memory()[1] - training.model_bytes
+        tracemalloc.stop()
+        return peak / 4, training.layout
+
+    peak_elements("reduce-scatter")  # the kernels' code is loaded once: that memory is no vector's
+    for name, bucket_bytes in CASES:
+        peak, layout = peak_elements(name, bucket_bytes=bucket_bytes)
+        expected, spare = expected_elements(name, layout, comm.size), 0.3 * layout.size
+        assert expected < peak < expected + spare, f"{name}: {peak / layout.size} vectors"
+    whole, _ = peak_elements("reduce-scatter")
+    assert whole > expected_elements("zero-2", layout, comm.size) + spare, "the measure must see a whole vector"
+
+
+@pytest.mark.ranks(3)
+def test_bfloat16_keeps_the_owners_parameters_exact(comm):
+    """Steps far smaller than bfloat16 can tell apart add up at the owner, and so in what the others receive."""
+    tokens = np.random.default_rng(1).integers(DEEP.vocab_size, size=(1, 2, LENGTH + 1)).astype("i4")
+    for name in ("zero-2", "zero-3"):
+        training = Training(comm, name, DEEP, 2, LENGTH, wire="bfloat16")
+        before = np.concatenate([part.copy() for part in training.ranges()])
+        for _ in range(40):
+            training.step(tokens, 1.0 / 8, lr=1e-4)
+        after = np.concatenate([part.copy() for part in training.ranges()])
+        start = training.layout.by_name["lnf_weight"].start  # 1, to begin with
+        moved = np.abs(after - before)[start : start + DEEP.n_embd]
+        assert (moved > 1e-3).any(), f"{name}: {moved}"
+
+
+@pytest.mark.ranks(1)
+def test_a_layer_is_gathered_one_ahead_and_not_twice(comm):
+    """What is gathered when, seen from the model: in forward, in backward, and in the next micro-step."""
+    events = []
+    training = Training(comm, "zero-3", DEEP, 2, LENGTH, bucket_bytes=0)
+    names = dict(zip(training.layout.ranges, "E12345F", strict=True))
+    gather, before_use = training.strategy._all_gather, training.strategy.before_use
+    training.strategy._all_gather = lambda start, stop: events.append("+" + names[start, stop]) or gather(start, stop)
+
+    def use(start, stop):
+        before_use(start, stop)
+        events.append(names[start, stop])
+
+    training.model.before_use = use
+    training.step(np.ones((2, 2, LENGTH + 1), np.int32), 1.0 / 16)
+    forward, backward = "+E +1 E +2 1 +3 2 +4 3 +5 4 +F 5 F", "F 5 +3 4 +2 3 +1 2 1"
+    again = "E 1 +3 2 +4 3 +5 4 5 F"
+    assert " ".join(events) == " ".join((forward, backward, again, backward))
+    events.clear()
+    training.model.token_losses(*np.ones((2, 2, LENGTH), np.int32))
+    assert " ".join(events) == forward, "after an update everything is gathered anew"
+
+
+@pytest.mark.ranks(3)
+def test_parts_tile_the_vector(comm):
+    ranges = ((0, 10), (10, 11), (11, 31))
+    parts = Parts(world_of(comm, comm.Split(0, comm.rank)), ranges)
+    for part in ranges:
+        parts[part][:] = np.arange(*parts.bounds[part])
+    everything = np.sort(np.concatenate(comm.allgather(parts.flat)))
+    np.testing.assert_array_equal(everything, np.arange(31))
+
+
+def test_slots_are_shared_but_not_by_neighbours():
+    ranges = ((0, 7), (7, 10), (10, 14), (14, 16), (16, 17))
+    slots = Slots(ranges)
+    assert slots.shape == (17,)
+    assert sum(len(memory) for memory in slots.memory) == 7 + 3 + 4 + 1
+    for start, stop in ranges:
+        slots[start:stop].fill(start)
+        assert (slots[stop - 1 : stop] == start).all()
+        for low, high in ranges:
+            neighbours = low == stop or high == start
+            assert not (neighbours and np.shares_memory(slots[start:stop], slots[low:high]))
+    assert np.shares_memory(slots[7:10], slots[14:16])
+
+
+FLAGS = ["--n-layer", "3", "--n-head", "2", "--n-embd", "16", "--context", "16", "--lr", "1e-2", "--warmup", "2"]
+FLAGS += ["--vocab-size", "100"]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("tokens"), np.random.default_rng(1)
+    for name, count in (("train", 5001), ("val", 16 * 7 + 1)):  # seven windows to validate on
+        write_shard(folder / f"{name}.bin", np.sort(random.integers(100, size=count)).astype(np.uint16))
+    return ["--train-data", str(folder / "train.bin"), "--val-data", str(folder / "val.bin"), "--eval-steps", "0"]
+
+
+def train(ranks, out, *flags) -> subprocess.CompletedProcess:
+    return launch(ranks, [sys.executable, TRAIN, *FLAGS, "--out", str(out), *map(str, flags)], cwd=ROOT)
+
+
+def parameters_of(run):
+    path = max(run.glob("checkpoints/*/model.bin"))
+    parameters = Parameters.zeros(Layout(llmc.read_config(path)))
+    llmc.read_parameters(path, parameters)
+    return parameters.flat
+
+
+def test_runs_are_the_same_run(tmp_path, tokens):
+    """Curves, validation of windows that three ranks cannot share evenly, the last checkpoint, and a start from it."""
+    training = [*tokens, "--steps", 6, "--eval-every", 3]
+    cases = {
+        "serial": (1, ["--batch-size", 12]),
+        "zero-2": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-2"]),
+        "zero-3": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-3"]),
+        "ahead": (2, ["--batch-size", 3, "--grad-accum", 2, "--strategy", "zero-3", "--overlap"]),
+        "half": (2, ["--batch-size", 6, "--strategy", "zero-3", "--wire", "bfloat16"]),
+    }
+    for name, (ranks, flags) in cases.items():
+        result = train(ranks, tmp_path / name, *training, *flags)
+        assert result.returncode == 0, result.stderr[-3000:]
+    expected = [[line["loss"], line["grad_norm"], line.get("val_loss", 0)] for line in log(tmp_path / "serial")]
+    for name in cases:
+        curve = [[line["loss"], line["grad_norm"], line.get("val_loss", 0)] for line in log(tmp_path / name)]
+        np.testing.assert_allclose(curve, expected, rtol=5e-2 if name == "half" else 2e-4, err_msg=name)
+        error = np.abs(parameters_of(tmp_path / name) - parameters_of(tmp_path / "serial")).max()
+        assert error < (2e-2 if name == "half" else 1e-3), name
+
+    flags = ["--init", tmp_path / "zero-3", "--strategy", "zero-3", "--steps", 1, "--lr", 0, "--eval-every", 1]
+    result = train(3, tmp_path / "again", *tokens, *flags, "--batch-size", 2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert log(tmp_path / "again")[0]["val_loss"] == pytest.approx(log(tmp_path / "zero-3")[-1]["val_loss"], rel=1e-6)
+    assert (parameters_of(tmp_path / "again") == parameters_of(tmp_path / "zero-3")).all()
+
+
+def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens):
+    """They interrupt the phases, so that nothing counts twice; all ranks make the same calls."""
+    from traces import read_run
+    from traces.phases import EXCHANGE, INDEX
+
+    flags = ["--strategy", "zero-3", "--steps", 2, "--eval-every", 0, "--batch-size", 2]
+    result = train(2, tmp_path / "run", *tokens, *flags)
+    assert result.returncode == 0, result.stderr[-3000:]
+    ranks = read_run(tmp_path / "run").ranks
+    calls = []
+    for trace in ranks:
+        records = trace.records[trace.records["step"] == 2]
+        phases = np.sort(records[records["phase"] != INDEX["step"]], order="start")
+        assert (phases["end"][:-1] <= phases["start"][1:]).all(), "phases overlap"
+        exchanges = phases[np.isin(phases["phase"], [INDEX[name] for name in EXCHANGE])]
+        calls.append([(record["phase"], record["bytes"]) for record in exchanges])
+    assert calls[0] == calls[1]
+    layers, kinds = 3, [phase for phase, _ in calls[0]]
+    assert kinds.count(INDEX["reduce_scatter"]) == layers + 2
+    assert kinds.count(INDEX["allgather"]) == (layers + 2) + (layers - 2)  # forward; backward finds two layers
+    line = log(tmp_path / "run")[-1]
+    assert 0 < line["exposed_exchange_s"] < line["step_s"]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, tokens):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "checkpoints").write_text("a file where the folder is to be")
+    result = train(3, out, *tokens, "--strategy", "zero-3", "--steps", 1, "--eval-every", 0, "--batch-size", 2)
+    assert result.returncode == 2, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "checkpoints" in errors[0]
+
+
+def test_a_server_of_its_own_is_refused(tmp_path, tokens):
+    result = train(2, tmp_path / "run", *tokens, "--strategy", "zero-3", "--server", "dedicated")
+    assert result.returncode == 2
+    assert "--strategy zero-3, which has no server" in result.stderr
