@@ -7,7 +7,7 @@ import numpy as np
 from cuda_shim.memory import widen
 
 from gpt2 import numpy_kernels
-from gpt2.cupy_kernels import launch
+from gpt2.cupy_kernels import attention, launch
 from gpt2.numpy_kernels.cores import Cores
 
 
@@ -17,14 +17,13 @@ def embedding_case(device, memory, cores: Cores, B, T, C, accumulate):
     tokens = memory.random.integers(V, size=(B, T)).astype(np.int32)
     tokens[:, ::2] = 3
     wte, wpe, dout, out = memory.normal(V, C), memory.normal(context, C), memory.normal(B, T, C), memory.nans(B, T, C)
-    launch.embedding_forward(device, out, memory.put_exactly(tokens), wte, wpe)
+    launch.embedding_forward(device, out, tokens, wte, wpe)
     expected_out = np.empty((B, T, C))
     numpy_kernels.embedding_forward(cores, expected_out, tokens, widen(wte), widen(wpe))
     dwte, dwpe = memory.normal(V, C), memory.normal(context, C) if accumulate else memory.nans(context, C)
     expected_dwte, expected_dwpe = widen(dwte), widen(dwpe)
     numpy_kernels.embedding_backward(cores, expected_dwte, expected_dwpe, widen(dout), tokens, accumulate)
-    order, sorted_tokens = (memory.put_exactly(array) for array in launch.sort_tokens(tokens))
-    launch.embedding_backward(device, dwte, dwpe, dout, order, sorted_tokens, accumulate)
+    launch.embedding_backward(device, dwte, dwpe, dout, tokens, accumulate)
     return [("out", out, expected_out), ("dwte", dwte, expected_dwte), ("dwpe", dwpe, expected_dwpe)]
 
 
@@ -91,27 +90,47 @@ def classifier_case(device, memory, cores: Cores, N, V, padded, spread):
     return [("losses", losses, expected_losses), ("alone", losses_alone, expected_losses), ("d", logits, dlogits)]
 
 
+def column_sums_case(device, memory, cores: Cores, N, width, accumulate):
+    rows, sums = memory.normal(N, width), memory.normal(width) if accumulate else memory.nans(width)
+    expected = widen(rows).sum(0) + (widen(sums) if accumulate else 0.0)
+    launch.column_sums(device, sums, rows, accumulate)
+    return [("sums", sums, expected)]
+
+
+def attention_case(device, memory, cores: Cores, B, T, H, head_size):
+    """Some scores are large, so that the running maximum has to move; in bfloat16 out is as large as the values are."""
+    C = H * head_size
+    qkv, dout = memory.normal(B, T, 3 * C), memory.normal(B, T, C)
+    qkv[:, :, : C // 2] = memory.put(3 * widen(qkv[:, :, : C // 2]))
+    out, dqkv, logsumexp = memory.nans(B, T, C), memory.nans(B, T, 3 * C), memory.nans(B, H, T, dtype=np.float32)
+    attention.attention_forward(device, out, logsumexp, qkv, H)
+    expected_out, expected_logsumexp = np.empty(out.shape), np.empty(logsumexp.shape)
+    numpy_kernels.attention_forward(cores, expected_out, expected_logsumexp, widen(qkv), H)
+    attention.attention_backward(device, dqkv, dout, qkv, out, logsumexp, H)
+    expected = np.empty(dqkv.shape)
+    arguments = map(widen, (dout, qkv, out, logsumexp))
+    numpy_kernels.attention_backward(cores, expected, *arguments, H)
+    results = [("out", out, expected_out), ("logsumexp", logsumexp, expected_logsumexp)]
+    parts = zip(("dq", "dk", "dv"), np.split(dqkv, 3, axis=2), np.split(expected, 3, axis=2), strict=True)
+    return [*results, *parts]
+
+
 def adamw_case(device, memory, cores: Cores, count, offset):
-    """Three steps on a range that starts `offset` elements past a multiple of 16 bytes. In float32 without a master."""
-    parameters = memory.put(memory.random.standard_normal(count), offset)
-    full = memory.storage == "float32"
-    master = parameters if full else memory.put_exactly(widen(parameters).astype(np.float32), offset)
-    m, v = (memory.put_exactly(np.zeros(count, np.float32), offset) for _ in range(2))
+    """Three steps on a range that starts `offset` elements past a multiple of 16 bytes."""
+    values, zeros = memory.random.standard_normal(count).astype(np.float32), np.zeros(count, np.float32)
+    parameters, m, v = (memory.put_exactly(array, offset) for array in (values, zeros, zeros))
     ranges = [(0, count // 7), (count // 7 + 1, count // 5), (count // 3, count)]
-    decaying = memory.put_exactly(np.array(ranges, np.int64))
-    expected, expected_m, expected_v = widen(master), np.zeros(count), np.zeros(count)
+    expected, expected_m, expected_v = widen(parameters), np.zeros(count), np.zeros(count)
     for step in range(1, 4):
         gradients = memory.put(memory.random.standard_normal(count), offset)
         settings = (step, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.3)
-        constants = memory.put_exactly(launch.adamw_constants(*settings))
-        launch.adamw(device, parameters, master, gradients, m, v, decaying, constants)
+        launch.adamw(device, parameters, gradients, m, v, ranges, *settings)
         numpy_kernels.adamw(cores, expected, widen(gradients), expected_m, expected_v, ranges, *settings)
-    results = [("parameters", parameters, expected), ("m", m, expected_m), ("v", v, expected_v)]
-    return [*results, ("master", master, expected)]
+    return [("parameters", parameters, expected), ("m", m, expected_m), ("v", v, expected_v)]
 
 
 def sum_of_squares_case(device, memory, cores: Cores, count, offset):
     """A flat range that starts `offset` elements past a multiple of 16 bytes."""
-    flat, total = memory.put(memory.random.standard_normal(count), offset), memory.nans(1, dtype=np.float64)
-    launch.sum_of_squares(device, total, flat)
-    return [("total", total, np.array([numpy_kernels.sum_of_squares(cores, widen(flat))]))]
+    flat = memory.put(memory.random.standard_normal(count), offset)
+    got = np.array([launch.sum_of_squares(device, flat)])
+    return [("total", got, np.array([numpy_kernels.sum_of_squares(cores, widen(flat))]))]
