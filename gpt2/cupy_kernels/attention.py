@@ -17,12 +17,16 @@ PAD_BYTES = 16
 def attention_forward(device, out, logsumexp, qkv, head_count):
     """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values."""
     B, T, C = out.shape
+    if device.cudnn_attention is not None and storage(out) == "bfloat16":
+        return device.cudnn_attention.forward(out, logsumexp, qkv, head_count)
     _launch(device, "attention_forward", ROWS, (out, logsumexp, qkv), (B, T, C), head_count)
 
 
 def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept."""
     B, T, C = out.shape
+    if device.cudnn_attention is not None and storage(out) == "bfloat16":
+        return device.cudnn_attention.backward(dqkv, dout, qkv, out, logsumexp, head_count)
     deltas = device.scratch("deltas", (B, head_count, T), np.float32)
     rows = B * T * head_count
     arguments = (deltas, dout, out, *int32(rows, T, head_count, C // head_count))

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpt2.cupy_kernels.compile import cached_code
 from gpt2.cupy_kernels.cublaslt import CublasLt
+from gpt2.cupy_kernels.cudnn_attention import CudnnAttention
 from gpt2.cupy_kernels.launch import SHARED_BYTES, storage
 from gpt2.cupy_kernels.matmul import Matmul
 from gpt2.errors import UserError
@@ -24,10 +25,12 @@ class Device:
     """The `index`-th GPU that CUDA shows to this process.
 
     tf32: float32 products with 10 bits of mantissa, on tensor cores. fused_gelu: bfloat16 GELUs in the product's
-    epilogue. cache: the folder for compiled kernels.
+    epilogue. cudnn: bfloat16 attention by cuDNN. cache: the folder for compiled kernels.
     """
 
-    def __init__(self, index: int = 0, tf32: bool = False, fused_gelu: bool = True, cache: Path = CACHE):
+    def __init__(
+        self, index: int = 0, tf32: bool = False, fused_gelu: bool = True, cudnn: bool = False, cache: Path = CACHE
+    ):
         self.cupy = cupy = import_cupy()
         self.arch = _use_gpu(cupy, index)
         self._cache, self._fused_gelu = cache, fused_gelu
@@ -39,6 +42,7 @@ class Device:
         self._most_shared_bytes = cupy.cuda.Device(index).attributes["MaxSharedMemoryPerBlockOptin"]
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
         self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
+        self.cudnn_attention = CudnnAttention(self) if cudnn else None
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
         """Queue one kernel."""
@@ -93,7 +97,7 @@ class Device:
         array = np.asarray(array)
         if name not in self._uploads or len(self._uploads[name][0]) < array.size:
             self.synchronize()  # a copy from the smaller buffer may be under way
-            pinned = _pinned(self.cupy, array.size)
+            pinned = self.pinned(array.size)
             self._uploads[name] = pinned, self.empty((array.size,), np.int32), self.cupy.cuda.Event(disable_timing=True)
         pinned, copy, copied = self._uploads[name]
         copied.synchronize()  # the copy before may still be under way from this pinned memory
@@ -119,14 +123,28 @@ class Device:
 
     def time_ms(self, run) -> float:
         """Milliseconds of one run() on the GPU: the mean of a few after one that does not count."""
-        start, stop = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        start, stop = self.new_event(), self.new_event()
         run()
         start.record(self.stream)
         for _ in range(TIMED_RUNS):
             run()
         stop.record(self.stream)
         stop.synchronize()
-        return self.cupy.cuda.get_elapsed_time(start, stop) / TIMED_RUNS
+        return self.elapsed_ms(start, stop) / TIMED_RUNS
+
+    def new_event(self):
+        """A point in the stream's time once it is recorded: event.record(device.stream)."""
+        return self.cupy.cuda.Event()
+
+    def elapsed_ms(self, start, stop) -> float:
+        """Between two events that have passed."""
+        return self.cupy.cuda.get_elapsed_time(start, stop)
+
+    def pinned(self, size: int) -> np.ndarray:
+        """An int32 host array that copies to and from the GPU can use while the host goes on."""
+        import cupyx
+
+        return cupyx.empty_pinned(size, np.int32)
 
 
 def import_cupy():
@@ -166,10 +184,3 @@ def _use_gpu(cupy, index: int) -> str:
             "(A100 and later): use --backend numpy"
         )
     return architecture(capability)
-
-
-def _pinned(cupy, size: int) -> np.ndarray:
-    """An int32 host array that the GPU can copy from while the host goes on."""
-    import cupyx
-
-    return cupyx.empty_pinned(size, np.int32)

@@ -10,6 +10,7 @@ Written once for whatever runs kernels. `device` (device.py; tests/cuda_shim on 
     upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
     constant(array)                      a copy of a small host array, for good
     download(array)                      a NumPy copy, made when all work before it is done
+    cudnn_attention                      cuDNN's attention in place of ours, or None
 
 Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where nothing else is said; all but those of
 adamw and sum_of_squares start at multiples of 16 bytes. Shapes as in gpt2/kernels.py.

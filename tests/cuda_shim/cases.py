@@ -1,14 +1,47 @@
 """What each kernel is to give, by the NumPy kernels in float64 on the very values that the CUDA kernel reads.
 
-A case runs its kernels on a device and returns [(name, what came out, what is expected)].
+A case runs its kernels on a device, the CPU shim or a GPU under scripts/gpu_check.py, and returns [(name, what
+came out, what is expected)].
 """
 
 import numpy as np
-from cuda_shim.memory import widen
+from cuda_shim.memory import Memory, widen
 
 from gpt2 import numpy_kernels
 from gpt2.cupy_kernels import attention, launch
 from gpt2.numpy_kernels.cores import Cores
+
+# Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
+TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
+FACTORS = {"attention_case": 8}  # its probabilities and their gradients are rounded on the way, too
+# Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
+CASES = [
+    ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
+    ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
+    ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
+    ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
+    ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
+    ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
+    ("attention_case", "attention", [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]),
+    ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
+    ("sum_of_squares_case", "sum_of_squares", [(5003, 0), (4096, 0), (777, 1), (700_003, 0)]),
+]
+
+
+def run(device, cores: Cores, name, storage, sizes):
+    """The case's outputs, after they have been compared with what is expected."""
+    memory = Memory(storage)
+    results = globals()[name](device, memory, cores, *sizes)
+    for what, got, expected in results:
+        _assert_close(what, got, expected, FACTORS.get(name, 1))
+    memory.assert_margins_kept()
+    return [got for _, got, _ in results]
+
+
+def _assert_close(what, got, expected, factor):
+    tolerance = factor * TOLERANCES["bfloat16" if got.dtype == np.uint16 else "float32"]
+    root_mean_square = np.sqrt(np.mean(np.square(np.minimum(np.abs(expected), 10))))  # not of a few values far out
+    np.testing.assert_allclose(widen(got), expected, tolerance, tolerance * root_mean_square, err_msg=what)
 
 
 def embedding_case(device, memory, cores: Cores, B, T, C, accumulate):

@@ -29,10 +29,12 @@ extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t 
 
 
 class Shim:
-    """Kernels from `folder`'s .cu files, built in `build`; `seed` decides in which order threads and blocks run.
+    """Kernels from `folder`'s .cu files, built in `build`, once; `seed` decides in which order threads and blocks run.
 
     Arrays are NumPy's, bfloat16 being uint16. Matrix products are NumPy's too; fused_gelu: with GELU in them.
     """
+
+    cudnn_attention = None
 
     def __init__(self, build: Path, folder: Path = FOLDER, fused_gelu: bool = False):
         self.build, self.folder, self.seed, self.fused_gelu = build, folder, 0, fused_gelu
@@ -92,11 +94,20 @@ class Shim:
         kernels = {name: int(threads) for threads, name in KERNEL.findall(path.read_text())}
         self._largest_block.update(kernels)
         unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
+        if library.exists():  # another test of this session has built it
+            return ctypes.CDLL(str(library))
         lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
         unit.write_text("\n".join(lines))
         includes = (f"-I{SHIM}", f"-I{self.folder}")
         subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(library), str(unit)], check=True)
         return ctypes.CDLL(str(library))
+
+
+def shared_build(tmp_path_factory) -> Path:
+    """A folder for what every test of this session builds from the project's own sources."""
+    folder = tmp_path_factory.getbasetemp() / "cuda_shim"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _round(out, values):
