@@ -3,7 +3,6 @@
 Each takes gpu_check.Sizes and returns {"lines": report, ...}, with "passed": False where something is wrong.
 """
 
-import importlib.util
 import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -40,7 +39,7 @@ def environment(sizes):
         "memory, GB": round(device.memory_bytes / 1e9, 1), "multiprocessors": properties["multiProcessorCount"],
         "driver's CUDA": runtime.driverGetVersion(), "CuPy's CUDA": runtime.runtimeGetVersion(),
         "NVRTC": ".".join(map(str, nvrtc_version())), "CuPy": cupy.__version__,
-        "NCCL for CuPy": _available("cupy.cuda.nccl"), "cuDNN frontend": _available("cudnn"),
+        "NCCL for CuPy": _nccl_version(),
     }  # fmt: skip
     for package in PACKAGES:
         try:
@@ -50,11 +49,13 @@ def environment(sizes):
     return {"lines": [f"{name:22} {value}" for name, value in found.items()], "found": found}
 
 
-def _available(module):
+def _nccl_version():
     try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        return False
+        from cupy.cuda import nccl
+
+        return nccl.get_version() if nccl.available else "not found"
+    except ImportError as error:
+        return str(error)
 
 
 def compile_all(sizes):

@@ -129,7 +129,9 @@ def cudnn_attention(sizes):
         device = Device(cudnn=True)
     except UserError as missing:
         return {"lines": [f"not tried: {missing}"]}
-    return _attention(device, sizes)
+    result = _attention(device, sizes)
+    result["lines"].append(f"workspace in bytes: {device.cudnn_attention.workspace_bytes()}")
+    return result
 
 
 def _attention(device, sizes):
