@@ -16,6 +16,7 @@ from gpt2 import cupy_kernels
 from gpt2.cupy_kernels import Device
 from gpt2.cupy_kernels.compile import SOURCES, STORAGES, cached_code, compile_cubin, nvrtc_version
 from gpt2.cupy_kernels.device import CACHE, import_cupy
+from gpt2.errors import UserError
 from gpt2.kernels import bind, load_kernels
 from gpt2.model import new_model
 from gpt2.numpy_kernels import Cores
@@ -38,7 +39,7 @@ def environment(sizes):
         "GPU": properties["name"].decode(), "architecture": device.arch, "GPUs": runtime.getDeviceCount(),
         "memory, GB": round(device.memory_bytes / 1e9, 1), "multiprocessors": properties["multiProcessorCount"],
         "driver's CUDA": runtime.driverGetVersion(), "CuPy's CUDA": runtime.runtimeGetVersion(),
-        "NVRTC": ".".join(map(str, nvrtc_version())), "CuPy": cupy.__version__,
+        "NVRTC": _nvrtc_version(), "CuPy": cupy.__version__,
         "NCCL for CuPy": _nccl_version(),
     }  # fmt: skip
     for package in PACKAGES:
@@ -47,6 +48,13 @@ def environment(sizes):
         except PackageNotFoundError:
             found[package] = "not installed"
     return {"lines": [f"{name:22} {value}" for name, value in found.items()], "found": found}
+
+
+def _nvrtc_version():
+    try:
+        return ".".join(map(str, nvrtc_version()))
+    except UserError as error:
+        return str(error)
 
 
 def _nccl_version():

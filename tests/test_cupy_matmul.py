@@ -94,6 +94,17 @@ def test_the_fastest_candidate_is_chosen_once(matmul, fake):
     assert plan.times_ms == [3.0, 1.0, 2.0]
 
 
+def test_a_candidate_that_is_refused_is_passed_over(matmul, fake):
+    """The fastest by the clock never runs, as cuBLASLt refuses it."""
+    fake.refused = 1
+    left, right, out = normal("float32", M, K), normal("float32", K, N), normal("float32", M, N)
+    matmul(out, left, right)
+    assert_close(out, left @ right, "float32")
+    (plan,) = matmul.plans.values()
+    assert plan.times_ms == [3.0, np.inf, 1.0]
+    assert plan.algorithm.algorithm[0] == 2
+
+
 def test_what_cublaslt_cannot_do_is_said(fake, matmul):
     fake.unsupported = (cublaslt.EPILOGUES["dgelu"],)
     left, right, out = normal("float32", M, K), normal("float32", K, N), normal("float32", M, N)

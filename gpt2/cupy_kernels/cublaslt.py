@@ -31,6 +31,15 @@ EPILOGUES = {"none": 1, "bias": 4, "gelu_aux_bias": 164, "dgelu": 192, "bgradb":
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING = 3, 4, 7, 8, 11, 12
 WORKSPACE_BYTES, ALIGNMENTS_ABCD = 1, (5, 6, 7, 8)
 ALGORITHM_BYTES = 64
+NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
+
+
+class CublasError(RuntimeError):
+    """A function of cuBLASLt has returned this `status`, a cublasStatus_t."""
+
+    def __init__(self, function: str, status: int):
+        super().__init__(f"{function}: cuBLAS status {status}")
+        self.status = status
 
 
 class HeuristicResult(ctypes.Structure):
@@ -87,6 +96,6 @@ def _checked(name, function):
     def call(*arguments):
         status = function(*arguments)
         if status:
-            raise RuntimeError(f"{name}: cuBLAS status {status}")
+            raise CublasError(name, status)
 
     return call

@@ -5,11 +5,12 @@ out^T = right^T left^T, with A = right and B = left. A transposed view (`weight.
 """
 
 import ctypes
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from gpt2.cupy_kernels import cublaslt
-from gpt2.cupy_kernels.cublaslt import CublasLt, Described, HeuristicResult
+from gpt2.cupy_kernels.cublaslt import CublasError, CublasLt, Described, HeuristicResult
 from gpt2.cupy_kernels.launch import storage
 
 CANDIDATES = 8  # algorithms that are timed for each shape
@@ -90,7 +91,9 @@ class Plan:
                 handle, self.descriptor.pointer, *layouts, self.preference.pointer, CANDIDATES, results,
                 ctypes.byref(found),
             )  # fmt: skip
-        except RuntimeError:  # NOT_SUPPORTED is a status
+        except CublasError as error:
+            if error.status != cublaslt.NOT_SUPPORTED:
+                raise
             return []
         return [result for result in results[: found.value] if result.state == 0]
 
@@ -132,16 +135,19 @@ class Matmul:
 
     def _choose(self, plan, out, left, right, accumulate):
         """Time the candidates on these very operands; on another output where it would be added to."""
-        candidates = plan.candidates(self._handle)
-        if not candidates:
-            raise RuntimeError(f"cuBLASLt has no algorithm for {plan.recipe}")
         if accumulate:
             out = self._scratch("matmul", out.shape, out.dtype)
-        plan.times_ms = [
-            self._time_ms(lambda candidate=candidate: self._run(plan, candidate, out, left, right, accumulate))
-            for candidate in candidates
-        ]
-        plan.algorithm = candidates[plan.times_ms.index(min(plan.times_ms))]
+        best_ms = math.inf
+        for candidate in plan.candidates(self._handle):
+            try:
+                ms = self._time_ms(lambda: self._run(plan, candidate, out, left, right, accumulate))  # noqa: B023
+            except CublasError:  # proposed, and refused after all
+                ms = math.inf
+            plan.times_ms.append(ms)
+            if ms < best_ms:
+                best_ms, plan.algorithm = ms, candidate
+        if plan.algorithm is None:
+            raise RuntimeError(f"cuBLASLt has no algorithm for {plan.recipe}")
 
     def _run(self, plan, algorithm, out, left, right, accumulate):
         beta = self._one if accumulate else self._zero

@@ -28,10 +28,11 @@ class FakeFunction:
 
 
 class FakeCublasLt:
-    """In place of the CDLL. unsupported: epilogues (by number) for which there are no algorithms."""
+    """In place of the CDLL. unsupported: epilogues (by number) without algorithms; refused: an algorithm's number."""
 
     def __init__(self, unsupported=()):
         self.objects, self._numbers, self.unsupported, self.runs = {}, itertools.count(1), unsupported, []
+        self.refused = None
         for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
             setattr(self, f"cublasLt{kind}Create", FakeFunction(self._create))
             setattr(self, f"cublasLt{kind}Destroy", FakeFunction(self._destroy))
@@ -68,6 +69,8 @@ class FakeCublasLt:
         workspace, workspace_bytes, stream,
     ):  # fmt: skip
         self.runs.append(ctypes.c_byte.from_address(algorithm).value)
+        if self.runs[-1] == self.refused:
+            return NOT_SUPPORTED
         left, right, out = (self._matrix(*pair) for pair in ((a, a_layout), (b, b_layout), (d, d_layout)))
         left, right = (
             widen(matrix).T if self._attribute(descriptor, key, np.int32) else widen(matrix)
