@@ -5,6 +5,11 @@ A backward kernel whose last argument is `accumulate` writes its parameter gradi
 (the later micro-steps of a step). What linear_gelu_forward and classifier_forward leave for their backwards (`saved`,
 `exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
 (Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
+
+Tokens and targets are host (NumPy) integers in every set, and what sum_of_squares returns is a Python float; all other
+arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, is for parameters, activations and
+gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's parameters, m and v are float32
+at least. So with bfloat16 parameters (cupy only) adamw gets the float32 master copy that gpt2.optimizer.AdamW keeps.
 """
 
 from functools import partial
@@ -32,11 +37,24 @@ KERNELS = (
 )
 
 
-def load_kernels(backend: str, threads: int) -> SimpleNamespace:
-    """The kernels of `backend`, bound to the cores (or device) they run on: `kernels.gelu_forward(out, inputs)`."""
-    if backend != "numpy":
-        raise UserError(f"backend {backend} is not available, expected numpy: use --backend numpy")
-    from gpt2 import numpy_kernels
+def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
+    """The kernels of `backend`, bound to what they run on: `kernels.gelu_backward(dinputs, saved)`.
 
-    device = numpy_kernels.Cores(threads)
-    return SimpleNamespace(**{name: partial(getattr(numpy_kernels, name), device) for name in KERNELS})
+    numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
+    """
+    if backend == "numpy":
+        from gpt2 import numpy_kernels as kernel_set
+
+        device = kernel_set.Cores(threads)
+    elif backend == "cupy":
+        from gpt2 import cupy_kernels as kernel_set
+
+        device = kernel_set.Device(gpu)
+    else:
+        raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
+    return bind(kernel_set, device)
+
+
+def bind(kernel_set, device) -> SimpleNamespace:
+    """The functions of a kernel set with their first argument filled in."""
+    return SimpleNamespace(**{name: partial(getattr(kernel_set, name), device) for name in KERNELS})

@@ -42,19 +42,22 @@ class GPT2:
         def new(*shape):
             return self.kernels.empty(shape, dtype)
 
+        def of_rows(*shape):
+            return self.kernels.empty(shape, np.promote_types(dtype, np.float32))
+
         def layer():
             return SimpleNamespace(
-                residual1=new(N, C), ln1=new(N, C), ln1_mean=new(N), ln1_rstd=new(N),
-                qkv=new(N, 3 * C), attention=new(N, C), logsumexp=new(B, config.n_head, T),
-                residual2=new(N, C), ln2=new(N, C), ln2_mean=new(N), ln2_rstd=new(N),
+                residual1=new(N, C), ln1=new(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
+                qkv=new(N, 3 * C), attention=new(N, C), logsumexp=of_rows(B, config.n_head, T),
+                residual2=new(N, C), ln2=new(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
                 gelu=new(N, 4 * C), gelu_saved=new(N, 4 * C),
             )  # fmt: skip
 
         self.layers = [layer() for _ in range(config.n_layer)]
-        self.residual, self.lnf, self.lnf_mean, self.lnf_rstd = new(N, C), new(N, C), new(N), new(N)
-        self.branch, self.losses = new(N, C), new(N)
+        self.residual, self.lnf, self.lnf_mean, self.lnf_rstd = new(N, C), new(N, C), of_rows(N), of_rows(N)
+        self.branch, self.losses = new(N, C), of_rows(N)
         if self.gradients is not None:
-            self.exponentials, self.row_scale = new(N, config.padded_vocab_size), new(N)
+            self.exponentials, self.row_scale = new(N, config.padded_vocab_size), of_rows(N)
             self.dresidual, self.dbranch, self.dqkv, self.dfc = new(N, C), new(N, C), new(N, 3 * C), new(N, 4 * C)
 
     def forward(self, tokens, targets, gradient_scale: float) -> float:
@@ -187,7 +190,8 @@ class GPT2:
         )
 
 
-def new_model(config, kernels, batch_size: int, sequence_length: int) -> GPT2:
+def new_model(config, kernels, batch_size: int, sequence_length: int, dtype=np.float32) -> GPT2:
     """A model with its own zeroed parameters and gradients: for tests and tools that need no strategy."""
     layout = Layout(config)
-    return GPT2(kernels, Parameters.zeros(layout), Parameters.zeros(layout), batch_size, sequence_length)
+    parameters, gradients = (Parameters(layout, kernels.empty((layout.size,), dtype)) for _ in range(2))
+    return GPT2(kernels, parameters, gradients, batch_size, sequence_length)

@@ -20,22 +20,31 @@ class AdamWSettings:
 
 
 class AdamW:
-    """AdamW for parameters [start, stop), with its two moments `m`, `v` (stop - start,), unscaled as in the kernel."""
+    """AdamW for parameters [start, stop), with its two moments `m`, `v` (stop - start,), unscaled as in the kernel.
+
+    Parameters of fewer bits than the moments have a `master` copy of the moments' dtype, made at the first update: the
+    steps add up in it, and the parameters are its values rounded. None otherwise.
+    """
 
     def __init__(self, kernels, layout: Layout, start: int, stop: int, settings: AdamWSettings):
         self.kernels, self.settings = kernels, settings
         self.step = 0
         self.m, self.v = kernels.empty((stop - start,)), kernels.empty((stop - start,))
+        self.master = None
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
         """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,)."""
         self.step += 1
         s = self.settings
+        if self.master is None and parameters.itemsize < self.m.itemsize:
+            self.master = parameters.astype(self.m.dtype)
         self.kernels.adamw(
-            parameters, gradients, self.m, self.v, self._decaying,
+            parameters if self.master is None else self.master, gradients, self.m, self.v, self._decaying,
             self.step, lr, s.beta1, s.beta2, s.eps, s.weight_decay, gradient_scale,
         )  # fmt: skip
+        if self.master is not None:
+            parameters[:] = self.master
 
 
 def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:

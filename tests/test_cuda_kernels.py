@@ -6,30 +6,21 @@ import shutil
 import numpy as np
 import pytest
 from cuda_shim import cases
-from cuda_shim.memory import Memory, widen
-from cuda_shim.shim import KERNEL, Shim
+from cuda_shim.memory import Memory
+from cuda_shim.shim import KERNEL, Shim, shared_build
 
 from gpt2.cupy_kernels import launch
-from gpt2.cupy_kernels.compile import FOLDER, SOURCES, STORAGES, compile_cubin, find_in_wheels, parse_log
+from gpt2.cupy_kernels.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin, parse_log
+from gpt2.cupy_kernels.libraries import open_library
 from gpt2.errors import UserError
 from gpt2.numpy_kernels import Cores
 
 SEEDS = range(3)
 MUTANT_SEEDS = range(10)
-# Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
-TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
-# Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
-CASES = [
-    ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
-    ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
-    ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
-    ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
-    ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
-    ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
-    ("sum_of_squares_case", "sum_of_squares", [(5003, 0), (4096, 0), (777, 1), (700_003, 0)]),
-]
 ALL_CASES = [
-    pytest.param(name, sizes, id=f"{name}-{'-'.join(map(str, sizes))}") for name, _, some in CASES for sizes in some
+    pytest.param(name, sizes, id=f"{name}-{'-'.join(map(str, sizes))}")
+    for name, _, some in cases.CASES
+    for sizes in some
 ]
 BARRIER = re.compile(r"__syncthreads\(\);")
 BARRIERS = [
@@ -53,23 +44,7 @@ def cores():
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
-    return Shim(tmp_path_factory.mktemp("cuda_shim"))
-
-
-def run_case(shim, cores, name, storage, sizes):
-    """The case's outputs, after they have been compared with what is expected."""
-    memory = Memory(storage)
-    results = getattr(cases, name)(shim, memory, cores, *sizes)
-    for what, got, expected in results:
-        assert_close(what, got, expected)
-    memory.assert_margins_kept()
-    return [got for _, got, _ in results]
-
-
-def assert_close(what, got, expected):
-    tolerance = TOLERANCES["bfloat16" if got.dtype == np.uint16 else "float32"]
-    root_mean_square = np.sqrt(np.mean(np.square(np.minimum(np.abs(expected), 10))))  # not of a few values far out
-    np.testing.assert_allclose(widen(got), expected, tolerance, tolerance * root_mean_square, err_msg=what)
+    return Shim(shared_build(tmp_path_factory))
 
 
 @needs_compiler
@@ -79,7 +54,7 @@ def test_numbers(shim, cores, name, sizes, storage):
     """As the NumPy kernels have it, and to the last bit the same in whatever order threads and blocks run."""
     first = None
     for shim.seed in SEEDS:
-        outputs = [array.tobytes() for array in run_case(shim, cores, name, storage, sizes)]
+        outputs = [array.tobytes() for array in cases.run(shim, cores, name, storage, sizes)]
         first = first or outputs
         assert outputs == first
 
@@ -110,11 +85,11 @@ def test_a_missing_barrier_is_noticed(tmp_path, cores, file_name, number):
     """Every barrier there is: without it some order of the threads gives other numbers. So the shim can fail."""
     mutant = Shim(tmp_path, without_barrier(tmp_path / "mutant", file_name, number))
     users = ("sum_of_squares",) if file_name == "common.cuh" else (file_name.removesuffix(".cu"),)  # its block_sum
-    concerned = [(name, sizes) for name, source, some in CASES if source in users for sizes in some]
+    concerned = [(name, sizes) for name, source, some in cases.CASES if source in users for sizes in some]
     for mutant.seed in MUTANT_SEEDS:
         for name, sizes in concerned:
             try:
-                run_case(mutant, cores, name, "bfloat16", sizes)
+                cases.run(mutant, cores, name, "bfloat16", sizes)
             except AssertionError:
                 return
     pytest.fail(f"barrier {number} of {file_name} can be left out and no number changes")
@@ -149,7 +124,7 @@ def test_too_wide_a_row_is_refused(shim):
 def nvrtc():
     """Skips the test where NVRTC is not installed."""
     try:
-        find_in_wheels("lib/libnvrtc.so.*")
+        open_library("nvrtc")
     except UserError as missing:
         pytest.skip(str(missing))
 
@@ -175,8 +150,20 @@ def test_a_compiler_error_shows_the_compilers_words():
         compile_cubin("gelu", "float32", "sm_1")
 
 
+@pytest.mark.usefixtures("nvrtc")
+def test_machine_code_is_kept(tmp_path):
+    """Compiled once for each storage and architecture; no part of a file is left."""
+    first = cached_code("gelu", "float32", "sm_80", tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"kept")
+    assert first.startswith(b"\x7fELF")
+    assert cached_code("gelu", "float32", "sm_80", tmp_path) == b"kept"
+    assert cached_code("gelu", "bfloat16", "sm_80", tmp_path) != b"kept"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_all_sources_are_listed():
-    assert set(SOURCES) == {path.stem for path in FOLDER.glob("*.cu")} == {source for _, source, _ in CASES}
+    assert set(SOURCES) == {path.stem for path in FOLDER.glob("*.cu")} == {source for _, source, _ in cases.CASES}
 
 
 def test_the_compiler_log_is_read():

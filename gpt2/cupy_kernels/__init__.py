@@ -1,8 +1,57 @@
-"""GPT-2's kernels as CUDA C++. So far: all but the matrix products and attention, and no binding to CuPy.
+"""GPT-2's kernels on an NVIDIA GPU, as CUDA C++ under CuPy; docs/gpu.md says what has been checked, and where.
 
-*.cu        the kernels, one subject a file, over common.cuh; each says its formula, shapes, launch geometry and source
-compile.py  NVRTC: a .cu file to machine code, without a GPU
-launch.py   the launches: arrays to kernel arguments, grids and blocks, written once for GPU and CPU shim
+*.cu          the kernels, one subject a file, over *.cuh; each says its formula, shapes, launch geometry and source
+compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
+launch.py, attention.py, linear.py    the functions of gpt2/kernels.py: launches, written once for GPU and CPU shim
+cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
+device.py     a GPU                                                 cudnn_attention.py   cuDNN's attention, if asked for
 
-Checked are the compilation for sm_80 and sm_90a and, on a CPU (tests/cuda_shim), the results. No GPU has run them yet.
+Each function's first argument is `device`, the GPU it runs on. Nothing here imports CuPy before a Device is made.
 """
+
+import numpy as np
+
+from gpt2.cupy_kernels.attention import attention_backward, attention_forward
+from gpt2.cupy_kernels.device import Device
+from gpt2.cupy_kernels.launch import (
+    adamw,
+    embedding_backward,
+    embedding_forward,
+    gelu_backward,
+    layernorm_backward,
+    layernorm_forward,
+    residual_layernorm_forward,
+    sum_of_squares,
+)
+from gpt2.cupy_kernels.linear import (
+    classifier_backward,
+    classifier_forward,
+    linear_backward,
+    linear_forward,
+    linear_gelu_forward,
+)
+
+__all__ = [
+    "Device",
+    "adamw",
+    "attention_backward",
+    "attention_forward",
+    "classifier_backward",
+    "classifier_forward",
+    "embedding_backward",
+    "embedding_forward",
+    "empty",
+    "gelu_backward",
+    "layernorm_backward",
+    "layernorm_forward",
+    "linear_backward",
+    "linear_forward",
+    "linear_gelu_forward",
+    "residual_layernorm_forward",
+    "sum_of_squares",
+]
+
+
+def empty(device, shape, dtype=np.float32):
+    """Zeros on the device, for activations, gradients or state."""
+    return device.empty(shape, dtype)

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov and Hutter 2019) on a flat range, in one launch: float32 master weights and moments, parameters and
-// gradients as stored. The moments are the unscaled ones of numpy_kernels/adamw.py:
+// AdamW (Loshchilov and Hutter 2019) on a flat range, in one launch: float32 parameters and moments, gradients as stored.
+// The moments are the unscaled ones of numpy_kernels/adamw.py:
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
 #include "common.cuh"
@@ -7,8 +7,7 @@
 constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, spill.
 
 struct Arrays {
-    real* parameters;
-    float *master, *m, *v;
+    float *parameters, *m, *v;
     const real* gradients;
 };
 
@@ -50,32 +49,28 @@ __device__ Floats<W> decay_factors(const Ranges& decaying, long long i, float de
 
 template <int W>
 __device__ void update(const Arrays& a, const Constants& c, const Ranges& decaying, long long i) {
-    Floats<W> p = load<W>(a.master + i), m = load<W>(a.m + i), v = load<W>(a.v + i), g = load<W>(a.gradients + i);
+    Floats<W> p = load<W>(a.parameters + i), m = load<W>(a.m + i), v = load<W>(a.v + i), g = load<W>(a.gradients + i);
     const Floats<W> factors = decay_factors<W>(decaying, i, c.decay);
     for (int k = 0; k < W; k++) {
         g.v[k] *= c.gradient_scale;
         m.v[k] = c.beta1 * m.v[k] + g.v[k];
         v.v[k] = c.beta2 * v.v[k] + g.v[k] * g.v[k];
-        p.v[k] = factors.v[k] * p.v[k] - c.step_size * (m.v[k] / (sqrtf(v.v[k]) + c.eps));
+        p.v[k] = factors.v[k] * p.v[k] - c.step_size * m.v[k] / (sqrtf(v.v[k]) + c.eps);
     }
     store<W>(a.m + i, m);
     store<W>(a.v + i, v);
-    store<W>(a.master + i, p);
-    if (static_cast<void*>(a.parameters) != a.master) store<W>(a.parameters + i, p);
+    store<W>(a.parameters + i, p);
 }
 
-// One step in place. parameters, gradients, master, m, v (count,); in float32 master may be parameters itself.
-// decaying (ranges, 2) int64; constants (6,) float32 in the order of struct Constants: in device memory, so that a
-// captured graph can be launched again with the next step's.
+// One step in place. parameters, m, v (count,) float32; gradients (count,); decaying (ranges, 2) int64.
 // Launch: any one-dimensional grid, a thread for every QUAD elements or loop. A range that starts at an odd place is
 // taken element by element.
 extern "C" __global__ void __launch_bounds__(256)
-adamw(real* parameters, float* master, float* m, float* v, const real* gradients, const long long* decaying, int ranges,
-      const float* constants, long long count) {
-    const Arrays a = {parameters, master, m, v, gradients};
-    const Constants c = {constants[0], constants[1], constants[2], constants[3], constants[4], constants[5]};
-    const bool aligned = is_aligned(parameters) && is_aligned(master) && is_aligned(m) && is_aligned(v) &&
-                         is_aligned(gradients);
+adamw(float* parameters, float* m, float* v, const real* gradients, const long long* decaying, int ranges, float beta1,
+      float beta2, float step_size, float eps, float decay, float gradient_scale, long long count) {
+    const Arrays a = {parameters, m, v, gradients};
+    const Constants c = {beta1, beta2, step_size, eps, decay, gradient_scale};
+    const bool aligned = is_aligned(parameters) && is_aligned(m) && is_aligned(v) && is_aligned(gradients);
     const long long packed = aligned ? count / QUAD * QUAD : 0;
     for (long long i = thread_of_grid() * QUAD; i < packed; i += threads_of_grid() * QUAD)
         update<QUAD>(a, c, {decaying, ranges}, i);

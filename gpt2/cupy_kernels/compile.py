@@ -1,19 +1,22 @@
 """Compiles the .cu files here to machine code with NVRTC: no GPU, no driver, no CuPy.
 
 What comes out for sm_90a is what `cupy.cuda.function.Module.load` takes; CuPy's own RawModule would compile for plain
-sm_90. NVRTC and the CUDA headers come from NVIDIA's wheels (`pip install gpt2-mpi[nvrtc]`).
+sm_90. NVRTC and the CUDA headers: `pip install gpt2-mpi[nvrtc]`, or the machine's own.
 """
 
 import ctypes
-import importlib.util
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.errors import UserError
+from gpt2.cupy_kernels.libraries import find_in_wheels, header_folder, open_library
 
 FOLDER = Path(__file__).parent
-SOURCES = ("embedding", "layernorm", "gelu", "classifier", "adamw", "sum_of_squares")
+SOURCES = (
+    "embedding", "layernorm", "gelu", "column_sums", "classifier", "attention", "adamw", "sum_of_squares",
+)  # fmt: skip
 STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
 
 # Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
@@ -43,7 +46,7 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
     Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
     """
     path = FOLDER / f"{source}.cu"
-    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{find_in_wheels('include/cuda_bf16.h').parent}")
+    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
     nvrtc = _open_nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
@@ -58,14 +61,28 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def find_in_wheels(pattern: str) -> Path:
-    """The file of NVIDIA's wheels that matches, of whatever CUDA version is installed; UserError if none does."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [] if spec is None else spec.submodule_search_locations
-    found = sorted(file for root in roots for file in Path(root).glob(f"*/{pattern}"))
-    if not found:
-        raise UserError(f"no {pattern} in NVIDIA's wheels, expected those of NVRTC: pip install gpt2-mpi[nvrtc]")
-    return found[-1]
+def cached_code(source: str, storage: str, arch: str, cache: Path) -> bytes:
+    """compile_cubin's machine code, from a file of `cache` if these very sources were compiled before.
+
+    Ranks may come here at once: a file appears complete or not at all.
+    """
+    texts = [path.read_bytes() for path in (FOLDER / f"{source}.cu", *sorted(FOLDER.glob("*.cuh")))]
+    key = hashlib.sha256(b"\0".join([*texts, repr((OPTIONS, nvrtc_version())).encode()])).hexdigest()[:16]
+    path = cache / f"{source}-{storage}-{arch}-{key}.cubin"
+    if not path.exists():
+        code = compile_cubin(source, storage, arch).code
+        cache.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(code)
+        part.replace(path)
+    return path.read_bytes()
+
+
+def nvrtc_version() -> tuple[int, int]:
+    nvrtc = _open_nvrtc()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc, nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def parse_log(log: str) -> dict[str, Resources]:
@@ -80,8 +97,10 @@ def parse_log(log: str) -> dict[str, Resources]:
 
 
 def _open_nvrtc():
-    ctypes.CDLL(str(find_in_wheels("lib/libnvrtc-builtins.so.*")))  # NVRTC asks for it by name: so it is found
-    return ctypes.CDLL(str(find_in_wheels("lib/libnvrtc.so.*")))
+    builtins = find_in_wheels("lib/libnvrtc-builtins.so.*")
+    if builtins is not None:
+        ctypes.CDLL(str(builtins))  # NVRTC asks for it by name: so it is found
+    return open_library("nvrtc")
 
 
 def _output(nvrtc, program, what: str) -> bytes:

@@ -1,10 +1,19 @@
-"""The kernels' launches: arrays to kernel arguments, grids and blocks; the same for a GPU and for the CPU shim.
+"""The launches of the elementwise kernels and reductions: arrays to kernel arguments, grids and blocks.
 
-`device` is whatever runs kernels: device.launch(source, storage, kernel, grid, block, arguments, shared_bytes) for a
-kernel of compile.py's SOURCES, with arrays, NumPy scalars and None (null) as arguments; device.scratch(name, shape,
-dtype) is an uninitialized array. Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where
-nothing else is said, tokens and targets of int32; all but those of adamw and sum_of_squares start at multiples of 16
-bytes. Shapes as in gpt2/kernels.py.
+Written once for whatever runs kernels. `device` (device.py; tests/cuda_shim on a CPU) has
+
+    launch(source, storage, kernel, grid, block, arguments, shared_bytes)   a kernel of compile.py's SOURCES, its
+                                         arguments arrays, NumPy scalars and None (null)
+    matmul(out, left, right, ...)        a matrix product: see matmul.py; fuses_gelu(out): whether it has gelu_input
+    empty(shape, dtype)                  zeros
+    scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
+    upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
+    constant(array)                      a copy of a small host array, for good
+    download(array)                      a NumPy copy, made when all work before it is done
+    cudnn_attention                      cuDNN's attention in place of ours, or None
+
+Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where nothing else is said; all but those of
+adamw and sum_of_squares start at multiples of 16 bytes. Shapes as in gpt2/kernels.py.
 """
 
 import math
@@ -19,37 +28,32 @@ CLASSIFIER_THREADS = 512
 ACCESS_BYTES = 16
 # Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
 PARTIAL_BLOCKS = 512
+COLUMN_SUM_BLOCKS = 128
 # Of dynamic shared memory that a block gets without asking the driver for more.
 SHARED_BYTES = 48 << 10
 
 
 def embedding_forward(device, out, tokens, wte, wpe):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T), wte (Vp, C), wpe (context, C)."""
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
     B, T, C = out.shape
-    arguments = (out, tokens, wte, wpe, *_int32(B * T, T, C))
+    arguments = (out, device.upload("tokens", tokens), wte, wpe, *int32(B * T, T, C))
     device.launch("embedding", storage(out), "embedding_forward", _grid(out), (THREADS,), arguments)
 
 
-def sort_tokens(tokens):
-    """(order, sorted_tokens), both (N,) int32, of host tokens (B, T): for embedding_backward, which sums by token.
-
-    On the host, beside the loading of the batch: the tokens are there before the step that needs them.
-    """
-    order = np.argsort(tokens, axis=None, kind="stable")
-    return order.astype(np.int32), tokens.reshape(-1)[order].astype(np.int32)
-
-
-def embedding_backward(device, dwte, dwpe, dout, order, sorted_tokens, accumulate):
+def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate):
     """dwte[token] += the sum of dout (B, T, C) where it stood; dwpe[t] = or += the sum over b.
 
-    dwte is always added to: it is tied to the head, whose gradient is written first. order, sorted_tokens: sort_tokens.
+    dwte is always added to: it is tied to the head, whose gradient is written first. The host sorts its tokens, while
+    the device is still busy with what backward launched before.
     """
     B, T, C = dout.shape
+    order = np.argsort(tokens, axis=None, kind="stable")
+    order, sorted_tokens = device.upload("order", order), device.upload("sorted", tokens.reshape(-1)[order])
     chunks = math.ceil(C * dout.itemsize / (WARP * ACCESS_BYTES))
-    arguments = (dwte, dout, order, sorted_tokens, *_int32(B * T, C))
+    arguments = (dwte, dout, order, sorted_tokens, *int32(B * T, C))
     grid, block = (B * T, chunks), (WARP, THREADS // WARP)
     device.launch("embedding", storage(dout), "embedding_backward_tokens", grid, block, arguments)
-    arguments = (dwpe, dout, *_int32(B, T, len(dwpe), C, accumulate))
+    arguments = (dwpe, dout, *int32(B, T, len(dwpe), C, accumulate))
     device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
 
 
@@ -65,7 +69,7 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
     """
     N, C = inputs.shape
     warps, shared_bytes = _warps(C * inputs.itemsize)
-    arguments = (residual, out, mean, rstd, inputs, branch, weight, bias, *_int32(N, C))
+    arguments = (residual, out, mean, rstd, inputs, branch, weight, bias, *int32(N, C))
     grid, block = (math.ceil(N / warps),), (warps * WARP,)
     device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, shared_bytes)
 
@@ -76,10 +80,10 @@ def layernorm_backward(device, dinputs, dweight, dbias, doutputs, inputs, mean, 
     warps, shared_bytes = _warps(2 * C * np.dtype(np.float32).itemsize)
     blocks = min(math.ceil(N / warps), PARTIAL_BLOCKS)
     partial_sums = device.scratch("partial_sums", (blocks, 2, C), np.float32)
-    arguments = (dinputs, partial_sums, doutputs, inputs, mean, rstd, weight, *_int32(N, C))
+    arguments = (dinputs, partial_sums, doutputs, inputs, mean, rstd, weight, *int32(N, C))
     block = (warps * WARP,)
     device.launch("layernorm", storage(dinputs), "layernorm_backward", (blocks,), block, arguments, shared_bytes)
-    arguments = (dweight, dbias, partial_sums, *_int32(blocks, C, accumulate))
+    arguments = (dweight, dbias, partial_sums, *int32(blocks, C, accumulate))
     grid, block = (math.ceil(2 * C / WARP),), (WARP, THREADS // WARP)
     device.launch("layernorm", storage(dweight), "layernorm_backward_parameters", grid, block, arguments)
 
@@ -96,42 +100,58 @@ def gelu_backward(device, dinputs, saved):
     device.launch("gelu", storage(dinputs), "gelu_backward", _grid(dinputs), (THREADS,), arguments)
 
 
+def column_sums(device, sums, rows, accumulate):
+    """sums (width,) = or += the column sums of rows (N, width)."""
+    N, width = rows.shape
+    block = (WARP, THREADS // WARP)
+    blocks = min(math.ceil(N / block[1]), COLUMN_SUM_BLOCKS)
+    partial_sums = device.scratch("partial_sums", (blocks, width), np.float32)
+    pack = ACCESS_BYTES // rows.itemsize
+    grid = (math.ceil(width / (WARP * pack if width % pack == 0 else WARP)), blocks)
+    device.launch("column_sums", storage(rows), "column_sums", grid, block, (partial_sums, rows, *int32(N, width)))
+    arguments = (sums, partial_sums, *int32(blocks, width, accumulate))
+    grid = (math.ceil(width / WARP),)
+    device.launch("column_sums", storage(sums), "sum_of_column_sums", grid, block, arguments)
+
+
 def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
-    """losses (N,) float32 of logits (N, Vp) against targets (N,); with_gradient: logits become dlogits * scale.
+    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits become dlogits * scale.
 
     The pad columns [V, Vp) take no part, and get gradient 0.
     """
     N, padded = logits.shape
-    arguments = (losses, logits, targets, *_int32(vocab_size, padded), np.float32(scale), np.int32(with_gradient))
+    arguments = (losses, logits, targets, *int32(vocab_size, padded), np.float32(scale), np.int32(with_gradient))
     device.launch("classifier", storage(logits), "cross_entropy", (N,), (CLASSIFIER_THREADS,), arguments)
 
 
-def adamw_constants(step, lr, beta1, beta2, eps, weight_decay, gradient_scale):
-    """What adamw needs to know of a step (counted from 1), (6,) float32: derived in numpy_kernels/adamw.py."""
-    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))
-    step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
-    return np.array([beta1, beta2, step_size, eps / root, 1.0 - lr * weight_decay, gradient_scale], np.float32)
+def adamw(device, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale):
+    """One step, in place, on flat arrays of one length: all float32 but the gradients; `step` counts from 1.
 
-
-def adamw(device, parameters, master, gradients, m, v, decaying, constants):
-    """One step, in place, on flat arrays of one length: parameters, gradients; master, m, v float32.
-
-    master: the parameters in float32; in float32 the parameters themselves. decaying (ranges, 2) int64: the ranges that
-    weight decay is for, in order; constants: adamw_constants on the device.
+    decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
     """
-    arguments = (parameters, master, m, v, gradients, decaying, np.int32(len(decaying)), constants)
+    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in numpy_kernels/adamw.py
+    step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
+    numbers = beta1, beta2, step_size, eps / root, 1.0 - lr * weight_decay, gradient_scale
+    ranges = device.constant(np.array(decaying, np.int64).reshape(-1, 2))
+    arguments = (parameters, m, v, gradients, ranges, np.int32(len(decaying)), *map(np.float32, numbers))
     arguments += (np.int64(len(parameters)),)
-    device.launch("adamw", storage(parameters), "adamw", _grid(master), (THREADS,), arguments)
+    device.launch("adamw", storage(gradients), "adamw", _grid(parameters), (THREADS,), arguments)
 
 
-def sum_of_squares(device, total, flat):
-    """total (1,) float64 = sum of squares of a flat range; stays on the device, where clipping can use it."""
+def sum_of_squares(device, flat) -> float:
+    """Sum of squares of a flat range; waits for it."""
     blocks = min(_grid(flat)[0], PARTIAL_BLOCKS)
-    partial_sums = device.scratch("partial_sums", (blocks,), np.float32)
+    if blocks == 0:
+        return 0.0
+    partial_sums, total = (
+        device.scratch("partial_sums", (blocks,), np.float32),
+        device.scratch("total", (1,), np.float64),
+    )
     arguments = (partial_sums, flat, np.int64(len(flat)))
     device.launch("sum_of_squares", storage(flat), "sum_of_squares", (blocks,), (THREADS,), arguments)
     arguments = (total, partial_sums, np.int32(blocks))
     device.launch("sum_of_squares", storage(flat), "sum_of_partials", (1,), (THREADS,), arguments)
+    return float(device.download(total)[0])
 
 
 def storage(array) -> str:
@@ -139,7 +159,8 @@ def storage(array) -> str:
     return {4: "float32", 2: "bfloat16"}[array.itemsize]
 
 
-def _int32(*numbers):
+def int32(*numbers):
+    """Kernel arguments of type int."""
     return tuple(np.int32(number) for number in numbers)
 
 

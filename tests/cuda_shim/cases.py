@@ -1,14 +1,47 @@
 """What each kernel is to give, by the NumPy kernels in float64 on the very values that the CUDA kernel reads.
 
-A case runs its kernels on a device and returns [(name, what came out, what is expected)].
+A case runs its kernels on a device, the CPU shim or a GPU under scripts/gpu_check.py, and returns [(name, what
+came out, what is expected)].
 """
 
 import numpy as np
-from cuda_shim.memory import widen
+from cuda_shim.memory import Memory, widen
 
 from gpt2 import numpy_kernels
-from gpt2.cupy_kernels import launch
+from gpt2.cupy_kernels import attention, launch
 from gpt2.numpy_kernels.cores import Cores
+
+# Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
+TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
+FACTORS = {"attention_case": 8}  # its probabilities and their gradients are rounded on the way, too
+# Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
+CASES = [
+    ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
+    ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
+    ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
+    ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
+    ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
+    ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
+    ("attention_case", "attention", [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]),
+    ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
+    ("sum_of_squares_case", "sum_of_squares", [(5003, 0), (4096, 0), (777, 1), (700_003, 0)]),
+]
+
+
+def run(device, cores: Cores, name, storage, sizes):
+    """The case's outputs, after they have been compared with what is expected."""
+    memory = Memory(storage)
+    results = globals()[name](device, memory, cores, *sizes)
+    for what, got, expected in results:
+        _assert_close(what, got, expected, FACTORS.get(name, 1))
+    memory.assert_margins_kept()
+    return [got for _, got, _ in results]
+
+
+def _assert_close(what, got, expected, factor):
+    tolerance = factor * TOLERANCES["bfloat16" if got.dtype == np.uint16 else "float32"]
+    root_mean_square = np.sqrt(np.mean(np.square(np.minimum(np.abs(expected), 10))))  # not of a few values far out
+    np.testing.assert_allclose(widen(got), expected, tolerance, tolerance * root_mean_square, err_msg=what)
 
 
 def embedding_case(device, memory, cores: Cores, B, T, C, accumulate):
@@ -17,14 +50,13 @@ def embedding_case(device, memory, cores: Cores, B, T, C, accumulate):
     tokens = memory.random.integers(V, size=(B, T)).astype(np.int32)
     tokens[:, ::2] = 3
     wte, wpe, dout, out = memory.normal(V, C), memory.normal(context, C), memory.normal(B, T, C), memory.nans(B, T, C)
-    launch.embedding_forward(device, out, memory.put_exactly(tokens), wte, wpe)
+    launch.embedding_forward(device, out, tokens, wte, wpe)
     expected_out = np.empty((B, T, C))
     numpy_kernels.embedding_forward(cores, expected_out, tokens, widen(wte), widen(wpe))
     dwte, dwpe = memory.normal(V, C), memory.normal(context, C) if accumulate else memory.nans(context, C)
     expected_dwte, expected_dwpe = widen(dwte), widen(dwpe)
     numpy_kernels.embedding_backward(cores, expected_dwte, expected_dwpe, widen(dout), tokens, accumulate)
-    order, sorted_tokens = (memory.put_exactly(array) for array in launch.sort_tokens(tokens))
-    launch.embedding_backward(device, dwte, dwpe, dout, order, sorted_tokens, accumulate)
+    launch.embedding_backward(device, dwte, dwpe, dout, tokens, accumulate)
     return [("out", out, expected_out), ("dwte", dwte, expected_dwte), ("dwpe", dwpe, expected_dwpe)]
 
 
@@ -91,27 +123,47 @@ def classifier_case(device, memory, cores: Cores, N, V, padded, spread):
     return [("losses", losses, expected_losses), ("alone", losses_alone, expected_losses), ("d", logits, dlogits)]
 
 
+def column_sums_case(device, memory, cores: Cores, N, width, accumulate):
+    rows, sums = memory.normal(N, width), memory.normal(width) if accumulate else memory.nans(width)
+    expected = widen(rows).sum(0) + (widen(sums) if accumulate else 0.0)
+    launch.column_sums(device, sums, rows, accumulate)
+    return [("sums", sums, expected)]
+
+
+def attention_case(device, memory, cores: Cores, B, T, H, head_size):
+    """Some scores are large, so that the running maximum has to move; in bfloat16 out is as large as the values are."""
+    C = H * head_size
+    qkv, dout = memory.normal(B, T, 3 * C), memory.normal(B, T, C)
+    qkv[:, :, : C // 2] = memory.put(3 * widen(qkv[:, :, : C // 2]))
+    out, dqkv, logsumexp = memory.nans(B, T, C), memory.nans(B, T, 3 * C), memory.nans(B, H, T, dtype=np.float32)
+    attention.attention_forward(device, out, logsumexp, qkv, H)
+    expected_out, expected_logsumexp = np.empty(out.shape), np.empty(logsumexp.shape)
+    numpy_kernels.attention_forward(cores, expected_out, expected_logsumexp, widen(qkv), H)
+    attention.attention_backward(device, dqkv, dout, qkv, out, logsumexp, H)
+    expected = np.empty(dqkv.shape)
+    arguments = map(widen, (dout, qkv, out, logsumexp))
+    numpy_kernels.attention_backward(cores, expected, *arguments, H)
+    results = [("out", out, expected_out), ("logsumexp", logsumexp, expected_logsumexp)]
+    parts = zip(("dq", "dk", "dv"), np.split(dqkv, 3, axis=2), np.split(expected, 3, axis=2), strict=True)
+    return [*results, *parts]
+
+
 def adamw_case(device, memory, cores: Cores, count, offset):
-    """Three steps on a range that starts `offset` elements past a multiple of 16 bytes. In float32 without a master."""
-    parameters = memory.put(memory.random.standard_normal(count), offset)
-    full = memory.storage == "float32"
-    master = parameters if full else memory.put_exactly(widen(parameters).astype(np.float32), offset)
-    m, v = (memory.put_exactly(np.zeros(count, np.float32), offset) for _ in range(2))
+    """Three steps on a range that starts `offset` elements past a multiple of 16 bytes."""
+    values, zeros = memory.random.standard_normal(count).astype(np.float32), np.zeros(count, np.float32)
+    parameters, m, v = (memory.put_exactly(array, offset) for array in (values, zeros, zeros))
     ranges = [(0, count // 7), (count // 7 + 1, count // 5), (count // 3, count)]
-    decaying = memory.put_exactly(np.array(ranges, np.int64))
-    expected, expected_m, expected_v = widen(master), np.zeros(count), np.zeros(count)
+    expected, expected_m, expected_v = widen(parameters), np.zeros(count), np.zeros(count)
     for step in range(1, 4):
         gradients = memory.put(memory.random.standard_normal(count), offset)
         settings = (step, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.3)
-        constants = memory.put_exactly(launch.adamw_constants(*settings))
-        launch.adamw(device, parameters, master, gradients, m, v, decaying, constants)
+        launch.adamw(device, parameters, gradients, m, v, ranges, *settings)
         numpy_kernels.adamw(cores, expected, widen(gradients), expected_m, expected_v, ranges, *settings)
-    results = [("parameters", parameters, expected), ("m", m, expected_m), ("v", v, expected_v)]
-    return [*results, ("master", master, expected)]
+    return [("parameters", parameters, expected), ("m", m, expected_m), ("v", v, expected_v)]
 
 
 def sum_of_squares_case(device, memory, cores: Cores, count, offset):
     """A flat range that starts `offset` elements past a multiple of 16 bytes."""
-    flat, total = memory.put(memory.random.standard_normal(count), offset), memory.nans(1, dtype=np.float64)
-    launch.sum_of_squares(device, total, flat)
-    return [("total", total, np.array([numpy_kernels.sum_of_squares(cores, widen(flat))]))]
+    flat = memory.put(memory.random.standard_normal(count), offset)
+    got = np.array([launch.sum_of_squares(device, flat)])
+    return [("total", got, np.array([numpy_kernels.sum_of_squares(cores, widen(flat))]))]

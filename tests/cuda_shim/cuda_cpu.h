@@ -5,7 +5,7 @@
 // missing barrier shows as a wrong number with some seed or other. So do reads of shared memory that no one wrote: it
 // starts as NaNs in every block. The launch ends with an error where no fiber can run (a barrier that not all
 // threads reach), at a 16-byte access that is not aligned, and at a write just past the dynamic shared memory.
-// Not here: atomics, textures, tensor cores, asynchronous copies, shuffles by a part of a warp.
+// tensor_cpu.h has tensor cores and asynchronous copies. Not here: atomics, textures, shuffles by a part of a warp.
 #pragma once
 #include <csetjmp>
 #include <cmath>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#define CPU_SHIM
 #define __global__
 #define __device__
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -39,8 +40,14 @@ struct Dim {
     unsigned x, y, z;
 };
 
+struct Copy {
+    void* to;
+    const void* from;  // null: zeros
+};
+
 struct Fiber {
     jmp_buf resume;
+    std::vector<Copy> copies;  // asynchronous ones that have not been carried out
     ucontext_t start;
     Dim index;
     unsigned number;
@@ -49,8 +56,8 @@ struct Fiber {
 
 struct Warp {
     std::vector<Fiber*> ready, waiting;
-    uint64_t values[2][WARP];  // of this shuffle and the one before: a slow lane may not have read that yet
-    unsigned shuffles;
+    alignas(16) char values[2][WARP][32];  // of this exchange and the one before: a slow lane may not have read that yet
+    unsigned exchanges;
 };
 
 struct Block {
@@ -124,18 +131,33 @@ inline void fiber_main() {
     run_next();
 }
 
+// What each lane of the warp gave to an exchange.
 template <class T>
-T shuffle_xor(unsigned mask, T value, int distance) {
-    static_assert(sizeof(T) <= sizeof(uint64_t));
+struct Lanes {
+    const char (*values)[32];
+
+    T operator[](int lane) const {
+        T value;
+        std::memcpy(&value, values[lane], sizeof(T));
+        return value;
+    }
+};
+
+template <class T>
+Lanes<T> exchange(const T& value) {
+    static_assert(sizeof(T) <= 32);
     Warp& warp = warp_of(block->current);
-    const unsigned lane = block->current->number % WARP;
-    if (mask != 0xffffffffu) _longjmp(block->scheduler, deadlock + 1);
-    uint64_t* values = warp.values[warp.shuffles % 2];
-    std::memcpy(&values[lane], &value, sizeof(T));
-    if (warp.waiting.size() == WARP - 1) warp.shuffles++;
+    char(*values)[32] = warp.values[warp.exchanges % 2];
+    std::memcpy(values[block->current->number % WARP], &value, sizeof(T));
+    if (warp.waiting.size() == WARP - 1) warp.exchanges++;
     wait(warp.waiting, WARP);
-    std::memcpy(&value, &values[lane ^ distance], sizeof(T));
-    return value;
+    return {values};
+}
+
+template <class T>
+T shuffle(unsigned mask, T value, unsigned from) {
+    if (mask != 0xffffffffu) _longjmp(block->scheduler, deadlock + 1);
+    return exchange(value)[from % WARP];
 }
 
 inline void* assert_aligned(const void* pointer, size_t bytes) {
@@ -152,6 +174,7 @@ inline void prepare(Block& b, char* stacks) {
         fiber.index = {i % b.size.x, i / b.size.x % b.size.y, i / (b.size.x * b.size.y)};
         fiber.number = i;
         fiber.started = false;
+        fiber.copies.clear();
         getcontext(&fiber.start);
         fiber.start.uc_stack.ss_sp = stacks + i * STACK;
         fiber.start.uc_stack.ss_size = STACK;
@@ -225,10 +248,19 @@ void call(void (*kernel)(A...), void** arguments) {
 inline void __syncthreads() { cpu::wait(cpu::block->at_barrier, cpu::block->alive); }
 
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int distance) {
-    return cpu::shuffle_xor(mask, value, distance);
+T __shfl_sync(unsigned mask, T value, int lane) {
+    return cpu::shuffle(mask, value, lane);
 }
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int distance) {
+    return cpu::shuffle(mask, value, cpu::block->current->number % cpu::WARP ^ distance);
+}
+
+using std::max, std::min;
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+
+#include "tensor_cpu.h"

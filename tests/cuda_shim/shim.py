@@ -6,8 +6,10 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+from cuda_shim.memory import to_bfloat16, widen
 
 from gpt2.cupy_kernels.compile import FOLDER, STORAGES
+from gpt2.cupy_kernels.launch import storage as storage_of
 
 SHIM = Path(__file__).parent
 # Kernels read float arrays as packs, as CUDA allows; the jumps from fiber to fiber are no smashed stacks.
@@ -27,10 +29,15 @@ extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t 
 
 
 class Shim:
-    """Kernels from `folder`'s .cu files, built in `build`; `seed` decides in which order threads and blocks run."""
+    """Kernels from `folder`'s .cu files, built in `build`, once; `seed` decides in which order threads and blocks run.
 
-    def __init__(self, build: Path, folder: Path = FOLDER):
-        self.build, self.folder, self.seed = build, folder, 0
+    Arrays are NumPy's, bfloat16 being uint16. Matrix products are NumPy's too; fused_gelu: with GELU in them.
+    """
+
+    cudnn_attention = None
+
+    def __init__(self, build: Path, folder: Path = FOLDER, fused_gelu: bool = False):
+        self.build, self.folder, self.seed, self.fused_gelu = build, folder, 0, fused_gelu
         self._libraries, self._largest_block = {}, {}
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
@@ -49,7 +56,33 @@ class Shim:
 
     def scratch(self, name, shape, dtype):
         """An array of NaNs: what is read must have been written."""
-        return np.full(shape, np.nan, dtype)
+        array = np.empty(shape, dtype)
+        array.view(np.uint8).fill(0xFF)
+        return array
+
+    def empty(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+    def upload(self, name, array):
+        return np.array(array, np.int32)
+
+    def constant(self, array):
+        return array.copy()
+
+    def download(self, array):
+        return array.copy()
+
+    def fuses_gelu(self, out):
+        return self.fused_gelu
+
+    def matmul(self, out, left, right, *, bias=None, gelu_input=None, accumulate=False):
+        product = widen(left) @ widen(right)
+        if bias is not None:
+            product += widen(bias)
+        if gelu_input is not None:
+            _round(gelu_input, product)
+            product *= 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (product + 0.044715 * product**3)))
+        _round(out, product + widen(out) if accumulate else product)
 
     def _library(self, source, storage):
         if (source, storage) not in self._libraries:
@@ -61,11 +94,24 @@ class Shim:
         kernels = {name: int(threads) for threads, name in KERNEL.findall(path.read_text())}
         self._largest_block.update(kernels)
         unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
+        if library.exists():  # another test of this session has built it
+            return ctypes.CDLL(str(library))
         lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
         unit.write_text("\n".join(lines))
         includes = (f"-I{SHIM}", f"-I{self.folder}")
         subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(library), str(unit)], check=True)
         return ctypes.CDLL(str(library))
+
+
+def shared_build(tmp_path_factory) -> Path:
+    """A folder for what every test of this session builds from the project's own sources."""
+    folder = tmp_path_factory.getbasetemp() / "cuda_shim"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _round(out, values):
+    out[...] = to_bfloat16(values) if storage_of(out) == "bfloat16" else values
 
 
 def _argument(argument):
