@@ -95,13 +95,11 @@ def test_bfloat16_parameters_have_a_master_copy():
     layout = new_model(CONFIG, load_kernels("numpy", 1), 1, 1).parameters.layout
     start, stop = 1000, 2000
     optimizer = AdamW(load_kernels("numpy", 1), layout, start, stop, AdamWSettings(weight_decay=0.0))
-    parameters = np.ones(layout.size, ml_dtypes.bfloat16)
+    parameters = np.ones(stop - start, ml_dtypes.bfloat16)
     for _ in range(20):
         optimizer.update(parameters, np.ones(stop - start, np.float32), 1e-3, 1.0)
     np.testing.assert_allclose(optimizer.master, 0.98, rtol=1e-4)
-    np.testing.assert_array_equal(parameters[start:stop], optimizer.master.astype(ml_dtypes.bfloat16))
-    assert (parameters[:start] == 1).all()
-    assert (parameters[stop:] == 1).all()
+    np.testing.assert_array_equal(parameters, optimizer.master.astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("head_size", [16, 80, 256])
