@@ -7,6 +7,7 @@
     python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
     python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
     python scripts/make_docs.py exchange                two minutes, as root: one exchange on 5 hosts, PyTorch (needed)
+    python scripts/make_docs.py overlap                 a minute, as root: an exchange during backward, on 2 virtual hosts
     python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
 Each part replaces the text between its own two marks, and its figures in docs/figures.
@@ -48,6 +49,8 @@ CLUSTER_STRATEGIES = (
     "reduce-bcast/dedicated", "sliced", "reduce-scatter", "hierarchical", "hierarchical/bfloat16/overlap",
 )  # fmt: skip
 CLUSTER_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 6 --steps 10 --eval-every 0"
+OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 400mbit"
+OVERLAP_TRAINING = "--n-layer 12 --n-head 4 --n-embd 256 --context 128 --batch-size 12 --steps 10 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 SHARDED = "reduce-scatter,hierarchical-sharded,zero-2,zero-3"
 SHARDING_RUNS = (("gpt2-124M", 1), ("gpt2-124M", 2), ("gpt2-124M", 4), ("gpt2-350M", 2), ("gpt2-350M", 4))
@@ -164,12 +167,7 @@ def step(folder: Path, _) -> None:
 
 def cluster(folder: Path, _) -> None:
     """Nine ranks on five hosts, the server alone on its own, each host's port limited."""
-    runs = []
-    for name in CLUSTER_STRATEGIES:
-        runs.append(folder / name.replace("/", "-"))
-        train = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(name)]
-        command = [sys.executable, str(SCRIPTS / "virtual_cluster.py"), "run", *CLUSTER.split(), "--", *train]
-        subprocess.run([*command, *CLUSTER_TRAINING.split(), "--out", str(runs[-1])], check=True, cwd=ROOT)
+    runs = [train_on(CLUSTER, name, CLUSTER_TRAINING, folder / name.replace("/", "-")) for name in CLUSTER_STRATEGIES]
     plot = [sys.executable, str(SCRIPTS / "plot.py"), *map(str, runs), "--out", str(folder / "plots")]
     output = subprocess.run(plot, check=True, stdout=subprocess.PIPE, text=True).stdout
     print(output)
@@ -191,6 +189,34 @@ def server_shares(run: Path) -> str:
     return (
         f"Reduce : Bcast : compute of the dedicated server's step are 500 : {bcast / unit:.0f} : {compute / unit:.0f}."
     )
+
+
+def overlap(folder: Path, _) -> None:
+    """A step without exchange, with it after backward, and during it: a core a rank, so that both can go on."""
+    seconds = {}
+    for name in ("none", "hierarchical", "hierarchical/overlap"):
+        run = train_on(OVERLAP_CLUSTER, name, OVERLAP_TRAINING, folder / name.replace("/", "-"))
+        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()][2:]
+        seconds[name] = [statistics.median(line[key] for line in lines) for key in ("step_s", "exposed_exchange_s")]
+    rows = ["| strategy | step, s | exchange exposed, s |", "|---|---|---|"]
+    rows += [f"| `{name}` | {step_s:.3f} | {exposed_s:.3f} |" for name, (step_s, exposed_s) in seconds.items()]
+    (alone, _), (after, exchange_s), (during, exposed_s) = seconds.values()
+    rows += [
+        "",
+        f"Of what the exchange adds to a step, overlap hides {(after - during) / (after - alone):.0%}; of the time that "
+        f"ranks spend in the exchange and nothing else, {1 - exposed_s / exchange_s:.0%}.",
+        "",
+        f"`virtual_cluster.py run {OVERLAP_CLUSTER} -- train.py {OVERLAP_TRAINING}`. {machine(run)}",
+    ]
+    replace_block("docs/benchmarks.md", "overlap", "\n".join(rows))
+
+
+def train_on(hosts: str, strategy: str, training: str, out: Path) -> Path:
+    """Train on virtual hosts, into `out`, which is returned."""
+    train = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(strategy), *training.split()]
+    command = [sys.executable, str(SCRIPTS / "virtual_cluster.py"), "run", *hosts.split(), "--", *train]
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=ROOT)
+    return out
 
 
 def exchange(folder: Path, _) -> None:
@@ -240,6 +266,7 @@ PARTS = {
     "exchange": exchange,
     "learning": learning,
     "memory": memory,
+    "overlap": overlap,
     "ranks": ranks,
     "sharding": sharding,
     "step": step,
