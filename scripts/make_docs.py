@@ -7,7 +7,7 @@
     python scripts/make_docs.py ranks                   two minutes: GPT-2 124M on 1, 2 and 4 ranks
     python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
     python scripts/make_docs.py exchange                two minutes, as root: one exchange on 5 hosts, PyTorch (needed)
-    python scripts/make_docs.py overlap                 a minute, as root: an exchange during backward, on 2 virtual hosts
+    python scripts/make_docs.py overlap                 a minute, as root: an exchange during backward, on 2 hosts
     python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
 Each part replaces the text between its own two marks, and its figures in docs/figures.
@@ -203,7 +203,7 @@ def overlap(folder: Path, _) -> None:
     (alone, _), (after, exchange_s), (during, exposed_s) = seconds.values()
     rows += [
         "",
-        f"Of what the exchange adds to a step, overlap hides {(after - during) / (after - alone):.0%}; of the time that "
+        f"Of what the exchange adds to a step overlap hides {(after - during) / (after - alone):.0%}, of the time that "
         f"ranks spend in the exchange and nothing else, {1 - exposed_s / exchange_s:.0%}.",
         "",
         f"`virtual_cluster.py run {OVERLAP_CLUSTER} -- train.py {OVERLAP_TRAINING}`. {machine(run)}",

@@ -179,6 +179,7 @@ def test_a_node_shares_its_memory(comm):
     buffers = NodeBuffers(world, 50)
     assert buffers.fills_parameters == (world.local_rank == 0)
     assert not buffers.parameters.any()
+    comm.Barrier()
     buffers.gradients[:] = comm.rank + 1
     if world.local_rank == 0:
         buffers.parameters[:] = 7 + world.node
