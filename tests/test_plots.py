@@ -47,6 +47,15 @@ def test_nothing_leaves_the_picture(measured, draw):
     assert is_inside(draw(measured[:1]))
 
 
+@pytest.mark.parametrize("draw", [phase_bars.draw, loss_curves.draw, comparison.draw])
+def test_a_strategy_with_all_its_options_stays_in_the_picture(measured, draw, tmp_path):
+    options = {"wire": "bfloat16", "overlap": True}
+    path = write_run(tmp_path / "run", simulate("reduce-scatter", NINE), NINE, "hierarchical-sharded", **options)
+    (longest,) = measure_runs([read_run(path)])
+    assert longest.label == "hierarchical-sharded bfloat16 overlap"
+    assert is_inside(draw([longest, *measured]))
+
+
 def test_nothing_leaves_a_timeline(measured):
     assert all(is_inside(timeline.draw(one)) for one in measured)
 

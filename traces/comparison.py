@@ -3,6 +3,8 @@
 Above, one bar per run with the medians of its phases; below, one representative step of each on the same time axis.
 """
 
+import textwrap
+
 from matplotlib.figure import Figure
 
 from traces import look
@@ -12,6 +14,7 @@ from traces.ranking import CONTROL, from_slow_to_fast, ratio_text, same_batch, s
 
 WIDTH = 9.0
 LEFT = 0.205
+LABEL_CHARACTERS = 22  # bold, left of LEFT
 TOP = 1.02
 BAR_INCHES = 0.34
 GAP_INCHES = 0.30
@@ -84,7 +87,9 @@ def _draw_bars(axes, measured: list[MeasuredRun], cuts: list[dict[str, float]], 
 
 
 def _bar_label(one: MeasuredRun) -> str:
-    return f"{one.label} (no exchange)" if one.figures["strategy"] == CONTROL else one.label
+    """What stands left of a bar, in lines that fit there."""
+    label = f"{one.label} (no exchange)" if one.figures["strategy"] == CONTROL else one.label
+    return textwrap.fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
 
 
 def _write_total(axes, place: int, end: float, figures: dict, ranked: list[dict], runs: list[dict]) -> None:
