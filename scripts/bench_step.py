@@ -95,7 +95,7 @@ def summarize(settings, results) -> dict:
             "versions": steps[-1]["versions"],
         }
     shape = {name: getattr(settings, name) for name in ("model", "batch_size", "seq_len", "threads", "repeat")}
-    return {"settings": shape, "machine": machine() | versions("numpy"), "contenders": contenders}
+    return {"settings": shape, "machine": machine() | versions("numpy", "numba"), "contenders": contenders}
 
 
 def table(report: dict, names: dict[str, str]) -> str:

@@ -8,6 +8,7 @@
     python scripts/make_docs.py cluster                 a minute, as root: 9 ranks on 5 virtual hosts
     python scripts/make_docs.py exchange                two minutes, as root: one exchange on 5 hosts, PyTorch (needed)
     python scripts/make_docs.py overlap                 a minute, as root: an exchange during backward, on 2 hosts
+    python scripts/make_docs.py start                   seconds: what compiled loops cost a process at its start
     python scripts/make_docs.py step                    ten minutes: one step, its floor, PyTorch (which it needs)
 
 Each part replaces the text between its own two marks, and its figures in docs/figures.
@@ -15,6 +16,7 @@ Each part replaces the text between its own two marks, and its figures in docs/f
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 from compare import strategy_flags
+from machine import machine as measured_on
+from machine import versions
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
@@ -158,9 +162,24 @@ def step(folder: Path, _) -> None:
     where, torch = report["machine"], report["contenders"]["torch"]["versions"]["torch"]
     tables.append(
         f"Measured on {where['processor']}, {where['cores']} cores, with python {where['python']}, "
-        f"numpy {where['numpy']}, torch {torch}."
+        f"numpy {where['numpy']}, numba {where['numba']}, torch {torch}."
     )
     replace_block("docs/benchmarks.md", "step", "\n\n".join(tables))
+
+
+def start(folder: Path, _) -> None:
+    """A process's first step with an empty cache of compiled loops, and with what that left."""
+    rows = ["| cache of compiled loops | import of the kernels, s | first step, s |", "|---|---|---|"]
+    for cache in ("empty", "filled"):
+        command = [sys.executable, str(SCRIPTS / "first_step.py")]
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+        output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        seconds = json.loads(output)
+        rows.append(f"| {cache} | {seconds['import_s']:.2f} | {seconds['first_step_s']:.2f} |")
+    where, packages = measured_on(), versions("numpy", "numba")
+    named = ", ".join(f"{name} {version}" for name, version in packages.items())
+    rows += ["", f"Measured on {where['processor']}, {where['cores']} cores, with {named}."]
+    replace_block("docs/benchmarks.md", "start", "\n".join(rows))
 
 
 def cluster(folder: Path, _) -> None:
@@ -245,10 +264,10 @@ def compare(folder: Path, ranks: int, strategies: str, training: list[str] | Non
 def machine(source: Path) -> str:
     """Where the numbers come from, in one line: of a run folder, or of what a bench wrote."""
     config = json.loads((source / "config.json" if source.is_dir() else source).read_text())
-    versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items() if name != "gpt2-mpi")
+    named = ", ".join(f"{name} {version}" for name, version in config["versions"].items() if name != "gpt2-mpi")
     return (
         f"Measured on {config['machine']['processor']}, {config['machine']['cores']} cores, with "
-        f"{config['mpi_library']}, {versions}."
+        f"{config['mpi_library']}, {named}."
     )
 
 
@@ -269,6 +288,7 @@ PARTS = {
     "overlap": overlap,
     "ranks": ranks,
     "sharding": sharding,
+    "start": start,
     "step": step,
 }
 

@@ -29,7 +29,7 @@ class RunFolder:
             "settings": asdict(settings),
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "versions": versions("gpt2-mpi", "numpy", "mpi4py"),
+            "versions": versions("gpt2-mpi", "numpy", "numba", "mpi4py"),
             "machine": machine(),
             "mpi_library": mpi_library,
             "parameters": parameters,

