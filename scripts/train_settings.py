@@ -10,7 +10,7 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
-from strategies import SERVERS, STRATEGIES, WIRES, check_exchange, check_strategy
+from strategies import SERVERS, STRATEGIES, WIRES, check_exchange, check_strategy, check_wire
 from traces import RunError
 from traces.recorder import parse_steps
 
@@ -99,6 +99,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         check_exchange(settings.strategy, settings.wire, settings.error_feedback, settings.overlap)
     elif settings.server == "dedicated" or settings.no_exchange:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
+    check_wire(settings.wire, settings.error_feedback)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
     if settings.val_data and not settings.train_data:

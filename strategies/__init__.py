@@ -42,6 +42,7 @@ __all__ = [
     "Strategy",
     "check_exchange",
     "check_strategy",
+    "check_wire",
     "worker_count",
 ]
 
@@ -88,10 +89,15 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
     asked = {"--wire bfloat16": wire == "bfloat16", "--overlap": overlap}
     for flag in [flag for flag, given in asked.items() if given and name not in own]:
         raise UserError(f"{flag} with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
-    if error_feedback and wire != "bfloat16":
-        raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
+    check_wire(wire, error_feedback)
     if error_feedback and issubclass(STRATEGIES[name], Zero2):
         raise UserError(
             f"--error-feedback with --strategy {name}: what rounding loses is as large as the gradients, which no rank "
             "is to hold: leave it out, or use hierarchical-sharded"
         )
+
+
+def check_wire(wire: str, error_feedback: bool) -> None:
+    """UserError where there is nothing to feed back, whatever the strategy."""
+    if error_feedback and wire != "bfloat16":
+        raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")

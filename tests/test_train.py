@@ -199,6 +199,7 @@ MISTAKES = {
     "text and data": (["--text", "a", "--train-data", "b"], "--text and --train-data"),
     "none, once": (["--strategy", "none"], "--no-exchange"),
     "server without one": (["--strategy", "sliced", "--server", "dedicated"], "has no server"),
+    "feedback of nothing": (["--strategy", "auto", "--error-feedback"], "--error-feedback with --wire float32"),
     "too few ranks": (["--expect-ranks", "64"], "2 ranks, expected 64"),
 }
 
