@@ -12,6 +12,10 @@ timeline.py     plot: who does what when, rank by rank
 phase_bars.py   plot: where a step's time goes
 loss_curves.py  plot: loss against steps
 comparison.py   plot: several strategies in one picture
+spans.py        spans that never overlap, from the run's start: what the exports begin with
+paraver.py      export to Paraver; paraver_labels.py: its numbers and names
+chrome.py       export to Chrome's JSON, which Perfetto shows
+line_merge.py   millions of lines merged by time, for both
 
 Importing the package is cheap; matplotlib is loaded by the plot modules alone.
 """
