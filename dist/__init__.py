@@ -8,6 +8,8 @@ clock.py          every node's clock against rank 0's
 launcher.py       the mpirun command of this machine
 buffers.py        a rank's flat buffers: its own memory, or memory that its node's ranks share
 sharded.py        vectors that no rank holds whole (ZeRO)
+live.py           which phase every rank is in, readable while MPI hangs
+watchdog.py       a rank that others wait for is named while the job hangs
 waiting.py        waiting that leaves the core to those who work
 progress.py       exchanges under way, moved on between pieces of compute or to the end
 wire.py           float32 or bfloat16 between ranks

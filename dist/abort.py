@@ -6,10 +6,12 @@ Without this, a rank that dies of an exception waits in MPI_Finalize for the oth
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
+ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too
 
 
 def install_abort_hook(comm) -> None:
@@ -18,11 +20,19 @@ def install_abort_hook(comm) -> None:
     def abort(kind, error, trace):
         lines = traceback.format_exception(kind, error, trace)
         sys.stdout.flush()
-        sys.stderr.write(f"rank {comm.rank} of {comm.size} on {socket.gethostname()} ends the job:\n{''.join(lines)}")
-        sys.stderr.flush()
-        time.sleep(PRINTING_S)
-        comm.Abort(1)
-        # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
-        os._exit(1)
+        end_job(comm, f"rank {comm.rank} of {comm.size} on {socket.gethostname()} ends the job:\n{''.join(lines)}")
 
     sys.excepthook = abort
+
+
+def end_job(comm, text: str) -> None:
+    """Print the text and end all ranks, from any thread of any rank. Does not return."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    time.sleep(PRINTING_S)
+    last_resort = threading.Timer(ABORTING_S, os._exit, [1])
+    last_resort.daemon = True
+    last_resort.start()
+    comm.Abort(1)
+    # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
+    os._exit(1)

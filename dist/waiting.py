@@ -44,9 +44,14 @@ def barrier(comm) -> None:
     wait(comm.Ibarrier())
 
 
-def sum_everywhere(comm, *numbers: float) -> list[float]:
-    """Each number's sum over the ranks of comm, with the same bits on all of them: gathered, then added exactly."""
+def gather_everywhere(comm, *numbers: float) -> np.ndarray:
+    """(ranks, numbers) float64: what every rank of comm gave, on all of them."""
     gathered = np.empty((comm.size, len(numbers)))
     own = np.array(numbers, float)
     wait(comm.Iallgather(own, gathered))
-    return [math.fsum(column) for column in gathered.T]
+    return gathered
+
+
+def sum_everywhere(comm, *numbers: float) -> list[float]:
+    """Each number's sum over the ranks of comm, with the same bits on all of them: gathered, then added exactly."""
+    return [math.fsum(column) for column in gather_everywhere(comm, *numbers).T]

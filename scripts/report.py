@@ -4,7 +4,11 @@ import time
 from dataclasses import fields
 from itertools import zip_longest
 
+import numpy as np
+
 SECONDS_BETWEEN_LINES = 1.0
+STANDS_OUT = 0.15  # slower than the others by that part
+WARM_UP_STEPS = 2  # in which caches and compilers, not ranks, differ
 
 
 def settings_table(settings, facts: dict[str, str]) -> str:
@@ -16,13 +20,31 @@ def settings_table(settings, facts: dict[str, str]) -> str:
     return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *lines, ""])
 
 
+def slowest(compute_s) -> dict[str, float]:
+    """{"slowest_rank", "slowest_excess"}: who took longest for its gradients, and by which part longer than the median
+    of the others. compute_s: seconds by rank, nan of a rank that computes nothing; {} with fewer than two that do."""
+    seconds = np.asarray(compute_s)
+    if np.isfinite(seconds).sum() < 2:
+        return {}
+    rank = int(np.nanargmax(seconds))
+    others = np.nanmedian(np.delete(seconds, rank))
+    return {"slowest_rank": rank, "slowest_excess": float(seconds[rank] / others - 1) if others > 0 else 0.0}
+
+
 class Progress:
-    """Progress lines of rank 0; the first, the last and the validated steps are always printed."""
+    """Progress lines of rank 0; the first, the last and the validated steps are always printed.
 
-    def __init__(self, steps: int, print_line):
-        self.steps, self.print_line, self.printed_at = steps, print_line, 0.0
+    A rank that was clearly slower than the others in the steps since the last line is named. places: each rank's host.
+    """
 
-    def step(self, record: dict) -> None:
+    def __init__(self, steps: int, print_line, places: list[dict]):
+        self.steps, self.print_line, self.places, self.printed_at = steps, print_line, places, 0.0
+        self.compute_s = []
+
+    def step(self, record: dict, compute_s: list[float]) -> None:
+        """compute_s: by rank, the seconds of this step's gradients, nan of a rank that computes none."""
+        if record["step"] > WARM_UP_STEPS:
+            self.compute_s.append(compute_s)
         now = time.monotonic()
         always = "val_loss" in record or record["step"] in (1, self.steps)
         if now - self.printed_at < SECONDS_BETWEEN_LINES and not always:
@@ -33,5 +55,14 @@ class Progress:
         self.print_line(
             f"step {record['step']:>{len(str(self.steps))}}/{self.steps}  loss {record['loss']:.4f}  "
             f"norm {record['grad_norm']:.3f}  lr {record['lr']:.2e}  {record['step_s'] * 1e3:.1f} ms  "
-            f"{record['tokens_per_s']:,.0f} tokens/s  exchange {exchange:.0%}{val}"
+            f"{record['tokens_per_s']:,.0f} tokens/s  exchange {exchange:.0%}{self._slowest()}{val}"
         )
+
+    def _slowest(self) -> str:
+        """The rank whose median over the steps since the last line stands out, or nothing."""
+        found = slowest(np.median(self.compute_s, axis=0)) if self.compute_s else {}
+        self.compute_s = []
+        if not found or found["slowest_excess"] < STANDS_OUT:
+            return ""
+        rank = found["slowest_rank"]
+        return f"  slowest rank {rank} ({self.places[rank]['host']}) +{found['slowest_excess']:.0%}"

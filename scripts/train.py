@@ -11,7 +11,7 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
-from report import Progress, settings_table
+from report import Progress, settings_table, slowest
 from train_settings import complete, parse_settings
 from training_run import TrainingRun
 
@@ -31,7 +31,7 @@ def train(settings, world):
     run = TrainingRun(settings, config, world)
     settings = run.settings
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
-    progress = Progress(settings.steps, world.print)
+    progress = Progress(settings.steps, world.print, world.places)
     world.print(settings_table(settings, run.facts()))
     with closing(tracer):
         for step in range(1, settings.steps + 1):
@@ -40,13 +40,13 @@ def train(settings, world):
                 loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
                 norm = strategy.update(lr)
                 with tracer.phase("wait"):
-                    loss, exposed_s = run.sum_over_workers(loss_part, tracer.exchange_seconds() / strategy.workers)
-            record = run.record(step, loss, norm, lr, exposed_s)
+                    loss, exposed_s, compute_s = run.meet(loss_part)
+            record = run.record(step, loss, norm, lr, exposed_s) | slowest(compute_s)
             if run.validates_after(step):
                 record["val_loss"] = run.validation_loss()
             if world.rank == 0:
                 run.folder.log(record)
-                progress.step(record)
+                progress.step(record, compute_s)
             run.end_if_diverged(step, loss)
     run.finish()
 

@@ -64,6 +64,8 @@ class Settings:
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
     trace: str = setting("on", "steps to trace: on, off or FROM:TO")
     out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
+    stall_after: float = setting(60.0, "seconds: name a rank that others have waited for so long, 0 for never")
+    end_on_stall: bool = setting(False, "and end the job then")
     expect_ranks: int = setting(None, "end with an error unless the world has this many ranks", type=int)
 
 
@@ -162,6 +164,7 @@ def check_numbers(settings: Settings) -> None:
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
+        "stall_after": 0,
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)

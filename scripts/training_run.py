@@ -14,7 +14,8 @@ from dist.clock import clock_offset
 from dist.cores import threads_per_rank
 from dist.links import bucket_bytes, probe_links
 from dist.progress import poking
-from dist.waiting import sum_everywhere
+from dist.waiting import gather_everywhere, sum_everywhere
+from dist.watchdog import Watchdog
 from dist.world import end_with_one_line, library_name
 from gpt2 import llmc, texts, windows
 from gpt2.errors import UserError
@@ -27,6 +28,7 @@ from gpt2.shards import file_errors, open_shards
 from gpt2.windows import Windows
 from strategies import STRATEGIES, Job, worker_count
 from traces import Tracer
+from traces.phases import EXCHANGE, PHASES
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -47,6 +49,7 @@ class TrainingRun:
         self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size, self.layout.ranges)
         self.parameters, self.gradients = self._new_parameters()
         self.folder = self._make_folder()
+        self.watchdog = self._new_watchdog()
         self.tracer = self._new_tracer()
         self.strategy = STRATEGIES[settings.strategy](self._job())
         self.validates = val is not None
@@ -98,12 +101,19 @@ class TrainingRun:
         self.path = world.comm.bcast(folder.path if folder else None)
         return folder
 
+    def _new_watchdog(self) -> Watchdog | None:
+        s, meetings = self.settings, (*EXCHANGE, "wait")
+        if not s.stall_after or self.world.size == 1:
+            return None
+        return Watchdog(self.world, self.path / "traces", PHASES, meetings, s.stall_after, s.end_on_stall)
+
     def _new_tracer(self) -> Tracer:
         world = self.world
         identity = world.places[world.rank] | {"ranks": world.size, "strategy": self.settings.strategy}
         clock = clock_offset(world)
         with world.together(UserError), file_errors(self.path, "choose another --out"):
-            return Tracer(self.path / "traces", identity, self.settings.trace, clock)
+            on_phase = self.watchdog and self.watchdog.on_phase
+            return Tracer(self.path / "traces", identity, self.settings.trace, clock, on_phase)
 
     def _job(self) -> Job:
         s = self.settings
@@ -143,6 +153,15 @@ class TrainingRun:
             "run folder": str(self.path),
         }
 
+    def meet(self, loss_part: float) -> tuple[float, float, list[float]]:
+        """The step's end, where all ranks meet: the loss; the workers' mean seconds of exposed exchange; by rank the
+        seconds that its gradients took, nan of one that computes none."""
+        own = (loss_part, self.tracer.exchange_seconds(), self.tracer.seconds("data", "forward", "backward"))
+        loss, exposed_s, compute_s = gather_everywhere(
+            self.world.comm, *(own if self.worker else (0.0, 0.0, math.nan))
+        ).T
+        return math.fsum(loss), math.fsum(exposed_s) / self.strategy.workers, compute_s.tolist()
+
     def sum_over_workers(self, *numbers: float) -> list[float]:
         """Each number summed over the ranks that compute."""
         return sum_everywhere(self.world.comm, *(numbers if self.worker else [0.0] * len(numbers)))
@@ -169,6 +188,7 @@ class TrainingRun:
         """Mean loss over the validation windows, which all workers share."""
         with self.tracer.phase("eval"):
             part = self.worker.validation_loss(self.settings.eval_steps) if self.worker else (0.0, 0)
+        with self.tracer.phase("wait"):
             loss, tokens = self.sum_over_workers(*part)
         return loss / tokens
 
@@ -202,4 +222,6 @@ class TrainingRun:
             if self.world.rank == 0:
                 self.folder.write_summary(peak_memory_bytes=peak_bytes)
                 self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")
+        if self.watchdog:
+            self.watchdog.close()
         self.buffers.close()
