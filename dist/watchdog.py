@@ -52,6 +52,7 @@ class Watchdog:
         self._live.leave()
         self._stopped.set()
         self._thread.join()
+        self._tell_the_end()
         self._live.close()
 
     def _watch(self) -> None:
@@ -79,7 +80,11 @@ class Watchdog:
         elif stall and not self._told:
             self._told = stall
             _say(f"{self._tell(stall)}; --end-on-stall ends such a job")
-        elif self._told and not stall:
+        elif not stall:
+            self._tell_the_end()
+
+    def _tell_the_end(self) -> None:
+        if self._told:
             _say(f"{self._who(self._told.ranks)}: the stall is over")
             self._told = None
 
