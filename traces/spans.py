@@ -56,8 +56,16 @@ def lay_out(run: Run) -> Spans:
         times["end"] -= begin
     end = int(max(times["end"][-1] for times in written))
     nothing = np.empty(0, SPAN)
-    ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in run.config["ranks"]]
+    ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in _places(run)]
     return Spans(ranks, {one.node: _rates(one.records, begin, end) for one in getattr(run, "counters", [])}, end)
+
+
+def _places(run: Run) -> list[dict]:
+    """Every rank's place: from config.json, or where that is lost, from the traces if all are there."""
+    places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
+    if [place["rank"] for place in places] != list(range(run.ranks[0].identity["ranks"])):
+        raise RunError(f"{run.path}: neither config.json nor the traces say where all ranks sat; restore config.json")
+    return places
 
 
 def _spans_of(records: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
