@@ -21,16 +21,19 @@ class Tracer:
     folder: where the trace files go (RUN/traces), None to write nothing.
     identity: rank, ranks, node, host, local_rank, strategy.
     steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
-    clock: offset_ns (to add to this rank's times for rank 0's clock) and error_ns; None: all ranks read the same clock.
+    clock: of this rank's node at the start (clocks.py); None: all ranks read the same clock.
+    counters: the node's CounterFile, for the one rank of it that samples them.
 
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
     step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
     A phase costs one to two microseconds, half a microsecond more when its batch is written (2-core EPYC machine).
     """
 
-    def __init__(self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None):
+    def __init__(
+        self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None, counters=None
+    ):
         self._first, self._last = parse_steps(steps)
-        self._file = None
+        self._file, self._counters = None, counters
         self._records = []
         self._spent = dict.fromkeys(NAMES, 0)
         self._step_number = 0
@@ -77,6 +80,8 @@ class Tracer:
         if self._file is not None:
             self._write()
             self._file.close()
+            if self._counters is not None:
+                self._counters.close()
             self._file = None
             self._writing = False
 
@@ -88,6 +93,8 @@ class Tracer:
         if self._records:
             files.append(self._file, np.array(self._records, RECORD))
             self._records.clear()
+        if self._counters is not None:
+            self._counters.write()
         self._written_at = perf_counter_ns()
 
 
@@ -144,6 +151,8 @@ class _Phase:
         if tracer._writing:
             record = (tracer._step_number, INDEX[self._name], self._root, self._start, end, self._bytes)
             tracer._records.append(record)
+            if tracer._counters is not None:
+                tracer._counters.sample(end)
             if end - tracer._written_at >= WRITE_AT_PHASE_END_NS:
                 tracer._write()
 

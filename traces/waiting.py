@@ -10,8 +10,8 @@ send and leave, so what they spend is transfer.
 
 import numpy as np
 
-from traces.files import Run
 from traces.phases import EXCHANGE, INDEX, NAMES
+from traces.runs import Run
 
 _LONG_AGO = np.iinfo(np.int64).min // 2
 
