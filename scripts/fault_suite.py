@@ -3,9 +3,10 @@
     sudo python scripts/fault_suite.py --out runs/faults --json faults.json
     sudo python scripts/fault_suite.py --out runs/faults --cases slow-port-in,slow-rank --repeat 1
 
-Five hosts of one rank each. Nothing but traces and config.json tells diagnose.py what was done to a run: its folder
-holds `truth.json` for this script alone. Right is a verdict whose kind, node, rank and direction are the fault's. Runs
-that are there already are diagnosed and not run again.
+Five hosts of one rank each; two where a server is the fault, as then more comes in to its node than goes out. Nothing
+but traces and config.json tells diagnose.py what was done to a run: its folder holds `truth.json` for this script
+alone. Right is a verdict whose kind, node, rank and direction are the fault's. Runs that are there already are
+diagnosed and not run again.
 """
 
 import argparse
@@ -40,6 +41,7 @@ class Case:
     rate: str = RATE
     slow: tuple[str, ...] = ()
     fault: str = "nothing"
+    ranks: int = NODES
     train: tuple[str, ...] = ("--strategy", "hierarchical-sharded", *MODEL)
 
 
@@ -53,7 +55,7 @@ CASES = {
                       slow=(f"node1:{QUARTER}",)),
     "slow-rank": Case("rank 3 computes at half the speed", ("straggler",), 3, 3, fault="slow-rank:3"),
     "starved-rank": Case("rank 2's batches come late", ("data",), 2, 2, fault="starved-rank:2"),
-    "server": Case("reduce-bcast, all else healthy", ("server-hotspot",), 0, None, "in",
+    "server": Case("reduce-bcast, all else healthy", ("server-hotspot",), 0, None, "in", ranks=9,
                    train=("--strategy", "reduce-bcast", *MODEL)),
     "all-ports-slow": Case("all ports at a tenth of the rate", ("network-congestion",), rate=LOW_RATE),
     "small-messages": Case("a tiny model, exchanged tensor by tensor", ("latency-bound",), fault="small-messages",
@@ -98,7 +100,7 @@ def case_names(text: str) -> list[str]:
 
 def run(case: Case, folder: Path) -> None:
     """Train on a virtual cluster with the case's fault; the run goes to `folder`."""
-    cluster = [sys.executable, SCRIPTS / "virtual_cluster.py", "run", "--nodes", NODES, "--ranks", NODES]
+    cluster = [sys.executable, SCRIPTS / "virtual_cluster.py", "run", "--nodes", NODES, "--ranks", case.ranks]
     cluster += ["--rate", case.rate, *(word for port in case.slow for word in ("--slow", port)), "--"]
     command = [sys.executable, SCRIPTS / "faulty_train.py", case.fault, *case.train, "--out", folder]
     done = subprocess.run([str(word) for word in cluster + command], capture_output=True, text=True)
