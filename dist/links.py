@@ -1,7 +1,9 @@
 """What the network between the nodes does, measured: latency, and rates one way and both ways at once.
 
 Each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an exchange would: the time
-does not grow with the nodes. It takes a fraction of a second, more on slow links.
+does not grow with the nodes. It takes a fraction of a second, more on slow links. A transfer is as slow as the slower
+of two ports. So the ring is gone round both ways, and a node's rate is that with the better neighbour: a slow port
+shows at its own node alone, where there are three nodes or more.
 """
 
 import time
@@ -20,8 +22,8 @@ LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' 
 def probe_links(world: World) -> list[dict]:
     """For each node: {"node", "host", "latency_s", "out", "in", "both"}, rates in bytes/s; [] on one node. Collective.
 
-    latency_s: half a round trip to the next leader. out, in: to it, and from the one before, with half of the nodes
-    sending; both: sending and receiving at once.
+    latency_s: half a round trip to the next leader. out, in: with half of the nodes sending; both: sending and
+    receiving at once.
     """
     if world.node_count == 1:
         return []
@@ -45,15 +47,20 @@ def bucket_bytes(links: list[dict]) -> int:
 
 
 def _probe(leaders) -> dict[str, float]:
-    odd, previous_odd = leaders.rank % 2, (leaders.rank - 1) % leaders.size % 2
     latency, size, slowest_s = _latency(leaders), FIRST_BYTES // 4, 0.0
     while slowest_s < LONG_ENOUGH_S and size < LAST_BYTES:
         size *= 4
-        both = _rate(leaders, size, True, True)
-        slowest_s = leaders.allreduce(size / both, MPI.MAX)
-    # First the even leaders send, then the odd ones.
-    turns = [_rate(leaders, size, odd == turn, previous_odd == turn) for turn in range(2)]
-    return {"latency_s": latency, "out": turns[odd], "in": turns[previous_odd], "both": both}
+        slowest_s = leaders.allreduce(size / _rate(leaders, size, 1, True, True), MPI.MAX)
+    ways = [_rates(leaders, size, direction) for direction in ((1, -1) if leaders.size > 2 else (1,))]
+    return {"latency_s": latency} | {name: max(rates[name] for rates in ways) for name in ways[0]}
+
+
+def _rates(leaders, size: int, direction: int) -> dict[str, float]:
+    """Rates to the neighbour in one direction and from that in the other; first the even leaders send, then the odd."""
+    odd, sender_odd = leaders.rank % 2, (leaders.rank - direction) % leaders.size % 2
+    both = _rate(leaders, size, direction, True, True)
+    turns = [_rate(leaders, size, direction, odd == turn, sender_odd == turn) for turn in range(2)]
+    return {"out": turns[odd], "in": turns[sender_odd], "both": both}
 
 
 def _latency(leaders) -> float:
@@ -73,13 +80,18 @@ def _latency(leaders) -> float:
     return best / 2
 
 
-def _rate(leaders, size: int, sends: bool, receives: bool) -> float:
-    """Bytes per second of one message of `size` to the next leader and from the one before."""
-    outgoing, incoming = np.ones(size, np.uint8), np.ones(size, np.uint8)
+def _rate(leaders, size: int, direction: int, sends: bool, receives: bool) -> float:
+    """Bytes per second of one message of `size` to the leader `direction` further and from the one before that way."""
+    outgoing, incoming, token = np.ones(size, np.uint8), np.ones(size, np.uint8), np.zeros(1)
+    to, source = (leaders.rank + direction) % leaders.size, (leaders.rank - direction) % leaders.size
     barrier(leaders)
     start = time.perf_counter()
-    requests = [leaders.Irecv(incoming, (leaders.rank - 1) % leaders.size, 3)] if receives else []
-    requests += [leaders.Isend(outgoing, (leaders.rank + 1) % leaders.size, 3)] if sends else []
-    for request in requests:
+    arrivals = [leaders.Irecv(incoming, source, 3)] if receives else []
+    sent = [leaders.Isend(outgoing, to, 3), leaders.Irecv(token, to, 4)] if sends else []
+    for request in arrivals:
+        wait(request)
+        sent.append(leaders.Isend(token.copy(), source, 4))
+    # A message is sent when the receiver says so: a send that has ended may still lie in a socket.
+    for request in sent:
         wait(request)
     return size / (time.perf_counter() - start)

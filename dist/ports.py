@@ -3,8 +3,10 @@
 /sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. What MPI sends over InfiniBand passes
 the kernel by: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count it in units of 4 bytes (IBTA
 specification 1, 16.1.3.5, PortCounters). With RoCE these hold the RDMA traffic, and the interface's own all other.
+port_xmit_wait counts the ticks in which a port had something to send and was not let.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 LOOPBACK, IP_OVER_INFINIBAND = "772", "32"  # interface types, include/uapi/linux/if_arp.h
@@ -21,15 +23,20 @@ class Ports:
     def __init__(self, system: Path = Path("/sys")):
         ethernet, infiniband = _ethernet(system / "class/net"), _infiniband(system / "class/infiniband")
         self.names = [name for name, *_ in ethernet + infiniband]
-        self._counters = [counter for _, *counter in ethernet + infiniband]
+        self._counters = [(unit, _open(into), _open(out)) for _, unit, into, out in ethernet + infiniband]
+        self._stalls = [_open(into.parent / "port_xmit_wait") for _, _, into, _ in infiniband]
 
     def read(self) -> tuple[int, int]:
         """(bytes in, bytes out) of all ports together, since their start; differences of two calls are what matters."""
         totals = [0, 0]
-        for unit, *files in self._counters:
-            for way, file in enumerate(files):
-                totals[way] += unit * _number(file)
+        for unit, *counters in self._counters:
+            for way, counter in enumerate(counters):
+                totals[way] += unit * counter()
         return totals[0], totals[1]
+
+    def stalls(self) -> int:
+        """Ticks that InfiniBand ports waited to send, all together; 0 without such ports."""
+        return sum(counter() for counter in self._stalls)
 
 
 def _ethernet(folder: Path) -> list[tuple]:
@@ -51,6 +58,23 @@ def _infiniband(folder: Path) -> list[tuple]:
             device, _, port = counters.parent.relative_to(folder).parts
             found.append((f"{device}:{port}", INFINIBAND_UNIT, *files))
     return found
+
+
+def _open(path: Path) -> Callable[[], int]:
+    """What reads the counter, 0 where it has no number. The file stays open: opening is most of a reading's time."""
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError:
+        return lambda: 0
+
+    def read() -> int:
+        try:
+            file.seek(0)
+            return int(file.read(32))
+        except (OSError, ValueError):
+            return 0
+
+    return read
 
 
 def _number(file: Path) -> int | None:

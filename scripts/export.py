@@ -14,11 +14,11 @@ from traces import RunError, chrome, paraver, read_run
 
 
 def export_paraver(run: Path, out: Path) -> list[Path]:
-    return paraver.export(read_run(run), out)
+    return paraver.export(read_run(run, allow_missing=True), out)
 
 
 def export_perfetto(run: Path, out: Path) -> list[Path]:
-    return chrome.export(read_run(run), out)
+    return chrome.export(read_run(run, allow_missing=True), out)
 
 
 # (run folder, --out) -> the paths written

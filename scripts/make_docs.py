@@ -32,8 +32,8 @@ from machine import versions
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from traces.analysis import measure
-from traces.files import read_run
 from traces.phases import INDEX
+from traces.runs import read_run
 
 SCRIPTS = Path(__file__).parent
 ROOT = SCRIPTS.parent

@@ -13,6 +13,7 @@ from worker import Worker
 from dist.clock import clock_offset
 from dist.cores import threads_per_rank
 from dist.links import bucket_bytes, probe_links
+from dist.ports import Ports
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.watchdog import Watchdog
@@ -28,6 +29,8 @@ from gpt2.shards import file_errors, open_shards
 from gpt2.windows import Windows
 from strategies import STRATEGIES, Job, worker_count
 from traces import Tracer
+from traces.clocks import write_end_clocks
+from traces.counters import CounterFile
 from traces.phases import EXCHANGE, PHASES
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
@@ -110,10 +113,13 @@ class TrainingRun:
     def _new_tracer(self) -> Tracer:
         world = self.world
         identity = world.places[world.rank] | {"ranks": world.size, "strategy": self.settings.strategy}
-        clock = clock_offset(world)
+        clock, folder, counters = clock_offset(world), self.path / "traces", None
         with world.together(UserError), file_errors(self.path, "choose another --out"):
             on_phase = self.watchdog and self.watchdog.on_phase
-            return Tracer(self.path / "traces", identity, self.settings.trace, clock, on_phase)
+            if world.local_rank == 0 and world.node_count > 1 and self.settings.trace != "off":
+                ports = Ports()
+                counters = CounterFile(folder, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+            return Tracer(folder, identity, self.settings.trace, clock, counters, on_phase)
 
     def _job(self) -> Job:
         s = self.settings
@@ -216,10 +222,13 @@ class TrainingRun:
     def finish(self) -> None:
         """Leave the last checkpoint and the summary."""
         peak_bytes = self.world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        end_clocks = self.world.comm.gather({"node": self.world.node} | clock_offset(self.world))
         with self.world.together(UserError):
             if self.settings.strategy != "none":
                 self._save_checkpoint()
             if self.world.rank == 0:
+                if self.settings.trace != "off" and self.world.node_count > 1:
+                    write_end_clocks(self.path / "traces", end_clocks)
                 self.folder.write_summary(peak_memory_bytes=peak_bytes)
                 self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")
         if self.watchdog:

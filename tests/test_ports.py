@@ -20,7 +20,8 @@ def interface(name, kind, bytes_in, bytes_out, **more):
 
 def infiniband(device, port, received, sent):
     folder = f"class/infiniband/{device}/ports/{port}/counters"
-    return {f"{folder}/port_rcv_data": received, f"{folder}/port_xmit_data": sent}
+    counters = {"port_rcv_data": received, "port_xmit_data": sent, "port_xmit_wait": received // 2}
+    return {f"{folder}/{name}": value for name, value in counters.items()}
 
 
 def test_a_hosts_ports(tmp_path):
@@ -35,12 +36,13 @@ def test_a_hosts_ports(tmp_path):
         | interface("veth1", 1, 10**7, 10**7)
         | interface("docker0", 1, 10**7, 10**7, lower_veth1="")
         | infiniband("mlx5_0", 1, 10, 20)
-        | infiniband("mlx5_0", 2, "N/A (no PMA)", "N/A (no PMA)"),
+        | {f"class/infiniband/mlx5_0/ports/2/counters/port_{way}_data": "N/A (no PMA)" for way in ("rcv", "xmit")},
     )
     (system / "class/net/bonding_masters").write_text("bond0\n")  # a file among the folders
     ports = Ports(system)
     assert ports.names == ["eth0", "eth1", "mlx5_0:1"]
     assert ports.read() == (1100 + 4 * 10, 2200 + 4 * 20)
+    assert ports.stalls() == 5
     write_tree(system, infiniband("mlx5_0", 1, 11, 20) | interface("eth1", 1, 150, 207, device=""))
     assert ports.read() == (1150 + 4 * 11, 2207 + 4 * 20)
 
@@ -50,4 +52,4 @@ def test_a_containers_ports(tmp_path):
     ports = Ports(write_tree(tmp_path, interface("lo", 772, 5, 5) | interface("eth0", 1, 30, 40)))
     assert (ports.names, ports.read()) == (["eth0"], (30, 40))
     nothing = Ports(tmp_path / "none")
-    assert (nothing.names, nothing.read()) == ([], (0, 0))
+    assert (nothing.names, nothing.read(), nothing.stalls()) == ([], (0, 0), 0)

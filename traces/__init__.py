@@ -2,7 +2,8 @@
 
 phases.py       the names of the phases, and which of them are exchange
 recorder.py     Tracer: what the training loop and the strategies call
-files.py        the trace file format, and reading a run folder
+files.py        the trace file format                      runs.py      reading a run folder
+counters.py     the network counters of a node             clocks.py    all nodes on one clock
 waiting.py      how long each exchange waited for another rank
 analysis.py     seconds per step, rank and phase; medians; the summary of a run
 ranking.py      several runs side by side: which is fastest, and the table
@@ -20,7 +21,8 @@ line_merge.py   millions of lines merged by time, for both
 Importing the package is cheap; matplotlib is loaded by the plot modules alone.
 """
 
-from traces.files import RunError, read_run
+from traces.files import RunError
 from traces.recorder import Tracer
+from traces.runs import read_run
 
 __all__ = ["RunError", "Tracer", "read_run"]

@@ -8,8 +8,9 @@ from functools import reduce
 
 import numpy as np
 
-from traces.files import Run, RunError
+from traces.files import RunError
 from traces.phases import EXCHANGE, INDEX, NAMES, PHASES, STEP
+from traces.runs import Run
 from traces.waiting import find_waits
 
 WARM_UP_STEPS = 2

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.files import Run
 from traces.line_merge import Lines, text_file, write_merged
 from traces.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
+from traces.runs import Run
 from traces.spans import RankSpans, lay_out
 
 # Of slices that begin together the outer one comes first.

@@ -1,10 +1,9 @@
-"""Trace files and the run folder around them.
+"""Trace files: what each rank writes of its phases.
 
 RUN/traces/rank-00000.trace, one file per rank: a line of JSON, "\\n", then records of 36 bytes until the end.
 
 The line holds `format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names
-that a record's `phase` counts into; `fields`, the record's layout as NumPy writes it; and `clock`: `offset_ns`,
-nanoseconds to add to this rank's times to get rank 0's clock, and `error_ns`, the bound of that offset's error.
+that a record's `phase` counts into; `fields`, the record's layout as NumPy writes it; and `clock` (clocks.py).
 
 A record is `RECORD`, little-endian without padding. A last record cut short by a crash is dropped.
 """
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traces import clocks
 from traces.phases import INDEX, NAMES
 
 FORMAT = "gpt2-mpi trace"
@@ -41,31 +41,6 @@ class RankTrace:
     records: np.ndarray
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank."""
-
-    path: Path
-    config: dict
-    log: list[dict]
-    ranks: list[RankTrace]
-
-    @property
-    def strategy(self) -> str:
-        return self.config["settings"]["strategy"]
-
-    @property
-    def label(self) -> str:
-        """The strategy's name, with those of its options that were not the default."""
-        settings = self.config["settings"]
-        options = {
-            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
-            "bfloat16": settings.get("wire") == "bfloat16",
-            "overlap": settings.get("overlap"),
-        }
-        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
-
-
 def trace_path(folder, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.trace"
 
@@ -90,7 +65,8 @@ def create(folder, identity: dict, clock: dict):
 
 
 def _remove_surplus(folder: Path, ranks: int) -> None:
-    """Remove the files of ranks that this run does not have: an earlier run in the same folder had more."""
+    """Remove what an earlier run in the same folder left: files of ranks that this one does not have, end clocks."""
+    (folder / "clocks.json").unlink(missing_ok=True)
     for path in folder.glob("rank-*.trace"):
         if path.stem.removeprefix("rank-").isdecimal() and int(path.stem.removeprefix("rank-")) >= ranks:
             path.unlink()
@@ -102,17 +78,8 @@ def append(file, data) -> None:
     file.flush()
 
 
-def read_run(path) -> Run:
-    """Read a run folder; RunError with one line where something is missing or broken."""
-    path = Path(path)
-    if not path.is_dir():
-        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
-    config = _read_config(path / "config.json")
-    return Run(path, config, _read_log(path / "log.jsonl"), _read_traces(path / "traces"))
-
-
-def read_trace(path) -> RankTrace:
-    """Read one rank's trace file."""
+def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
+    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known."""
     with open(path, "rb") as file:
         header = _parse_header(path, file.readline(1 << 20))
         size = file.seek(0, 2)
@@ -124,9 +91,10 @@ def read_trace(path) -> RankTrace:
         )
     if header["phases"] != list(NAMES):
         records["phase"] = np.array([INDEX[name] for name in header["phases"]])[records["phase"]]
-    records["start"] += header["clock"]["offset_ns"]
-    records["end"] += header["clock"]["offset_ns"]
-    return RankTrace(header["identity"], header["clock"], records)
+    clock, end_clock = header["clock"], (end_clocks or {}).get(header["identity"]["node"])
+    for name in ("start", "end"):
+        records[name] = clocks.to_rank_0(records[name], clock, end_clock)
+    return RankTrace(header["identity"], clock | {"error_ns": clocks.error_ns(clock, end_clock)}, records)
 
 
 def _parse_header(path, line: bytes) -> dict:
@@ -151,55 +119,3 @@ def _parse_header(path, line: bytes) -> dict:
     if unknown:
         raise RunError(f"{path} holds phases unknown here: {', '.join(unknown)}; update this program")
     return header | {"length": len(line)}
-
-
-def _read_traces(folder: Path) -> list[RankTrace]:
-    """All ranks' traces in rank order, from the files that rank 0's header says there must be."""
-    found = sorted(folder.glob("rank-*.trace"))
-    if not found:
-        raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
-    traces = [read_trace(path) for path in found]
-    ranks = traces[0].identity["ranks"]
-    for path, trace in zip(found, traces, strict=True):
-        if trace.identity["ranks"] != ranks or path != trace_path(folder, trace.identity["rank"]):
-            raise RunError(
-                f"{path} is from another run (rank {trace.identity['rank']} of {trace.identity['ranks']}, "
-                f"{found[0].name} says {ranks} ranks); remove it"
-            )
-    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in found]
-    if missing:
-        names = ", ".join(trace_path(folder, rank).name for rank in missing[:3])
-        raise RunError(
-            f"{folder} lacks {len(missing)} of {ranks} ranks' files ({names}{', ...' if missing[3:] else ''}); "
-            f"copy them from the nodes, or put --out on a file system that all nodes share"
-        )
-    return traces
-
-
-def _read_config(path: Path) -> dict:
-    try:
-        config = json.loads(path.read_text())
-        config["settings"]["strategy"]
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing, so {path.parent} is not a run folder; give what --out named") from None
-    except (ValueError, KeyError, TypeError):
-        raise RunError(
-            f"{path} is not what scripts/train.py writes (JSON with settings.strategy); restore it"
-        ) from None
-    return config
-
-
-def _read_log(path: Path) -> list[dict]:
-    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
-    if not path.is_file():
-        raise RunError(f"{path} is missing; a training run writes it from its first step on")
-    lines = path.read_text().split("\n")
-    rows = {}
-    # What follows the last newline is empty, or torn by a crash.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = json.loads(line)
-            rows[int(row["step"])] = row
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{path}, line {number}, is not a JSON object with a step; remove the line") from None
-    return [rows[step] for step in sorted(rows)]

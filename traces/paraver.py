@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from traces import paraver_labels as labels
-from traces.files import Run
 from traces.line_merge import Lines, text_file, write_merged
 from traces.phases import NAMES
+from traces.runs import Run
 from traces.spans import RankSpans, Spans, lay_out
 
 WORLD = 1  # the communicator of all ranks

@@ -21,7 +21,8 @@ class Tracer:
     folder: where the trace files go (RUN/traces), None to write nothing.
     identity: rank, ranks, node, host, local_rank, strategy.
     steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
-    clock: offset_ns (to add to this rank's times for rank 0's clock) and error_ns; None: all ranks read the same clock.
+    clock: of this rank's node at the start (clocks.py); None: all ranks read the same clock.
+    counters: the node's CounterFile, for the one rank of it that samples them.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
 
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
@@ -30,11 +31,17 @@ class Tracer:
     """
 
     def __init__(
-        self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None, on_phase=None
+        self,
+        folder=None,
+        identity: dict | None = None,
+        steps: str = "on",
+        clock: dict | None = None,
+        counters=None,
+        on_phase=None,
     ):
         self._on_phase = on_phase
         self._first, self._last = parse_steps(steps)
-        self._file = None
+        self._file, self._counters = None, counters
         self._records = []
         self._spent = dict.fromkeys(NAMES, 0)
         self._step_number = 0
@@ -81,6 +88,8 @@ class Tracer:
         if self._file is not None:
             self._write()
             self._file.close()
+            if self._counters is not None:
+                self._counters.close()
             self._file = None
             self._writing = False
 
@@ -92,6 +101,8 @@ class Tracer:
         if self._records:
             files.append(self._file, np.array(self._records, RECORD))
             self._records.clear()
+        if self._counters is not None:
+            self._counters.write()
         self._written_at = perf_counter_ns()
 
 
@@ -150,6 +161,8 @@ class _Phase:
         if tracer._writing:
             record = (tracer._step_number, INDEX[self._name], self._root, self._start, end, self._bytes)
             tracer._records.append(record)
+            if tracer._counters is not None:
+                tracer._counters.sample(end)
             if end - tracer._written_at >= WRITE_AT_PHASE_END_NS:
                 tracer._write()
         if tracer._on_phase is not None:

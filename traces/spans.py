@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.files import RECORD, Run, RunError
+from traces.files import RECORD, RunError
 from traces.phases import INDEX, STEP
+from traces.runs import Run
 from traces.waiting import find_waits
 
 SPAN = np.dtype([("step", "<i4"), ("phase", "<i4"), ("root", "<i4"), ("start", "<i8"), ("end", "<i8"), ("bytes", "<i8"),
@@ -57,7 +58,7 @@ def lay_out(run: Run) -> Spans:
     end = int(max(times["end"][-1] for times in written))
     nothing = np.empty(0, SPAN)
     ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in _places(run)]
-    return Spans(ranks, {one.node: _rates(one.records, begin, end) for one in getattr(run, "counters", [])}, end)
+    return Spans(ranks, {one.node: _rates(one.records, begin, end) for one in run.counters}, end)
 
 
 def _places(run: Run) -> list[dict]:

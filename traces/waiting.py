@@ -10,8 +10,8 @@ send and leave, so what they spend is transfer.
 
 import numpy as np
 
-from traces.files import Run
 from traces.phases import EXCHANGE, INDEX, NAMES
+from traces.runs import Run
 
 _LONG_AGO = np.iinfo(np.int64).min // 2
 
@@ -22,7 +22,7 @@ def find_waits(run: Run) -> list[np.ndarray]:
     chosen = [np.flatnonzero(exchange[trace.records["phase"]]) for trace in run.ranks]
     calls = np.concatenate([trace.records[index] for trace, index in zip(run.ranks, chosen, strict=True)])
     bounds = np.cumsum([len(index) for index in chosen])[:-1]
-    rank = np.repeat(np.arange(len(chosen)), [len(index) for index in chosen])
+    rank = np.repeat([trace.identity["rank"] for trace in run.ranks], [len(index) for index in chosen])
     waits = np.split(_wait_of(calls, rank, _match(calls, bounds)), bounds)
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
     for all_waits, index, exchange_waits in zip(result, chosen, waits, strict=True):

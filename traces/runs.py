@@ -1,0 +1,142 @@
+"""The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traces import clocks
+from traces.counters import NodeCounters, read_counters
+from traces.files import RankTrace, RunError, read_trace, trace_path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
+
+    counters: of each node, as far as it has them; missing: what a crash or a copy left out, a sentence each.
+    """
+
+    path: Path
+    config: dict
+    log: list[dict]
+    ranks: list[RankTrace]
+    counters: list[NodeCounters] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def strategy(self) -> str:
+        return self.config["settings"]["strategy"]
+
+    @property
+    def label(self) -> str:
+        """The strategy's name, with those of its options that were not the default."""
+        settings = self.config["settings"]
+        options = {
+            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
+            "bfloat16": settings.get("wire") == "bfloat16",
+            "overlap": settings.get("overlap"),
+        }
+        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
+
+
+class _Gaps:
+    """What to do where something of a run is missing: end with a RunError, or, if told to go on, keep it in `found`."""
+
+    def __init__(self, allowed: bool):
+        self.allowed, self.found = allowed, []
+
+    def add(self, problem: str) -> None:
+        if not self.allowed:
+            raise RunError(problem)
+        self.found.append(problem)
+
+
+def read_run(path, allow_missing: bool = False) -> Run:
+    """Read a run folder; RunError with one line where something is missing or broken.
+
+    allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
+    left at all.
+    """
+    path, gaps = Path(path), _Gaps(allow_missing)
+    if not path.is_dir():
+        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
+    config = _read_config(path / "config.json", gaps)
+    log = _read_log(path / "log.jsonl", gaps)
+    end_clocks = clocks.read_end_clocks(path / "traces")
+    ranks = _read_traces(path / "traces", end_clocks, gaps)
+    config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
+    return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks), gaps.found)
+
+
+def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
+    """The traces in rank order, all of those that the first one's header says there must be, or less."""
+    found = sorted(folder.glob("rank-*.trace"))
+    if not found:
+        raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
+    traces = {path: trace for path in found if (trace := _try_trace(path, end_clocks, gaps))}
+    if not traces:
+        raise RunError(gaps.found[-1])
+    first, ranks = next((path, trace.identity["ranks"]) for path, trace in traces.items())
+    for path, trace in list(traces.items()):
+        if trace.identity["ranks"] != ranks or path != trace_path(folder, trace.identity["rank"]):
+            gaps.add(
+                f"{path} is from another run (rank {trace.identity['rank']} of {trace.identity['ranks']}, "
+                f"{first.name} says {ranks} ranks); remove it"
+            )
+            del traces[path]
+    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in found]
+    if missing:
+        names = ", ".join(trace_path(folder, rank).name for rank in missing[:3])
+        gaps.add(
+            f"{folder} lacks {len(missing)} of {ranks} ranks' files ({names}{', ...' if missing[3:] else ''}); "
+            f"copy them from the nodes, or put --out on a file system that all nodes share"
+        )
+    return list(traces.values())
+
+
+def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrace | None:
+    try:
+        return read_trace(path, end_clocks)
+    except RunError as error:
+        gaps.add(str(error))
+        return None
+
+
+def _read_all_counters(folder: Path, end_clocks: dict[int, dict]) -> list[NodeCounters]:
+    """Of the nodes that have them: a run without them lacks nothing that it needs."""
+    counters = []
+    for path in sorted(folder.glob("node-*.counters")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            counters.append(read_counters(path, end_clocks))
+    return counters
+
+
+def _read_config(path: Path, gaps: _Gaps) -> dict:
+    try:
+        config = json.loads(path.read_text())
+        config["settings"]["strategy"]
+    except FileNotFoundError:
+        gaps.add(f"{path} is missing, so {path.parent} is not a run folder; give what --out named")
+    except (ValueError, KeyError, TypeError):
+        gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy); restore it")
+    else:
+        return config
+    return {}
+
+
+def _read_log(path: Path, gaps: _Gaps) -> list[dict]:
+    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
+    if not path.is_file():
+        gaps.add(f"{path} is missing; a training run writes it from its first step on")
+        return []
+    lines = path.read_text(errors="replace").split("\n")
+    rows = {}
+    # What follows the last newline is empty, or torn by a crash.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line)
+            rows[int(row["step"])] = row
+        except (ValueError, KeyError, TypeError):
+            gaps.add(f"{path}, line {number}, is not a JSON object with a step; remove the line")
+    return [rows[step] for step in sorted(rows)]
