@@ -16,8 +16,9 @@ from predicted_steps import own_schedule, predicted_steps
 
 from traces import RunError, read_run
 from traces.analysis import measure
-from traces.diagnosis import Diagnosis, diagnose, evidence_dict
+from traces.diagnosis import Diagnosis, evidence_dict, find_bottleneck
 from traces.findings import bytes_text, seconds_text
+from traces.runs import Run
 
 USER_MISTAKE = 2  # exit code, as argparse's
 NETWORK_KINDS = ("network-congestion", "server-hotspot", "slow-link", "latency-bound")
@@ -28,12 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used."""
     settings = parse(arguments)
     try:
-        run = read_run(settings.run)
-        diagnosis = diagnose(run, measure(run), own_schedule(run))
+        answer = diagnose(read_run(settings.run, allow_missing=True))
     except RunError as error:
         print(f"diagnose.py: error: {error}", file=sys.stderr)
         return USER_MISTAKE
-    answer = as_object(diagnosis)
     print(json.dumps(answer, indent=1) if settings.json else as_text(answer))
     return 0
 
@@ -45,10 +44,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def as_object(diagnosis: Diagnosis) -> dict:
-    """What --json prints."""
+def diagnose(run: Run) -> dict:
+    """What --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
+    diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
     evidence = diagnosis.evidence
-    advice = predicted_steps(evidence.run, evidence.step_s, evidence.transfer_s)
+    advice = predicted_steps(run, evidence.step_s, evidence.transfer_s)
     return {
         "verdict": verdict(diagnosis, advice),
         "bottleneck": diagnosis.bottleneck,

@@ -11,10 +11,10 @@ import numpy as np
 from traces import network_rules, rank_rules
 from traces.analysis import StepTimes
 from traces.evidence import Evidence, Schedule, gather, wait_summary
-from traces.files import Run
 from traces.findings import Finding, seconds_text
 from traces.overlap import spread
 from traces.phases import COMPUTE, PHASES
+from traces.runs import Run
 
 FAULTS = (
     network_rules.slow_link,
@@ -47,7 +47,7 @@ class Diagnosis:
         }  # fmt: skip
 
 
-def diagnose(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Diagnosis:
+def find_bottleneck(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Diagnosis:
     """schedule: what the strategy's messages say, from who knows the strategies; None to go without."""
     evidence = gather(run, times, schedule)
     faults = sorted((one for rule in FAULTS for one in rule(evidence)), key=lambda one: -one.seconds)

@@ -7,10 +7,10 @@ import numpy as np
 
 from traces.analysis import StepTimes
 from traces.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
-from traces.files import Run
 from traces.node_traffic import NodeTraffic, node_traffic
 from traces.overlap import Overlap, overlap
 from traces.phases import EXCHANGE, INDEX, STEP
+from traces.runs import Run
 from traces.wait_states import STATES, WaitStates, check_sums, find_wait_states
 
 FEW_STEPS = 5
@@ -105,7 +105,7 @@ class Evidence:
     @cached_property
     def thin(self) -> list[str]:
         """What makes a verdict less certain, a sentence each."""
-        found = list(getattr(self.run, "missing", []))
+        found = list(self.run.missing)
         steps = len(self.times.steps)
         if steps < FEW_STEPS:
             found.append(f"only {steps} step{'s' * (steps > 1)} measured")

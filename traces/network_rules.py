@@ -97,7 +97,7 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
     return [
         Finding(
             "server-hotspot", seconds, _hotspot_text(evidence, node, amounts, direction, phase), phase, node,
-            evidence.rank_numbers[root], direction, facts={f"{phase}_s": by_phase.get(phase, 0.0)},
+            None, direction, facts={"server_rank": evidence.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)},
         )
     ]  # fmt: skip
 

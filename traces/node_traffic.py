@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.analysis import StepTimes, cells, sum_by_cell
-from traces.files import Run
 from traces.phases import EXCHANGE, INDEX, PHASES
+from traces.runs import Run
 
 WAYS = ("in", "out")
 
@@ -53,7 +53,7 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     for trace in run.ranks:
         rank, node = trace.identity["rank"], trace.identity["node"]
         leaders[node] = min(rank, leaders.get(node, rank))
-    counters = {one.node: one.records for one in getattr(run, "counters", []) if len(one.records) > 1}
+    counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
     nodes = sorted(leaders)
     if set(nodes) - set(counters):
         return None
