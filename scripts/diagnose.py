@@ -16,7 +16,9 @@ from predicted_steps import own_schedule, predicted_steps
 
 from traces import RunError, read_run
 from traces.analysis import measure
-from traces.diagnosis import Diagnosis, evidence_dict, find_bottleneck
+from traces.diagnosis import Diagnosis, find_bottleneck
+from traces.evidence import Evidence
+from traces.evidence_table import evidence_dict
 from traces.findings import bytes_text, seconds_text
 from traces.runs import Run
 
@@ -60,13 +62,21 @@ def diagnose(run: Run) -> dict:
 def verdict(diagnosis: Diagnosis, advice: list[dict]) -> str:
     """One sentence: the finding, what another strategy would do about it, and what is uncertain."""
     sentence, evidence = diagnosis.finding.sentence, diagnosis.evidence
-    if advice and diagnosis.finding.kind in NETWORK_KINDS and advice[0]["speedup"] >= WORTH_SAYING:
+    if diagnosis.finding.kind in NETWORK_KINDS and advice and is_worth_saying(evidence, advice[0]):
         best = advice[0]
         sentence += f"; {best['strategy']} would take {seconds_text(best['predicted_step_s'])} a step "
         sentence += f"instead of {seconds_text(evidence.step_s)}"
     if evidence.thin:
         sentence += f" (uncertain: {'; '.join(evidence.thin)})"
     return sentence
+
+
+def is_worth_saying(evidence: Evidence, best: dict) -> bool:
+    """Whether a strategy beats the run's own, as measured and in the model too, whose error must not look like gain."""
+    if evidence.schedule is None:
+        return False
+    own_step_s = evidence.step_s - evidence.transfer_s + evidence.schedule.seconds
+    return best["predicted_step_s"] * WORTH_SAYING <= min(evidence.step_s, own_step_s)
 
 
 def as_text(answer: dict) -> str:

@@ -42,7 +42,8 @@ def own_schedule(run: Run) -> Schedule | None:
     predicted = predicted_exchange(run, run.strategy)
     if predicted is None:
         return None
-    return Schedule(predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
+    nodes = sorted({place["node"] for place in run.config["ranks"]})
+    return Schedule(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
 
 
 def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:

@@ -15,7 +15,16 @@ IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "str
 
 
 def write_run(
-    folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_ns=None, links=None, samples=None, **settings
+    folder,
+    spans,
+    nodes,
+    strategy="reduce-bcast",
+    log=None,
+    offsets_ns=None,
+    links=None,
+    samples=None,
+    parameters=124439808,
+    **settings,
 ) -> Path:
     """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock; bytes may
     follow. links: as in config.json; samples: per node a list of (time_ms, bytes in, bytes out) of its counters.
@@ -30,7 +39,7 @@ def write_run(
     config = {
         "settings": {"strategy": strategy, "server": "colocated", **settings},
         "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",
-        "parameters": 124439808,
+        "parameters": parameters,
         "ranks": identities,
         "links": links or [],
     }

@@ -6,8 +6,9 @@ from make_run import three_ranks, write_run
 
 from traces import read_run
 from traces.analysis import measure
-from traces.efficiency import Efficiency, efficiency, ideal_runtimes, scaling, step_runtimes
+from traces.efficiency import Efficiency, efficiency, scaling, step_runtimes
 from traces.phases import STEP
+from traces.replay import ideal_runtimes
 
 
 def measured(folder, spans, nodes=None, **settings):

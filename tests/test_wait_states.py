@@ -66,10 +66,11 @@ def test_states_are_what_waiting_counts(tmp_path):
 def test_tables_by_step_and_by_cause(tmp_path):
     run = read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1]))
     states, steps = find_wait_states(run), np.array([2, 3])
-    per_step, caused = states.per_step(steps, 3), states.caused(steps, 3)
+    per_step = states.per_step(steps, 3)
     assert per_step.shape == (2, 3, len(STATES))
     assert per_step[1, 0] * 1e3 == pytest.approx([0, 4, 16, 0])
-    assert caused[0] * 1e3 == pytest.approx(np.array([[0, 4, 16], [15, 0, 0], [15, 0, 0]]))
+    assert states.caused(steps, 3) * 1e3 == pytest.approx(np.array([[30, 4, 16]] * 2))
+    assert states.for_whom(steps, 3) * 1e3 == pytest.approx(2 * np.array([[0, 4, 16], [15, 0, 0], [15, 0, 0]]))
 
 
 # --- sums ---
@@ -83,6 +84,14 @@ def test_phases_that_fill_their_steps_agree(tmp_path):
     spans = [[span for step in range(1, 5) for span in full_step(step, 9.95)] for _ in range(2)]
     run = read_run(write_run(tmp_path, spans, [0, 0]))
     assert check_sums(run, measure(run)) == []
+
+
+def test_of_several_ranks_the_worst_is_named(tmp_path):
+    spans = [[span for step in range(1, 5) for span in full_step(step, forward)] for forward in (9.0, 10.0, 8.0, 9.5)]
+    run = read_run(write_run(tmp_path, spans, [0] * 4))
+    assert check_sums(run, measure(run)) == [
+        "rank 2: phases sum to 0.032 s of 0.040 s in its steps, 2 other ranks likewise"
+    ]
 
 
 def test_what_does_not_add_up_is_said(tmp_path):

@@ -6,28 +6,31 @@ from functools import cached_property
 import numpy as np
 
 from traces.analysis import StepTimes
-from traces.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
+from traces.efficiency import Efficiency, efficiency, step_runtimes
 from traces.node_traffic import NodeTraffic, node_traffic
 from traces.overlap import Overlap, overlap
 from traces.phases import EXCHANGE, INDEX, STEP
+from traces.replay import ideal_runtimes
 from traces.runs import Run
-from traces.wait_states import STATES, WaitStates, check_sums, find_wait_states
+from traces.wait_states import WaitStates, check_sums, find_wait_states
 
 FEW_STEPS = 5
+UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the strategy's messages say about one exchange; (M,) arrays in the order of the nodes' numbers.
+    """What the strategy's messages say about one exchange; (M,) arrays, one entry for each of `nodes`.
 
     bytes_in, bytes_out: through each node's port; messages: that wait for one another; seconds: of the exchange over
-    the links as probed, None if not known
+    the links as probed
     """
 
+    nodes: list[int]
     bytes_in: np.ndarray
     bytes_out: np.ndarray
     messages: int
-    seconds: float | None = None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Evidence:
     @property
     def links(self) -> list[dict]:
         return self.run.config.get("links") or []
+
+    def link_rates(self, way: str) -> np.ndarray:
+        """(M,) bytes/s as probed; nan for a node without a link."""
+        rates = {link["node"]: link[way] for link in self.links}
+        return np.array([rates.get(node, np.nan) for node in self.nodes])
 
     @cached_property
     def step_s(self) -> float:
@@ -97,6 +105,16 @@ class Evidence:
         longest = np.median(self.times.seconds - self.times.waiting, axis=0).max(axis=0)
         return {name: float(longest[INDEX[name]]) for name in EXCHANGE if longest[INDEX[name]] > 0}
 
+    @cached_property
+    def node_bytes(self) -> dict[str, np.ndarray] | None:
+        """{"in", "out"}: (M,) bytes a step through each node's port: counted, or else the schedule's."""
+        if self.traffic is not None:
+            return {way: self.traffic.step_bytes(way) for way in ("in", "out")}
+        if self.schedule is None:
+            return None
+        present = np.isin(self.schedule.nodes, self.nodes)
+        return {"in": self.schedule.bytes_in[present], "out": self.schedule.bytes_out[present]}
+
     @property
     def transfer_phase(self) -> str | None:
         """The exchange phase that moves data longest."""
@@ -111,8 +129,7 @@ class Evidence:
             found.append(f"only {steps} step{'s' * (steps > 1)} measured")
         if len(self.nodes) > 1:
             found += self._thin_network()
-        found += check_sums(self.run, self.times)
-        return found
+        return found + check_sums(self.run, self.times, UNEXPLAINED)
 
     def _thin_network(self) -> list[str]:
         found = []
@@ -133,10 +150,3 @@ def gather(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Evid
         run, times, traffic, schedule, overlap(times, traffic), efficiency(run, times), find_wait_states(run),
         ideal_runtimes(run, times),
     )  # fmt: skip
-
-
-def wait_summary(evidence: Evidence) -> dict[str, float]:
-    """Median over steps of the seconds that ranks waited on average, by wait state."""
-    per_step = evidence.wait_states.per_step(evidence.times.steps, len(evidence.run.ranks)).mean(axis=1)
-    medians = np.median(per_step, axis=0)
-    return {name: float(seconds) for name, seconds in zip(STATES, medians, strict=True) if seconds > 0}

@@ -1,4 +1,4 @@
-"""Is it a rank? Slow computing, uneven work, stalls now and then, data that come late.
+"""Is it a rank? One that computes slowly, or work that is uneven. stall_rules.py: what is not computing.
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step, then the
 median over steps is taken: what slows all ranks (other jobs on the machine) cancels, and chance does not repeat.
@@ -9,14 +9,11 @@ import numpy as np
 from traces.evidence import Evidence
 from traces.findings import Finding, seconds_text
 
-SLOW = 1.25  # times the others' time
+SLOW = 1.12  # times the others' time
+CHANCE = 4.0  # so many deviations of the ranks among each other are chance
+UNEVEN = 1.25  # the median time of several ranks over that of the rest
 ALMOST_ALWAYS = 0.75  # of the steps
-LEAST_SHARE = 0.04  # of a step: what is worth naming a rank for
-# A stall is longer than this part of a step, and than so many of the rank's usual deviations.
-STALL, DEVIATIONS = 0.15, 6.0
-FEWEST_STALLS, MOST_OF_STALLS = 2, 0.6
-LEAST_STALL_SHARE = 0.01
-DATA_ON_ALL = 0.1  # of a step
+LEAST_SHARE = 0.03  # of a step: what is worth naming a rank for
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
@@ -36,16 +33,23 @@ def slow_ranks(evidence: Evidence) -> list[int]:
     if len(evidence.workers) < 2:
         return []
     ratio, excess = against_others(evidence.compute[:, evidence.workers])
-    often = (ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS
-    slow = (np.median(ratio, axis=0) >= SLOW) & often
+    usual = np.median(ratio, axis=0)
+    deviation = 1.4826 * np.median(np.abs(usual - np.median(usual)))
+    enough = 1 + max(SLOW - 1, CHANCE * deviation)
+    slow = (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
     slow &= np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s
     return evidence.workers[slow].tolist()
 
 
 def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(ratio, excess), each (S, R): every rank's seconds over, and beyond, the median of the others in that step."""
-    others = np.stack([np.median(np.delete(seconds, rank, axis=1), axis=1) for rank in range(seconds.shape[1])], axis=1)
-    return seconds / np.maximum(others, 1e-9), seconds - others
+    others = seconds.shape[1] - 1
+    order = np.argsort(seconds, axis=1)
+    ranked, place = np.take_along_axis(seconds, order, 1), np.argsort(order, axis=1)
+    # Where a rank is taken out of the sorted row, those after it move up by one.
+    middle = [index + (index >= place) for index in ((others - 1) // 2, others // 2)]
+    median = sum(np.take_along_axis(ranked, index, 1) for index in middle) / 2
+    return seconds / np.maximum(median, 1e-9), seconds - median
 
 
 def _slow_rank(evidence: Evidence, place: int) -> Finding:
@@ -89,7 +93,7 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     heavy = medians > middle
     lost_s = float(medians.max() - medians.mean())
     apart = np.median(compute[:, heavy], axis=1) / np.median(compute[:, ~heavy], axis=1) if heavy.any() else np.ones(1)
-    is_steady = (apart > 1 + (SLOW - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= SLOW
+    is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
     if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
         return []
     ranks = ", ".join(str(evidence.rank_numbers[place]) for place in evidence.workers[heavy])
@@ -102,85 +106,3 @@ def imbalance(evidence: Evidence) -> list[Finding]:
             facts={"longest_compute_s": float(medians.max()), "shortest_compute_s": float(medians.min())},
         )
     ]  # fmt: skip
-
-
-def stalls(evidence: Evidence) -> list[Finding]:
-    """A rank that is held up now and then: medians do not show it, all wait for it in those steps."""
-    steps, ranks = evidence.own.shape
-    excess = stall_seconds(evidence.own, evidence.step_s)
-    total, count = excess.sum(axis=0), (excess > 0).sum(axis=0)
-    place = int(np.argmax(total))
-    lost_s = float(total[place]) / steps
-    is_one_ranks = ranks == 1 or total[place] >= MOST_OF_STALLS * total.sum()
-    if count[place] < FEWEST_STALLS or not is_one_ranks or lost_s < LEAST_STALL_SHARE * evidence.step_s:
-        return []
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
-    phase = _stalled_phase(evidence, place, excess[:, place] > 0)
-    every, length_s = steps / count[place], float(total[place] / count[place])
-    return [
-        Finding(
-            "data" if phase == "data" else "straggler", lost_s,
-            f"rank {rank} on {evidence.host(node)} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
-            f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there",
-            phase, node, rank, facts={"stalls": int(count[place]), "steps": steps, "stall_s": length_s},
-        )
-    ]  # fmt: skip
-
-
-def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
-    """(S, R): by how much a rank's own time in a step is beyond its median, 0 unless it is a stall.
-
-    What all ranks share in that step is taken off first.
-    """
-    excess = own - np.median(own, axis=0)
-    excess = excess - (np.maximum(0.0, np.median(excess, axis=1, keepdims=True)) if own.shape[1] > 2 else 0.0)
-    deviation = 1.4826 * np.median(np.abs(excess))
-    return np.where(excess > max(STALL * step_s, DEVIATIONS * deviation), excess, 0.0)
-
-
-def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
-    """The phase that is longer in the stalled steps; None where it is outside all phases."""
-    names = ("data", "forward", "backward", "update", "copy_out", "copy_in")
-    longer = {
-        name: float(np.mean(seconds[stalled]) - np.median(seconds))
-        for name in names
-        for seconds in [evidence.phase(name)[:, place]]
-    }
-    longest = max(longer, key=longer.get)
-    outside = float(np.mean(evidence.own[stalled, place]) - np.median(evidence.own[:, place])) - sum(longer.values())
-    return longest if longer[longest] > outside else None
-
-
-def data(evidence: Evidence) -> list[Finding]:
-    """Reading data takes a share of the step: on one rank, so that the others wait, or on all."""
-    if not len(evidence.workers):
-        return []
-    seconds = evidence.phase("data")[:, evidence.workers]
-    typical_s = float(np.median(seconds))
-    if seconds.shape[1] > 1:
-        _, excess = against_others(seconds)
-        lost = np.median(excess, axis=0)
-        late = evidence.workers[lost >= LEAST_SHARE * evidence.step_s].tolist()
-        if len(late) == 1:
-            return [_starved(evidence, late[0], float(lost.max()), typical_s)]
-    slowest_s = float(np.median(seconds.max(axis=1)))
-    if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
-        return []
-    return [
-        Finding(
-            "data", slowest_s,
-            f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
-            f"put the shards on a faster file system, or nearer",
-            "data", facts={"data_s": slowest_s},
-        )
-    ]  # fmt: skip
-
-
-def _starved(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
-    return Finding(
-        "data", lost_s,
-        f"rank {rank} on {evidence.host(node)} waits {seconds_text(lost_s + typical_s)} a step for its data, the "
-        f"others {seconds_text(typical_s)}: check that host's file system",
-        "data", node, rank, facts={"data_s": lost_s + typical_s, "others_data_s": typical_s},
-    )  # fmt: skip

@@ -39,18 +39,29 @@ class WaitStates:
 
     def per_step(self, steps: np.ndarray, ranks: int) -> np.ndarray:
         """(S, R, len(STATES)) seconds that each rank waited in each of the steps."""
-        return self._table(steps, ranks, self.place, self.state, len(STATES))
+        index, inside = self._inside(steps)
+        result = np.zeros((len(steps), ranks, len(STATES)))
+        np.add.at(result, (index[inside], self.place[inside], self.state[inside]), self.seconds[inside])
+        return result
 
     def caused(self, steps: np.ndarray, ranks: int) -> np.ndarray:
-        """(S, R, R) seconds: how long each rank waited (second axis) for each other (third)."""
-        return self._table(steps, ranks, self.place, self.cause, ranks)
-
-    def _table(self, steps, ranks, row, column, columns) -> np.ndarray:
-        result = np.zeros((len(steps), ranks, columns))
-        index = np.searchsorted(steps, self.step).clip(max=len(steps) - 1)
-        inside = steps[index] == self.step
-        np.add.at(result, (index[inside], row[inside], column[inside]), self.seconds[inside])
+        """(S, R) seconds that all ranks together waited for each rank in each of the steps."""
+        index, inside = self._inside(steps)
+        result = np.zeros((len(steps), ranks))
+        np.add.at(result, (index[inside], self.cause[inside]), self.seconds[inside])
         return result
+
+    def for_whom(self, steps: np.ndarray, ranks: int) -> np.ndarray:
+        """(R, R) seconds that each rank (first axis) waited for each other in all of the steps."""
+        _, inside = self._inside(steps)
+        result = np.zeros((ranks, ranks))
+        np.add.at(result, (self.place[inside], self.cause[inside]), self.seconds[inside])
+        return result
+
+    def _inside(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each wait the index of its step, and whether it is among `steps`."""
+        index = np.searchsorted(steps, self.step).clip(max=len(steps) - 1)
+        return index, steps[index] == self.step
 
 
 def find_wait_states(run: Run) -> WaitStates:
@@ -96,12 +107,15 @@ def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list
 
     Sums over the measured steps are compared: a rank's phases with its steps, rank 0's steps with log.jsonl.
     """
-    found = []
     steps = times.seconds[:, :, INDEX[STEP]].sum(axis=0)
     phases = times.seconds[:, :, [INDEX[name] for name in PHASES]].sum(axis=(0, 2))
-    for place in np.flatnonzero(np.abs(steps - phases) > tolerance * steps):
-        rank = run.ranks[place].identity["rank"]
-        found.append(f"rank {rank}: phases sum to {phases[place]:.3f} s of {steps[place]:.3f} s in its steps")
+    difference = np.abs(steps - phases) / steps
+    worst, count = int(np.argmax(difference)), int((difference > tolerance).sum())
+    found = []
+    if count:
+        rank, more = run.ranks[worst].identity["rank"], f", {count - 1} other ranks likewise" if count > 1 else ""
+        text = f"rank {rank}: phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps{more}"
+        found.append(text)
     return found + _check_log(run, times, tolerance)
 
 
