@@ -103,6 +103,10 @@ def test_a_rank_slower_by_a_fifth_is_found(tmp_path):
     assert said(tmp_path, slow={6: 1.2}, rate=FAST) == ("straggler", 3, 6, None)
 
 
+def test_of_two_ranks_the_slower_is_found(tmp_path):
+    assert said(tmp_path, nodes=[0, 1], slow={1: 1.5}, rate=FAST) == ("straggler", 1, 1, None)
+
+
 def test_one_slow_step_is_no_straggler(tmp_path):
     """A stall that does not come again."""
     assert said(tmp_path, stall=(4, 30, 1000.0), rate=FAST) == ("compute-bound", *NOBODY)

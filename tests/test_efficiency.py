@@ -17,7 +17,8 @@ def measured(folder, spans, nodes=None, **settings):
 
 
 def of(folder, spans, **settings) -> Efficiency:
-    return efficiency(*measured(folder, spans, **settings))
+    run, times = measured(folder, spans, **settings)
+    return efficiency(run, times, ideal_runtimes(run, times))
 
 
 def rank_spans(*phases, step=1, start=0):

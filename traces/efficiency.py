@@ -16,7 +16,6 @@ import numpy as np
 
 from traces.analysis import StepTimes
 from traces.phases import COMPUTE, INDEX
-from traces.replay import ideal_runtimes
 from traces.runs import Run
 
 
@@ -65,15 +64,18 @@ class Efficiency:
         return {name: getattr(self, name) for name in names} | {"lost": self.lost}
 
 
-def efficiency(run: Run, times: StepTimes) -> Efficiency:
-    """Of all measured steps together. The update of a sharded optimizer is useful on each of its ranks."""
+def efficiency(run: Run, times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
+    """Of all measured steps together; ideal_s: (S,) as replay.ideal_runtimes gives them.
+
+    The update of a sharded optimizer is useful on each of its ranks.
+    """
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
     runtime_s = float(step_runtimes(times).sum())
     # Clocks that differ by microseconds may make a replayed step longer than the step.
-    ideal_s = min(float(ideal_runtimes(run, times).sum()), runtime_s)
+    ideal = max(min(float(ideal_s.sum()), runtime_s), float(useful_s.max()))
     kept = set(times.steps.tolist())
     tokens = [row["tokens_per_s"] * row["step_s"] for row in run.log if row["step"] in kept and "tokens_per_s" in row]
-    return Efficiency(useful_s, runtime_s, max(ideal_s, float(useful_s.max())), sum(tokens) or None)
+    return Efficiency(useful_s, runtime_s, ideal, sum(tokens) or None)
 
 
 def scaling(runs: list[Efficiency]) -> list[dict[str, float]]:

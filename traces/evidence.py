@@ -145,8 +145,8 @@ class Evidence:
 
 
 def gather(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Evidence:
-    traffic = node_traffic(run, times)
+    traffic, ideal_s = node_traffic(run, times), ideal_runtimes(run, times)
     return Evidence(
-        run, times, traffic, schedule, overlap(times, traffic), efficiency(run, times), find_wait_states(run),
-        ideal_runtimes(run, times),
+        run, times, traffic, schedule, overlap(times, traffic), efficiency(run, times, ideal_s), find_wait_states(run),
+        ideal_s,
     )  # fmt: skip

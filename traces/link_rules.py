@@ -7,7 +7,7 @@ from traces.findings import Finding, bytes_text
 
 SLOW_PORT = 0.6  # of the others' median rate: below it a port is slow
 CONTRADICTED = 1.4  # a port that carried so much more than the probe saw was disturbed while probed
-LEAST_SHARE = 0.03  # of a step: what is worth naming a port for
+LEAST_SHARE = 0.05  # of a step: what is worth naming a port for
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:

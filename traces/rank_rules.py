@@ -13,7 +13,7 @@ SLOW = 1.12  # times the others' time
 CHANCE = 4.0  # so many deviations of the ranks among each other are chance
 UNEVEN = 1.25  # the median time of several ranks over that of the rest
 ALMOST_ALWAYS = 0.75  # of the steps
-LEAST_SHARE = 0.03  # of a step: what is worth naming a rank for
+LEAST_SHARE = 0.05  # of a step: what is worth naming a rank for
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
@@ -34,7 +34,8 @@ def slow_ranks(evidence: Evidence) -> list[int]:
         return []
     ratio, excess = against_others(evidence.compute[:, evidence.workers])
     usual = np.median(ratio, axis=0)
-    deviation = 1.4826 * np.median(np.abs(usual - np.median(usual)))
+    # Two ranks differ from each other and from nobody else.
+    deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
     enough = 1 + max(SLOW - 1, CHANCE * deviation)
     slow = (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
     slow &= np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s

@@ -12,8 +12,8 @@ from traces.rank_rules import LEAST_SHARE, against_others
 # A stall is longer than this part of a step, and than so many of the rank's usual deviations.
 STALL, DEVIATIONS = 0.3, 6.0
 FEWEST_STALLS, MOST_OF_STALLS = 2, 0.6
-LEAST_STALL_SHARE = 0.01
-DATA_ON_ALL = 0.1  # of a step
+LEAST_STALL_SHARE = 0.02
+DATA_ON_ALL = 0.25  # of a step
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
