@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces import files
+from traces import counters, files
+from traces.counters import COUNTERS
 from traces.phases import INDEX, STEP
 
 MS = 1_000_000
@@ -13,8 +14,21 @@ MS = 1_000_000
 IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "strategy": "sliced"}
 
 
-def write_run(folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_ns=None, **settings) -> Path:
-    """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock."""
+def write_run(
+    folder,
+    spans,
+    nodes,
+    strategy="reduce-bcast",
+    log=None,
+    offsets_ns=None,
+    links=None,
+    samples=None,
+    parameters=124439808,
+    **settings,
+) -> Path:
+    """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock; bytes may
+    follow. links: as in config.json; samples: per node a list of (time_ms, bytes in, bytes out) of its counters.
+    """
     folder = Path(folder)
     offsets_ns = offsets_ns or [0] * len(nodes)
     identities = identify(nodes, strategy)
@@ -25,13 +39,24 @@ def write_run(folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_n
     config = {
         "settings": {"strategy": strategy, "server": "colocated", **settings},
         "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",
-        "parameters": 124439808,
+        "parameters": parameters,
         "ranks": identities,
+        "links": links or [],
     }
     (folder / "config.json").write_text(json.dumps(config))
+    for node, rows in enumerate(samples or []):
+        write_counters(folder / "traces", node, rows)
     rows = log if log is not None else default_log(spans)
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def write_counters(folder, node: int, rows) -> None:
+    records = np.array([(round(ms * MS), into, out, 0) for ms, into, out in rows], COUNTERS)
+    header = {"format": counters.FORMAT, "version": counters.VERSION, "node": node, "host": f"cn{node:02d}"}
+    header |= {"ports": ["eth0"], "clock": {"offset_ns": 0, "error_ns": 0, "at_ns": 0}}
+    path = counters.counters_path(folder, node)
+    path.write_bytes(json.dumps(header).encode() + b"\n" + records.tobytes())
 
 
 def identify(nodes, strategy):
@@ -50,8 +75,8 @@ def identify(nodes, strategy):
 
 def records_of(spans, offset_ns=0):
     rows = [
-        (step, INDEX[phase], root, round(start * MS) - offset_ns, round(end * MS) - offset_ns, 0)
-        for step, phase, root, start, end in spans
+        (step, INDEX[phase], root, round(start * MS) - offset_ns, round(end * MS) - offset_ns, sum(size))
+        for step, phase, root, start, end, *size in spans
     ]
     return np.array(rows, files.RECORD)
 
@@ -60,7 +85,7 @@ def default_log(spans, tokens=4096):
     """One row a step with rank 0's step time, a falling loss, and a validation loss every tenth step."""
     noise = np.random.default_rng(0)
     rows = []
-    for step, _, _, start, end in (span for span in spans[0] if span[1] == STEP):
+    for step, _, _, start, end, *_ in (span for span in spans[0] if span[1] == STEP):
         seconds = (end - start) / 1000
         row = {
             "step": step,

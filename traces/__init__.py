@@ -6,6 +6,12 @@ files.py        the trace file format                      runs.py      reading 
 counters.py     the network counters of a node             clocks.py    all nodes on one clock
 waiting.py      how long each exchange waited for another rank
 analysis.py     seconds per step, rank and phase; medians; the summary of a run
+wait_states.py  which kind of waiting, and for whom        replay.py      steps on a network that takes no time
+efficiency.py   POP's efficiencies                         overlap.py     exchange that shows, and that hides
+node_traffic.py bytes and rates of the nodes' ports, by step and phase
+evidence.py     all of that for one run, which the rules of the verdict read: link_rules.py, network_rules.py,
+                rank_rules.py, stall_rules.py; a rule returns findings (findings.py), diagnosis.py chooses one
+evidence_table.py  the numbers behind a verdict
 ranking.py      several runs side by side: which is fastest, and the table
 look.py         colours, legend, title and footnote, which all plots share
 lanes.py        the rows of a timeline, one per rank
