@@ -8,8 +8,9 @@ A backward kernel whose last argument is `accumulate` writes its parameter gradi
 
 Tokens and targets are host (NumPy) integers in every set, and what sum_of_squares returns is a Python float; all other
 arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, is for parameters, activations and
-gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's parameters, m and v are float32
-at least. So with bfloat16 parameters (cupy only) adamw gets the float32 master copy that gpt2.optimizer.AdamW keeps.
+gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
+With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps: it makes
+its step on that, and rounds it into the parameters.
 """
 
 from functools import partial

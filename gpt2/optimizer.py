@@ -11,24 +11,31 @@ from gpt2.parameters import Layout
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """Hyperparameters that stay the same over a run; the learning rate comes with each step."""
+    """Hyperparameters that stay the same over a run; the learning rate comes with each step.
+
+    stochastic_rounding: parameters that have a master copy are it rounded up or down at random, by rounding_seed, so
+    that they are it on average; otherwise to nearest.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    stochastic_rounding: bool = False
+    rounding_seed: int = 0
 
 
 class AdamW:
     """AdamW for parameters [start, stop), with its two moments `m`, `v` (stop - start,), unscaled as in the kernel.
 
     Parameters of fewer bits than the moments have a `master` copy of the moments' dtype, made at the first update: the
-    steps add up in it, and the parameters are its values rounded. None otherwise.
+    steps add up in it, and the parameters are its values rounded, the same however the parameters are sharded. None
+    otherwise.
     """
 
     def __init__(self, kernels, layout: Layout, start: int, stop: int, settings: AdamWSettings):
         self.kernels, self.settings = kernels, settings
-        self.step = 0
+        self.step, self._start = 0, start
         self.m, self.v = kernels.empty((stop - start,)), kernels.empty((stop - start,))
         self.master = None
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
@@ -40,11 +47,10 @@ class AdamW:
         if self.master is None and parameters.itemsize < self.m.itemsize:
             self.master = parameters.astype(self.m.dtype)
         self.kernels.adamw(
-            parameters if self.master is None else self.master, gradients, self.m, self.v, self._decaying,
+            parameters, gradients, self.m, self.v, self._decaying,
             self.step, lr, s.beta1, s.beta2, s.eps, s.weight_decay, gradient_scale,
+            self.master, self._start, s.rounding_seed if s.stochastic_rounding else None,
         )  # fmt: skip
-        if self.master is not None:
-            parameters[:] = self.master
 
 
 def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gpt2.cupy_kernels.compile import FOLDER
 from gpt2.cupy_kernels.device import Device
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
+from traces import Tracer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -73,6 +75,28 @@ def test_scratch_and_constants():
     one, same, other = (gpu_device.constant(np.array(x, np.int64)) for x in ([1, 2], [1, 2], [[1, 2]]))
     assert one is same
     assert other.shape == (1, 2)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("available", [None, False, True])
+def test_ranges_for_a_profiler(monkeypatch, available):
+    """Where CuPy has NVTX; without it, or with one that was not found, they mark nothing."""
+    calls = []
+    nvtx = SimpleNamespace(available=available, RangePush=calls.append, RangePop=lambda: calls.append(None))
+    if available is not None:
+        monkeypatch.setattr(sys.modules["cupy"].cuda, "nvtx", nvtx, raising=False)
+    gpu_device = Device()
+    gpu_device.range_push("forward")
+    gpu_device.range_pop()
+    assert calls == (["forward", None] if available else [])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_tracer_takes_a_device():
+    tracer = Tracer(device=Device())
+    with tracer.step(1), tracer.phase("forward"):
+        pass
+    assert 0 <= tracer.seconds("forward") <= tracer.seconds("step")
 
 
 def test_machines_without_the_gpu(gpu):

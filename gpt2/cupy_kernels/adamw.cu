@@ -1,7 +1,9 @@
-// AdamW (Loshchilov and Hutter 2019) on a flat range, in one launch: float32 parameters and moments, gradients as stored.
+// AdamW (Loshchilov and Hutter 2019) on a flat range, one launch: float32 parameters and moments, gradients as stored.
 // The moments are the unscaled ones of numpy_kernels/adamw.py:
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
+//
+// Parameters that are the float32 master copy of bfloat16 ones are written a second time, rounded to bfloat16.
 #include "common.cuh"
 
 constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, spill.
@@ -9,6 +11,13 @@ constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Ei
 struct Arrays {
     float *parameters, *m, *v;
     const real* gradients;
+};
+
+// Where the parameters go rounded, null if nowhere; state: of splitmix64 where element 0 draws, if stochastic.
+struct Rounding {
+    unsigned short* to;
+    bool stochastic;
+    unsigned long long state;
 };
 
 struct Constants {
@@ -47,8 +56,33 @@ __device__ Floats<W> decay_factors(const Ranges& decaying, long long i, float de
     return factors;
 }
 
+// What element i draws, below 2^16: the upper bits of the i-th number of splitmix64 (Steele, Lea and Flood 2014).
+inline __device__ unsigned random16(unsigned long long state, long long i) {
+    unsigned long long z = state + i * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z >> 48;
+}
+
+// A bfloat16 is the upper half of a float32, and what is added to the lower half may carry into it. Half a unit, less
+// one bit where the upper half is even: to nearest, ties to even. Random bits: up with the probability that makes the
+// mean exact. Values that bfloat16 has, infinities among them, stay: their lower half is 0.
+inline __device__ unsigned short to_bfloat16(float x, const Rounding& rounding, long long i) {
+    const unsigned bits = reinterpret_cast<const unsigned&>(x), upper = bits >> 16;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // not a number
+    return (bits + (rounding.stochastic ? random16(rounding.state, i) : 0x7fffu + (upper & 1u))) >> 16;
+}
+
 template <int W>
-__device__ void update(const Arrays& a, const Constants& c, const Ranges& decaying, long long i) {
+__device__ void store_rounded(const Rounding& rounding, const Floats<W>& values, long long i) {
+    typedef Pack<unsigned short, W> P;
+    P pack;
+    for (int k = 0; k < W; k++) pack.v[k] = to_bfloat16(values.v[k], rounding, i + k);
+    *static_cast<P*>(__builtin_assume_aligned(rounding.to + i, alignof(P))) = pack;
+}
+
+template <int W>
+__device__ void update(const Arrays& a, const Constants& c, const Ranges& decaying, const Rounding& r, long long i) {
     Floats<W> p = load<W>(a.parameters + i), m = load<W>(a.m + i), v = load<W>(a.v + i), g = load<W>(a.gradients + i);
     const Floats<W> factors = decay_factors<W>(decaying, i, c.decay);
     for (int k = 0; k < W; k++) {
@@ -60,20 +94,25 @@ __device__ void update(const Arrays& a, const Constants& c, const Ranges& decayi
     store<W>(a.m + i, m);
     store<W>(a.v + i, v);
     store<W>(a.parameters + i, p);
+    if (r.to) store_rounded<W>(r, p, i);
 }
 
-// One step in place. parameters, m, v (count,) float32; gradients (count,); decaying (ranges, 2) int64.
+// One step in place. parameters, m, v (count,) float32; gradients (count,); decaying (ranges, 2) int64;
+// rounded (count,) bfloat16 or null, rounded to nearest, or by random numbers if stochastic.
 // Launch: any one-dimensional grid, a thread for every QUAD elements or loop. A range that starts at an odd place is
 // taken element by element.
 extern "C" __global__ void __launch_bounds__(256)
 adamw(float* parameters, float* m, float* v, const real* gradients, const long long* decaying, int ranges, float beta1,
-      float beta2, float step_size, float eps, float decay, float gradient_scale, long long count) {
+      float beta2, float step_size, float eps, float decay, float gradient_scale, long long count,
+      unsigned short* rounded, int stochastic, unsigned long long state) {
     const Arrays a = {parameters, m, v, gradients};
     const Constants c = {beta1, beta2, step_size, eps, decay, gradient_scale};
-    const bool aligned = is_aligned(parameters) && is_aligned(m) && is_aligned(v) && is_aligned(gradients);
+    const Rounding r = {rounded, stochastic != 0, state};
+    const bool aligned =
+        is_aligned(parameters) && is_aligned(m) && is_aligned(v) && is_aligned(gradients) && is_aligned(rounded);
     const long long packed = aligned ? count / QUAD * QUAD : 0;
     for (long long i = thread_of_grid() * QUAD; i < packed; i += threads_of_grid() * QUAD)
-        update<QUAD>(a, c, {decaying, ranges}, i);
+        update<QUAD>(a, c, {decaying, ranges}, r, i);
     for (long long i = packed + thread_of_grid(); i < count; i += threads_of_grid())
-        update<1>(a, c, {decaying, ranges}, i);
+        update<1>(a, c, {decaying, ranges}, r, i);
 }

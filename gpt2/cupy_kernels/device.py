@@ -40,6 +40,8 @@ class Device:
         self.stream.use()
         self.memory_bytes = cupy.cuda.runtime.memGetInfo()[1]
         self._most_shared_bytes = cupy.cuda.Device(index).attributes["MaxSharedMemoryPerBlockOptin"]
+        nvtx = getattr(cupy.cuda, "nvtx", None)
+        self._nvtx = nvtx if nvtx is not None and nvtx.available else None
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
         self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
         self.cudnn_attention = CudnnAttention(self) if cudnn else None
@@ -139,6 +141,16 @@ class Device:
     def elapsed_ms(self, start, stop) -> float:
         """Between two events that have passed."""
         return self.cupy.cuda.get_elapsed_time(start, stop)
+
+    def range_push(self, name: str) -> None:
+        """Open a range of this name on a profiler's timeline, where CuPy has NVTX; ranges nest."""
+        if self._nvtx:
+            self._nvtx.RangePush(name)
+
+    def range_pop(self) -> None:
+        """Close the innermost range."""
+        if self._nvtx:
+            self._nvtx.RangePop()
 
     def pinned(self, size: int) -> np.ndarray:
         """An int32 host array that copies to and from the GPU can use while the host goes on."""

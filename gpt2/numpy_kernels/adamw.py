@@ -15,11 +15,16 @@ from gpt2.numpy_kernels import loops
 BLOCK = 512 << 10  # elements that sum_of_squares adds in float32
 
 
-def adamw(cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale):
+def adamw(
+    cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
+    master=None, first=0, rounding_seed=None,
+):  # fmt: skip
     """One step, in place, on flat arrays of one length; `step` counts from 1; gradients times gradient_scale count.
 
     decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
+    master, first, rounding_seed: of parameters that are to be rounded, which no array of this set is.
     """
+    assert master is None, "the numpy kernels have no bfloat16 parameters"
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
     ranges = _ranges(decaying, len(parameters), 1.0 - lr * weight_decay)

@@ -13,7 +13,8 @@ from gpt2.numpy_kernels.cores import Cores
 
 # Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
 TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
-FACTORS = {"attention_case": 8}  # its probabilities and their gradients are rounded on the way, too
+# Attention's probabilities and their gradients are rounded on the way, too; at random, by twice as much as to nearest.
+FACTORS = {"attention_case": 8, "adamw_rounding_case": 2}
 # Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
 CASES = [
     ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
@@ -24,6 +25,7 @@ CASES = [
     ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
     ("attention_case", "attention", [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]),
     ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
+    ("adamw_rounding_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest"), (517, 3, "random")]),
     ("sum_of_squares_case", "sum_of_squares", [(5003, 0), (4096, 0), (777, 1), (700_003, 0)]),
 ]
 
@@ -148,18 +150,27 @@ def attention_case(device, memory, cores: Cores, B, T, H, head_size):
     return [*results, *parts]
 
 
-def adamw_case(device, memory, cores: Cores, count, offset):
+def adamw_case(device, memory, cores: Cores, count, offset, rounding=None):
     """Three steps on a range that starts `offset` elements past a multiple of 16 bytes."""
     values, zeros = memory.random.standard_normal(count).astype(np.float32), np.zeros(count, np.float32)
-    parameters, m, v = (memory.put_exactly(array, offset) for array in (values, zeros, zeros))
+    updated, m, v = (memory.put_exactly(array, offset) for array in (values, zeros, zeros))
+    rounded = memory.put_exactly(np.full(count, 0xFFFF, np.uint16), offset)
+    parameters, master = (updated, None) if rounding is None else (rounded, updated)
     ranges = [(0, count // 7), (count // 7 + 1, count // 5), (count // 3, count)]
-    expected, expected_m, expected_v = widen(parameters), np.zeros(count), np.zeros(count)
+    expected, expected_m, expected_v = widen(updated), np.zeros(count), np.zeros(count)
     for step in range(1, 4):
         gradients = memory.put(memory.random.standard_normal(count), offset)
         settings = (step, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.3)
-        launch.adamw(device, parameters, gradients, m, v, ranges, *settings)
+        seed = 5 if rounding == "random" else None
+        launch.adamw(device, parameters, gradients, m, v, ranges, *settings, master, 1 << 33, seed)
         numpy_kernels.adamw(cores, expected, widen(gradients), expected_m, expected_v, ranges, *settings)
-    return [("parameters", parameters, expected), ("m", m, expected_m), ("v", v, expected_v)]
+    results = [("updated", updated, expected), ("m", m, expected_m), ("v", v, expected_v)]
+    return results if rounding is None else [*results, ("parameters", parameters, expected)]
+
+
+def adamw_rounding_case(device, memory, cores: Cores, count, offset, rounding):
+    """The same of bfloat16 parameters with a float32 master copy, rounded to "nearest" or at "random"."""
+    return adamw_case(device, memory, cores, count, offset, rounding)
 
 
 def sum_of_squares_case(device, memory, cores: Cores, count, offset):
