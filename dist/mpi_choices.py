@@ -154,7 +154,7 @@ ALGORITHMS = {
     "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(
         call.members, call.group.nodes, call.size
     ),
-    "allgather ring": lambda call: flat.ring_all_gather(call.members, np.full(call.count, call.block)),
+    "allgather ring": lambda call: flat.ring_rounds(call.members, np.full(call.count, call.block)),
     "allgather doubling": lambda call: flat.doubling_all_gather(
         call.members, np.full(call.count, call.block), call.library
     ),

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from dist.double_tree import double_tree
-from dist.message_stages import Stage, stage
+from dist.message_stages import Stage, barrier, stage
 from dist.mpi_algorithms import ring_all_gather, ring_reduce_scatter
 from dist.mpi_calls import Call, Group
 from dist.mpi_choices import LIBRARIES, resolve
@@ -19,6 +19,8 @@ from dist.ranges import cut
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}
 # Up to this many roots of calls in turn are looked at one by one; of more, a few evenly spread ones stand for all.
 MOST_ROOTS, FEW_ROOTS = 64, 16
+# Between the halves of an exchange with a sharded update all ranks add up the gradients' norm.
+NORM = ([barrier()], [])
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def tree(setting: Setting) -> tuple[list[Stage], list[str]]:
         depth = max(depth, (count - 1).bit_length())
     # A rank has at most two children in all.
     added = int(2 * setting.blocks(2).max())
-    return [stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added)], []
+    return [stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added, all_together=True)], []
 
 
 def leaders_ring(setting: Setting) -> tuple[list[Stage], list[str]]:
@@ -95,12 +97,17 @@ def reduce_bcast(setting: Setting) -> tuple[list[Stage], list[str]]:
 
 def sliced(setting: Setting) -> tuple[list[Stage], list[str]]:
     """A reduce to each rank of its slice, one call after another, then as many broadcasts."""
-    slices, calls = setting.blocks(len(setting.placement)), []
-    for collective in ("reduce", "bcast"):
-        for root, repeat in _looked_at(len(slices)):
-            stages, names = setting.call(collective, int(slices[root]), root)
-            calls.append(([replace(one, repeat=one.repeat * repeat) for one in stages], names))
-    return _in_turn(*calls)
+    slices = setting.blocks(len(setting.placement))
+    return _in_turn(*_rooted(setting, "reduce", slices), NORM, *_rooted(setting, "bcast", slices))
+
+
+def _rooted(setting: Setting, collective: str, slices: np.ndarray) -> list[tuple[list[Stage], list[str]]]:
+    """The calls of a collective for each slice, whose owner is the root."""
+    calls = []
+    for root, repeat in _looked_at(len(slices)):
+        stages, names = setting.call(collective, int(slices[root]), root)
+        calls.append(([replace(one, repeat=one.repeat * repeat) for one in stages], names))
+    return calls
 
 
 def _looked_at(ranks: int) -> list[tuple[int, int]]:
@@ -110,7 +117,8 @@ def _looked_at(ranks: int) -> list[tuple[int, int]]:
 
 
 def reduce_scatter(setting: Setting) -> tuple[list[Stage], list[str]]:
-    return _in_turn(setting.call("reduce_scatter_block", setting.padded), setting.call("allgather", setting.padded))
+    halves = [setting.call(collective, setting.padded) for collective in ("reduce_scatter_block", "allgather")]
+    return _in_turn(halves[0], NORM, halves[1])
 
 
 def allreduce(setting: Setting) -> tuple[list[Stage], list[str]]:
