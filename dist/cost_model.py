@@ -76,13 +76,19 @@ class Prediction:
 
 
 def predict(
-    strategy: str, cluster: Cluster, size_bytes: int, library: str = "mpich", wire: str = "float32"
+    strategy: str,
+    cluster: Cluster,
+    size_bytes: int,
+    library: str = "mpich",
+    wire: str = "float32",
+    ranges: tuple[int, ...] = (),
+    micro_steps: int = 1,
 ) -> Prediction:
-    """One exchange of a vector of size_bytes on the wire. Errors as dist.schedules.schedule's.
+    """What a step exchanges, a vector of size_bytes on the wire. Arguments and errors as dist.schedules.schedule's.
 
     With a dedicated server nothing changes here: it takes part in both calls of reduce-bcast.
     """
-    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire)
+    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire, ranges, micro_steps)
     into, out = node_traffic(stages, cluster.placement)
     seconds = exchange_seconds(stages, cluster, library)
     steps = sum(stage.steps * stage.repeat for stage in stages)

