@@ -15,7 +15,7 @@ BYTES, ROUNDS = 8 << 20, 5
 
 
 def probe_local_rates(world: World) -> dict[str, float]:
-    """{"local_rate", "local_reduce_rate", "add_rate"} in bytes/s, of the slowest node: cost_model.Cluster's. Collective.
+    """{"local_rate", "local_reduce_rate", "add_rate"}, bytes/s of the slowest node: cost_model.Cluster's. Collective.
 
     Medians of MPI_Bcast and MPI_Reduce to a node's first rank, and of NumPy's addition; without two ranks on a node
     add_rate alone.

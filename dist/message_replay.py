@@ -120,7 +120,8 @@ class Replay:
         for place, message in enumerate(queue):
             if not message.under_way and not any(self._holds_up(other, message) for other in queue[:place]):
                 message.under_way = True
-                self.shares.add(message, self.links.nodes[message.source], self.links.nodes[message.destination])
+                nodes = self.links.nodes[message.source], self.links.nodes[message.destination]
+                self.shares.add(message, message.size, *nodes)
 
     def _holds_up(self, other: Message, message: Message) -> bool:
         """Whether `message` waits for `other`, which came to their connection before it."""

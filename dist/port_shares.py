@@ -20,8 +20,9 @@ class PortShares:
         self.nodes, self.queue_bytes = len(in_s), queue_bytes
         self.moving, self.ports, self.left, self.served, self.rates = [], [], [], [], None
 
-    def add(self, message, source_node: int, destination_node: int) -> None:
-        self._join(message, (int(destination_node), self.nodes + int(source_node)), message.size)
+    def add(self, message, size: int, source_node: int, destination_node: int) -> None:
+        """`size` bytes begin to move; `message` says whose they are."""
+        self._join(message, (int(destination_node), self.nodes + int(source_node)), size)
 
     def _join(self, message, ports: tuple[int, int], left: float) -> None:
         self.moving.append(message)
