@@ -15,6 +15,7 @@ import statistics
 from pathlib import Path
 
 import mpi4py
+import numpy as np
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
@@ -115,7 +116,7 @@ def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -
         prediction = predict(name, cluster, size_bytes, library_key(library_name()))
     except UnknownChoice as unknown:
         return measured | {"predicted_s": None, "deviation": None, "bytes_deviation": None, "unknown": str(unknown)}
-    counted = repetitions[-1]["node_bytes"]
+    counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)
     ways = zip(counted, prediction.bytes_in, prediction.bytes_out, strict=True)
     most = max(abs(ways[way] - model[way]) for ways, *model in ways for way in range(2))
     return measured | {

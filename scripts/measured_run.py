@@ -1,4 +1,4 @@
-"""What a run folder says about a step: who sat where, over which links, how long ranks computed; as much as is there."""
+"""What a run folder says about a step: who sat where, over which links, how long ranks computed; as far as it goes."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class MeasuredRun:
     """settings: as config.json holds them; placement: node of each rank; links: as dist.links.probe_links gives them.
 
     work_s: a step's data, forward and backward on its slowest rank, update_s: AdamW over the whole vector, step_s: the
-    step; medians over steps. ranges: dist.schedules.schedule's, () if not known. notes: what was not there, a line each.
+    step; medians over steps. ranges: dist.schedules.schedule's, () if not known. notes: what was missing, a line each.
     """
 
     path: Path

@@ -155,6 +155,7 @@ def test_mistakes_are_one_line(change, said):
 LINKS = [
     {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "out": 5e6, "in": 5e6, "both": 5e6} for node in (0, 1)
 ]
+NO_STEPS = '{"settings": {"strategy": "ring"}, "ranks": [{"node": 0}], "parameters": 9, "mpi_library": ""}'
 MODEL = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
 
 
@@ -211,7 +212,7 @@ def test_a_run_on_other_links_and_nodes(tmp_path):
 
 
 def test_a_dedicated_server_and_overlap(tmp_path):
-    """Three ranks compute 40 ms: on all four it would be 30; what overlap hides is predicted for the run that had it."""
+    """Three ranks compute 40 ms: on all four it would be 30; overlap is predicted for the run that had it."""
     spans = steps_of([0.001, 40, 40, 40], 100, 8)
     served = answer(
         "--from-run", str(made_run(tmp_path / "a", spans, [0, 1, 1, 1], "reduce-bcast", server="dedicated"))
@@ -245,8 +246,7 @@ def test_a_damaged_run_says_what_is_there(tmp_path):
         ({}, "no config.json"),
         ({"config.json": "{"}, "no configuration"),
         ({"config.json": '{"settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
-        ({"config.json": '{"settings": {"strategy": "ring"}, "ranks": [{"node": 0}], "parameters": 9, "mpi_library": ""}'},
-         "no complete step"),
+        ({"config.json": NO_STEPS}, "no complete step"),
     ],
 )  # fmt: skip
 def test_a_folder_that_says_too_little_is_one_line(tmp_path, files, said):
