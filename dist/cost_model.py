@@ -1,30 +1,30 @@
 """Seconds of an exchange, from its messages and the measured or nominal rates of the nodes' ports.
 
-A stage (message_stages.py) lasts as long as its busiest port, each direction by itself, plus a latency for each of its
-dependent steps; stages follow one another. That is the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py)
-with the node's port in the rank's place. It shows what a schedule loses: ranks of one node share a port, and a rooted
-or blocking call keeps one port busy while the others wait.
+Stages of messages (message_stages.py) are replayed, each rank going through them at its own pace (message_replay.py):
+ranks of one node share a port, a rooted or blocking call keeps one port busy while others wait, and who is done early
+begins the next call. Pipelines of segments, in which nobody gets ahead, last as long as their busiest port, each
+direction by itself, plus a latency for each dependent step. Where there are too many messages to replay, every stage
+is taken so, one after another: the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py) with the node's port in
+the rank's place.
 
-Two of a pair that exchange large messages over one TCP connection use both directions at once only if they begin
-together. If one was earlier, its data leave as soon as the other has answered, and the other's answer and data queue
-behind; where data are sent without an answer, they pass while the late one's port still serves somebody else. Either
-way the times of the two directions add up. Measured on the virtual cluster: 4 MB each way, 82 or 164 ms.
-
-Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s, the model says 0.38); the start of one
-blocking call under the end of the one before, which makes `sliced` over Open MPI's chains up to a third shorter than
-predicted; and what slows MPICH's Bcast down between 3 and 6 MB.
+Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and waiting for a core where ranks that
+spin outnumber the cores.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
+from dist.message_replay import Links, replay_seconds
 from dist.message_stages import Stage, node_traffic
+from dist.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.schedules import schedule
 
 # An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
 # counter that sees 1514 makes it 1.045, and so did every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
+MOST_REPLAYED = 10_000  # messages
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Cluster:
     nominal: the rates are the links' own, of which TCP/IP's headers take their part; else they are what a transfer of
     plain bytes reached. local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between
     two ranks of a node; add_rate: at which a rank adds what came over the network. Where ranks share cores these three
-    differ much from the defaults, a free core's: measure them.
+    differ much from the defaults, a free core's: measure them. queue_bytes: of one message that a port takes in before
+    it serves the next, TCP's window and the port's queue: 0.5 MB explains the times on the virtual cluster best.
     """
 
     placement: list[int]
@@ -48,6 +49,7 @@ class Cluster:
     local_rate: float = 5e9
     local_reduce_rate: float = 2.5e9
     add_rate: float = 5e9
+    queue_bytes: float = 5e5
 
     @property
     def nodes(self) -> int:
@@ -74,15 +76,21 @@ class Prediction:
 
 
 def predict(
-    strategy: str, cluster: Cluster, size_bytes: int, library: str = "mpich", wire: str = "float32"
+    strategy: str,
+    cluster: Cluster,
+    size_bytes: int,
+    library: str = "mpich",
+    wire: str = "float32",
+    ranges: tuple[int, ...] = (),
+    micro_steps: int = 1,
 ) -> Prediction:
-    """One exchange of a vector of size_bytes on the wire. Errors as dist.schedules.schedule's.
+    """What a step exchanges, a vector of size_bytes on the wire. Arguments and errors as dist.schedules.schedule's.
 
     With a dedicated server nothing changes here: it takes part in both calls of reduce-bcast.
     """
-    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire)
+    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire, ranges, micro_steps)
     into, out = node_traffic(stages, cluster.placement)
-    seconds = float(sum(stage_seconds(stage, cluster) for stage in stages))
+    seconds = exchange_seconds(stages, cluster, library)
     steps = sum(stage.steps * stage.repeat for stage in stages)
     return Prediction(strategy, seconds, into, out, steps, lower_bound_s(cluster, size_bytes), algorithms)
 
@@ -93,8 +101,29 @@ def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
     return float(2 * (cluster.nodes - 1) / cluster.nodes * size_bytes / slowest)
 
 
+def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
+    """All stages: those between two that hold all ranks together are replayed. library: whose protocols they use."""
+    if sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
+        return float(sum(stage_seconds(stage, cluster) for stage in stages))
+    links, seconds = replay_links(cluster, library), 0.0
+    for together, some in groupby(stages, lambda stage: stage.all_together):
+        if together:
+            seconds += sum(stage_seconds(stage, cluster) for stage in some)
+        else:
+            seconds += replay_seconds([stage for stage in some for _ in range(stage.repeat)], links)
+    return float(seconds)
+
+
+def replay_links(cluster: Cluster, library: str) -> Links:
+    return Links(
+        np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
+        cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
+        RENDEZVOUS_BYTES[library], cluster.queue_bytes, cluster.tcp,
+    )  # fmt: skip
+
+
 def stage_seconds(stage: Stage, cluster: Cluster) -> float:
-    """All messages of one stage, its repeats included."""
+    """All messages of one stage, its repeats included, every rank at it from its start to its end."""
     nodes = np.asarray(cluster.placement)
     crosses = nodes[stage.source] != nodes[stage.destination]
     sizes, local_sizes = stage.size * crosses, stage.size * ~crosses

@@ -12,8 +12,9 @@ class Stage:
     source, destination, size: int64 (K,): ranks, and bytes. A stage of several dependent steps (a ring) holds the
     bytes of all of them. steps: messages that wait for one another. added: bytes that the busiest rank adds to its own
     when the messages have come, the wire idle; added_meanwhile: while they come. exchange_apart: the messages are
-    exchanges of pairs, and the two of a pair come to it at different times (cost_model.py says why that matters).
-    repeat: the stage happens so many times, with as many bytes each time.
+    exchanges of pairs, and the two of a pair come to it at different times (message_replay.py says why that matters).
+    all_together: no rank is ahead of the others: a pipeline of segments, or a barrier. repeat: the stage happens so
+    many times, with as many bytes each time.
     """
 
     source: np.ndarray
@@ -23,6 +24,7 @@ class Stage:
     added: int = 0
     added_meanwhile: int = 0
     exchange_apart: bool = False
+    all_together: bool = False
     repeat: int = 1
 
 
@@ -32,6 +34,11 @@ def stage(source, destination, size, **properties) -> Stage:
     source, destination, size = (np.atleast_1d(array) for array in arrays)
     sent = (size > 0) & (source != destination)
     return Stage(source[sent], destination[sent], size[sent], **properties)
+
+
+def barrier() -> Stage:
+    """All ranks wait for one another: the few bytes that this takes are not counted."""
+    return stage([], [], [], all_together=True)
 
 
 def rank_traffic(stages: list[Stage], ranks: int) -> tuple[np.ndarray, np.ndarray]:

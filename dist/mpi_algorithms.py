@@ -14,6 +14,7 @@ from dist.message_stages import Stage, stage
 # answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB, not from 4 MB, under
 # MPICH 5.0.2, and waited from 128 KB under Open MPI 5.0.11.
 RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
+MOST_ROUNDS = 64
 
 
 def ring_reduce_scatter(members, blocks) -> list[Stage]:
@@ -23,17 +24,31 @@ def ring_reduce_scatter(members, blocks) -> list[Stage]:
     """
     sent = blocks.sum() - blocks
     steps = max(len(members) - 1, 1)
-    return [stage(members, np.roll(members, -1), sent, steps=steps, added_meanwhile=int(sent.max()))]
+    return [stage(members, np.roll(members, -1), sent, steps=steps, added_meanwhile=int(sent.max()), all_together=True)]
 
 
 def ring_all_gather(members, blocks) -> list[Stage]:
-    """Member r passes on every block but that of its right neighbour."""
+    """Member r passes on every block but that of its right neighbour, in segments."""
     sent = blocks.sum() - np.roll(blocks, -1)
-    return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1))]
+    return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1), all_together=True)]
+
+
+def ring_rounds(members, blocks) -> list[Stage]:
+    """The all-gather as the libraries do it: in each round everybody passes on the block that came in the one before.
+
+    Of more than MOST_ROUNDS rounds, which are alike, one stage stands for all.
+    """
+    count = len(members)
+    if count > MOST_ROUNDS:
+        return ring_all_gather(members, blocks)
+    place = np.arange(count)
+    return [stage(members, np.roll(members, -1), blocks[(place - shift) % count]) for shift in range(count - 1)]
 
 
 def linear_reduce(members, size, root=0) -> list[Stage]:
-    return [stage(members, members[root], size, added=size * (len(members) - 1))]
+    """Open MPI's: the root receives from one after another, the last first (coll_base_reduce.c, basic_linear)."""
+    others = np.delete(members, root)[::-1]
+    return [stage(other, members[root], size, added=size) for other in others]
 
 
 def linear_bcast(members, size, root=0) -> list[Stage]:
@@ -77,13 +92,14 @@ def doubling_bcast(members, size, root=0) -> list[Stage]:
 
 
 def linear_scatter(members, size, root=0) -> list[Stage]:
-    return [stage(members[root], members, size // len(members))]
+    """One blocking send after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
+    return [stage(members[root], other, size // len(members)) for other in np.delete(members, root)]
 
 
 def scatter_ring_bcast(members, size, root=0) -> list[Stage]:
     """van de Geijn's: blocks scattered down a binomial tree, then gathered on a ring."""
     order = np.roll(members, -root)
-    return binomial_scatter(order, size) + ring_all_gather(order, scattered_blocks(len(order), size))
+    return binomial_scatter(order, size) + ring_rounds(order, scattered_blocks(len(order), size))
 
 
 def scatter_doubling_bcast(members, size, root=0) -> list[Stage]:
@@ -101,18 +117,13 @@ def scattered_blocks(count: int, size: int) -> np.ndarray:
 def binomial_scatter(order, size) -> list[Stage]:
     """From the first member; whoever receives for others passes on their half, the farthest first.
 
-    Sends that wait go one after another, so a stage is one distance. Sends that do not all leave at once, and share
-    the sender's port: a stage is one level of the tree.
+    A stage is one distance: the sends of a rank follow one another, in sending too where each waits for its receiver.
     """
     edges = np.concatenate([[0], np.cumsum(scattered_blocks(len(order), size))])
     receivers = np.arange(1, len(order))
     distance = receivers & -receivers
     sent = edges[np.minimum(receivers + distance, len(order))] - edges[receivers]
-    if sent.max(initial=0) >= RENDEZVOUS_BYTES["mpich"]:
-        turn = -distance
-    else:
-        turn = np.array([int(receiver).bit_count() for receiver in receivers])
-    together = [turn == one for one in np.unique(turn)]
+    together = [distance == one for one in np.unique(distance)[::-1]]
     return [stage(order[receivers[now] - distance[now]], order[receivers[now]], sent[now]) for now in together]
 
 

@@ -116,6 +116,11 @@ CHOICES = {
 LIBRARIES = ("mpich", "openmpi")
 
 
+def library_key(name: str) -> str:
+    """Which of LIBRARIES a library's own name for itself means: "Open MPI v5.0.11" is "openmpi", all others MPICH."""
+    return "openmpi" if "Open MPI" in name else "mpich"
+
+
 def resolve(call: Call) -> tuple[list[Stage], list[str]]:
     """(what the library sends for this call, the names of the algorithms). UnknownChoice if it is not known."""
     choice = next(choice for choice in CHOICES[call.library, call.collective] if choice.condition(call))
@@ -154,7 +159,7 @@ ALGORITHMS = {
     "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(
         call.members, call.group.nodes, call.size
     ),
-    "allgather ring": lambda call: flat.ring_all_gather(call.members, np.full(call.count, call.block)),
+    "allgather ring": lambda call: flat.ring_rounds(call.members, np.full(call.count, call.block)),
     "allgather doubling": lambda call: flat.doubling_all_gather(
         call.members, np.full(call.count, call.block), call.library
     ),

@@ -65,7 +65,7 @@ def han(call: Call) -> list[Stage]:
 def together(stages: list[Stage]) -> Stage:
     """One stage of all messages: what a pipeline of small segments comes to."""
     joined = [np.concatenate([getattr(one, name) for one in stages]) for name in ("source", "destination", "size")]
-    return stage(*joined, steps=sum(one.steps for one in stages))
+    return stage(*joined, steps=sum(one.steps for one in stages), all_together=True)
 
 
 def _han_all_gather(call: Call) -> list[Stage]:

@@ -1,68 +1,101 @@
 """The numbers behind advise.py: one row a strategy, and which one to take."""
 
+from dataclasses import dataclass
+
 from dist.cost_model import Cluster, exposed_s, lower_bound_s, predict
 from dist.mpi_choices import UnknownChoice
-from dist.rank_memory import rank_memory
+from dist.rank_memory import VECTOR_BYTES, rank_memory
 from dist.schedules import SCHEDULES, WIRE_BYTES
+from dist.zero_schedules import zero_3_steps
 
 DEDICATED = "reduce-bcast/dedicated"
 # Of a step's computing, backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
-# What may run beside computing: (part of the exchange, part of the computing). The rest comes after the update or, with
-# MPI's blocking calls, after backward.
-OVERLAP = {
-    "ring": (1.0, BACKWARD),
-    "tree": (1.0, BACKWARD),
-    "hierarchical": (1.0, BACKWARD),
-    "hierarchical-sharded": (0.5, BACKWARD),
-    "zero-2": (0.5, BACKWARD),
-    "zero-3": (1.0, 1.0),
-}
+# Whose exchange may run beside computing; the part of it that may: the rest comes after the update or, with MPI's
+# blocking calls, after backward.
+BUCKETED = {"ring": 1.0, "tree": 1.0, "hierarchical": 1.0, "hierarchical-sharded": 0.5}
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 ABOUT_EQUAL = 1.01
 
 
-def advise(cluster: Cluster, parameters: int, compute_s: float, library: str, wire: str) -> list[dict]:
+@dataclass(frozen=True)
+class Training:
+    """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; update_s: AdamW over
+    the whole vector on one rank; ranges, micro_steps: as dist.schedules.schedule's.
+    """
+
+    parameters: int
+    compute_s: float
+    wire: str = "float32"
+    ranges: tuple[int, ...] = ()
+    micro_steps: int = 1
+    update_s: float = 0.0
+
+
+def advise(cluster: Cluster, training: Training, library: str) -> list[dict]:
     """A row of plain values for each strategy, the shortest step first; unknown ones, with None, last.
 
     Times are seconds; bytes_in and bytes_out are the largest over the nodes.
     """
     names = [*SCHEDULES, *([DEDICATED] if len(cluster.placement) > 1 else [])]
-    rows = [row(name, cluster, parameters, compute_s, library, wire) for name in names]
+    rows = [row(name, cluster, training, library) for name in names]
     return sorted(rows, key=lambda row: float("inf") if row["step_s"] is None else best_step_s(row))
 
 
-def row(name: str, cluster: Cluster, parameters: int, compute_s: float, library: str, wire: str) -> dict:
-    strategy, ranks = name.split("/")[0], len(cluster.placement)
-    memory = rank_memory(strategy, parameters, ranks, cluster.nodes)
+def row(name: str, cluster: Cluster, training: Training, library: str) -> dict:
+    strategy, ranks, wire = name.split("/")[0], len(cluster.placement), training.wire
+    memory = rank_memory(strategy, training.parameters, ranks, cluster.nodes)
     result = dict.fromkeys(("exchange_s", "times_bound", "bytes_in", "bytes_out", "step_s", "step_overlapped_s"))
     result |= {"strategy": name, "memory_bytes": memory.total, "memory_formula": memory.formula, "unknown": None}
-    size = parameters * WIRE_BYTES[wire]
+    size = training.parameters * WIRE_BYTES[wire]
     try:
-        prediction = predict(strategy, cluster, size, library, wire)
+        prediction = predict(strategy, cluster, size, library, wire, training.ranges, training.micro_steps)
     except UnknownChoice as unknown:
         return result | {"unknown": str(unknown)}
     seconds, bound = prediction.seconds, lower_bound_s(cluster, size)
-    busy_s = compute_s * (ranks / (ranks - 1) if name == DEDICATED else 1)
+    busy_s = training.compute_s * (ranks / (ranks - 1) if name == DEDICATED else 1)
+    update_s = training.update_s * memory.optimizer / (2 * VECTOR_BYTES * training.parameters)
+    overlapped_s = overlapped_step_s(strategy, seconds, busy_s, training)
     return result | {
         "exchange_s": seconds,
         "times_bound": seconds / bound if bound else None,
         "bytes_in": int(prediction.bytes_in.max()),
         "bytes_out": int(prediction.bytes_out.max()),
-        "step_s": busy_s + seconds,
-        "step_overlapped_s": overlapped_step_s(strategy, seconds, busy_s, min(LARGEST_BUCKET, BUCKET_BYTES / size)),
+        "step_s": busy_s + seconds + update_s,
+        "step_overlapped_s": None if overlapped_s is None else overlapped_s + update_s,
         "algorithms": prediction.algorithms,
     }
 
 
-def overlapped_step_s(strategy: str, exchange_s: float, compute_s: float, last_bucket: float) -> float | None:
-    """None where nothing of the exchange can run beside computing. last_bucket: its part of the vector."""
-    if strategy not in OVERLAP:
+def overlapped_step_s(strategy: str, exchange_s: float, compute_s: float, training: Training) -> float | None:
+    """None where nothing of the exchange can run beside computing."""
+    parts = overlap_of(strategy, training)
+    if parts is None:
         return None
-    part, beside = OVERLAP[strategy]
+    part, last, beside = parts
     early_s = part * exchange_s
-    return compute_s + exchange_s - early_s + exposed_s(early_s, beside * compute_s, last_bucket * early_s)
+    return compute_s + exchange_s - early_s + exposed_s(early_s, beside * compute_s, last * early_s)
+
+
+def overlap_of(strategy: str, training: Training) -> tuple[float, float, float] | None:
+    """(part of the exchange that may run beside computing, how much of that always shows, part of the computing).
+
+    Buckets wait for the last micro-step's backward, and its last bucket shows. ZeRO's reductions run in all of them,
+    and in each the embeddings' shows, whose gradient is the last; zero-3 gathers before each use, the embeddings first.
+    """
+    if strategy in BUCKETED:
+        last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * WIRE_BYTES[training.wire]))
+        return BUCKETED[strategy], last, BACKWARD / training.micro_steps
+    embeddings = training.ranges[0] / training.parameters if training.ranges else 0.0
+    if strategy == "zero-2":
+        return training.micro_steps / (training.micro_steps + 1), embeddings, BACKWARD
+    if strategy == "zero-3":
+        steps = zero_3_steps(len(training.ranges), training.micro_steps)
+        ranges = training.ranges or (training.parameters,)
+        vectors = sum(ranges[index] for _, index in steps) / training.parameters
+        return 1.0, embeddings * (training.micro_steps + 1) / vectors, 1.0
+    return None
 
 
 def best_step_s(row: dict) -> float:

@@ -2,26 +2,35 @@
 
     python scripts/advise.py --nodes 5 --ranks 9 --ranks-per-node 2 --link 400mbit --parameters 2M --compute-ms 100
     python scripts/advise.py --nodes 64 --ranks-per-node 8 --link 200gbit --latency 3us --transport rdma \\
-        --parameters 1.5B --compute-ms 400 --memory-rate 300 --wire bfloat16
+        --model gpt2-1558M --compute-ms 400 --memory-rate 300 --wire bfloat16 --grad-accum 4
+    python scripts/advise.py --from-run runs/sliced                       the run's own nodes, links and times
+    python scripts/advise.py --from-run runs/sliced --nodes 16 --ranks 64 --link 25gbit --latency 20us
 
 Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
 dist/cost_model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
-computing and what shows of the exchange; the update is left out. Ends in a second or two for thousands of nodes.
+computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes.
+The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
 """
 
 import argparse
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
-from advice import advice_sentence, advise
+from advice import Training, advice_sentence, advise
+from advise_from_run import advise_from_run
 from cluster_hosts import ClusterError
 from cluster_network import bits_per_s
 
 from dist.cost_model import Cluster
 from dist.mpi_choices import LIBRARIES
+from dist.ranges import cut
 from dist.schedules import WIRE_BYTES
+from gpt2.config import PRESETS
+from gpt2.parameters import Layout
+from traces.files import RunError
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -29,35 +38,88 @@ MOST_RANKS = 10**6
 USER_MISTAKE = 2  # exit code, as argparse's
 
 
+DEFAULT_LAYERS, DEFAULT_LATENCY = 12, "50us"
+
+
 def main():
     arguments = parser().parse_args()
     try:
-        cluster = described_cluster(arguments)
-        parameters, compute_s = parameter_count(arguments.parameters), arguments.compute_ms / 1e3
-        if not 0 <= compute_s < float("inf"):
-            raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
-        rows = advise(cluster, parameters, compute_s, arguments.library, arguments.wire)
-    except (ValueError, ClusterError) as error:
+        check_given(arguments)
+        if arguments.from_run:
+            report = advise_from_run(arguments.from_run, *overrides(arguments))
+        else:
+            rows = advise(described_cluster(arguments), described_training(arguments), arguments.library or "mpich")
+            report = {"strategies": rows, "notes": []}
+    except (ValueError, ClusterError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE) from None
+    rows = report["strategies"]
     if arguments.json:
-        print(json.dumps({"setting": vars(arguments), "strategies": rows, "advice": advice_sentence(rows)}, indent=1))
+        setting = {name: value for name, value in vars(arguments).items() if value is not None}
+        print(json.dumps({"setting": setting, **report, "advice": advice_sentence(rows)}, indent=1, default=str))
     else:
-        print(f"{table(rows)}\n\n{advice_sentence(rows)}")
+        print("\n".join([table(rows), "", *report["notes"], advice_sentence(rows)]))
+
+
+def check_given(arguments) -> None:
+    """ValueError unless a cluster and a training are described, by flags or by a run."""
+    if arguments.from_run:
+        given = [name for name in ("parameters", "model", "layers", "compute_ms", "wire") if getattr(arguments, name)]
+        if given:
+            raise ValueError(f"--from-run knows --{given[0].replace('_', '-')} from the run: leave it out")
+        return
+    missing = [name for name in ("nodes", "link", "compute_ms") if getattr(arguments, name) is None]
+    if arguments.parameters is None and arguments.model is None:
+        missing.append("parameters")
+    if missing:
+        raise ValueError(f"--{missing[0].replace('_', '-')} is missing: give it, or --from-run RUN")
+
+
+def overrides(arguments) -> tuple:
+    """(placement, bytes/s, latency in s, library): None where the run's own counts."""
+    placement = None
+    if arguments.nodes or arguments.ranks:
+        if not arguments.nodes:
+            raise ValueError("--ranks without --nodes: say how many nodes they sit on")
+        placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
+    rate = bits_per_s(arguments.link) / 8 if arguments.link else None
+    return placement, rate, duration_s(arguments.latency) if arguments.latency else None, arguments.library
+
+
+def described_training(arguments) -> Training:
+    """ValueError with one line for what is no training."""
+    compute_s, micro_steps = arguments.compute_ms / 1e3, arguments.grad_accum
+    if not 0 <= compute_s < float("inf"):
+        raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
+    if micro_steps < 1 or (arguments.layers or 1) < 1:
+        raise ValueError("--grad-accum and --layers: expected 1 or more")
+    if arguments.model:
+        layout = Layout(PRESETS[arguments.model])
+        parameters, ranges = layout.count, tuple(stop - start for start, stop in layout.ranges)
+    else:
+        parameters = parameter_count(arguments.parameters)
+        layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
+        # No embeddings that anybody knows of, and layers of equal size.
+        ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
+    return Training(parameters, compute_s, arguments.wire or "float32", ranges, micro_steps)
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
-    add("--nodes", type=int, required=True, metavar="M")
+    add("--from-run", type=Path, metavar="RUN", help="a run folder: what is not given comes from it")
+    add("--nodes", type=int, metavar="M")
     add("--ranks", type=int, metavar="N", help="of all nodes (M times P)")
     add("--ranks-per-node", type=int, metavar="P", help="nodes are filled in order (N/M, rounded up)")
-    add("--link", required=True, metavar="RATE", help="of every node's port, each way: 400mbit, 10gbit, 200gbit")
-    add("--latency", default="50us", metavar="TIME", help="of one message, software included: 20us, 1ms (50us)")
-    add("--parameters", required=True, metavar="COUNT", help="of the model: 124M, 1.5B or a number")
-    add("--compute-ms", type=float, required=True, metavar="MS", help="forward and backward of a step, all ranks at it")
-    add("--wire", choices=WIRE_BYTES, default="float32", help="what gradients travel as (float32)")
-    add("--library", choices=LIBRARIES, default="mpich", help="whose collectives the MPI strategies call (mpich)")
+    add("--link", metavar="RATE", help="of every node's port, each way: 400mbit, 10gbit, 200gbit")
+    add("--latency", metavar="TIME", help="of one message, software included: 20us, 1ms (50us)")
+    add("--parameters", metavar="COUNT", help="of the model: 124M, 1.5B or a number")
+    add("--model", choices=PRESETS, help="instead: a model whose parameters and layers are known")
+    add("--layers", type=int, metavar="L", help=f"with --parameters: what ZeRO exchanges at once ({DEFAULT_LAYERS})")
+    add("--grad-accum", type=int, default=1, metavar="K", help="micro-steps of a step (1)")
+    add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step, all ranks at it")
+    add("--wire", choices=WIRE_BYTES, help="what gradients travel as (float32)")
+    add("--library", choices=LIBRARIES, help="whose collectives the MPI strategies call (mpich)")
     add("--transport", choices=("tcp", "rdma"), default="tcp", help="what the MPI library runs over (tcp)")
     add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")
     add("--json", action="store_true", help="one object instead of a table")
@@ -72,7 +134,7 @@ def described_cluster(arguments) -> Cluster:
     memory = arguments.memory_rate * 1e9
     return Cluster(
         place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node), rate, rate,
-        duration_s(arguments.latency), tcp=arguments.transport == "tcp", local_rate=memory,
+        duration_s(arguments.latency or DEFAULT_LATENCY), tcp=arguments.transport == "tcp", local_rate=memory,
         local_reduce_rate=memory / 2, add_rate=memory,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from exchange_rounds import measure
 
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
-from dist.mpi_choices import UnknownChoice
+from dist.mpi_choices import UnknownChoice, library_key
 from dist.ports import Ports
 from dist.schedules import WIRE_BYTES
 from dist.world import World, library_name
@@ -43,7 +43,7 @@ def predictions(world: World, settings, size: int, links: list[dict]) -> dict[st
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     placement = [place["node"] for place in world.places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    library = "openmpi" if "Open MPI" in library_name() else "mpich"
+    library = library_key(library_name())
     own_only = settings.overlap or settings.wire != "float32"
     result = {}
     for name, kind in STRATEGIES.items():

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from make_run import write_run
+
+from gpt2.config import PRESETS
+from gpt2.parameters import Layout
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CASE = ["--nodes", "5", "--ranks", "9", "--ranks-per-node", "2", "--link", "400mbit", "--latency", "100us"]
@@ -144,3 +148,128 @@ def test_mistakes_are_one_line(change, said):
     assert result.stderr.startswith("advise.py: error: ")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+# --- a run replayed ---
+
+LINKS = [
+    {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "out": 5e6, "in": 5e6, "both": 5e6} for node in (0, 1)
+]
+NO_STEPS = '{"settings": {"strategy": "ring"}, "ranks": [{"node": 0}], "parameters": 9, "mpi_library": ""}'
+MODEL = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
+
+
+def made_run(folder, spans, nodes, strategy, **settings):
+    """A run of the tiny model, which has 141,568 parameters, on links of 5 MB/s."""
+    write_run(folder, spans, nodes, strategy, **MODEL, **settings)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"parameters": Layout(PRESETS["tiny"]).count, "links": LINKS}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def steps_of(compute_ms, exchange_ms, update_ms, steps=5):
+    """Each rank's spans: forward and backward as long as its compute_ms, an allreduce that ends for all together."""
+    spans = [[] for _ in compute_ms]
+    for step in range(1, steps + 1):
+        zero = 1000 * step
+        end = zero + max(compute_ms) + exchange_ms
+        for rank, ms in enumerate(compute_ms):
+            spans[rank] += [
+                (step, "forward", -1, zero, zero + ms / 4),
+                (step, "backward", -1, zero + ms / 4, zero + ms),
+                (step, "allreduce", -1, zero + ms, end),
+                (step, "update", -1, end, end + update_ms),
+                (step, "step", -1, zero, end + update_ms),
+            ]
+    return spans
+
+
+def test_a_run_is_predicted_next_to_what_it_took(tmp_path):
+    """4 ranks on 2 nodes: a ring of 4 carries 1.5 D through each port, and the slowest rank computes 40 ms."""
+    size = 4 * Layout(PRESETS["tiny"]).count
+    exchange_ms = 1.5 * size / 5e6 * 1e3
+    run_folder = made_run(tmp_path / "run", steps_of([30, 40, 35, 20], exchange_ms, 8), [0, 0, 1, 1], "ring")
+    report = answer("--from-run", str(run_folder))
+    assert report["measured"]["step_s"] == pytest.approx((40 + exchange_ms + 8) / 1e3)
+    assert report["measured"]["predicted_s"] == pytest.approx(report["measured"]["step_s"], rel=0.01)
+    rows = {row["strategy"]: row for row in report["strategies"]}
+    # The leaders' ring carries D; each of the node's two ranks updates half of the vector.
+    assert rows["hierarchical"]["step_s"] == pytest.approx(0.040 + size / 5e6 + 0.004, rel=0.01)
+    assert rows["reduce-bcast/dedicated"]["step_s"] > rows["reduce-bcast"]["exchange_s"] + 0.040 * 4 / 3
+    assert any("off by" in note for note in report["notes"])
+
+
+def test_a_run_on_other_links_and_nodes(tmp_path):
+    run_folder = made_run(tmp_path / "run", steps_of([40, 40, 40, 40], 100, 8), [0, 0, 1, 1], "ring")
+    faster = answer("--from-run", str(run_folder), "--link", "400mbit", "--latency", "0us")
+    row = next(row for row in faster["strategies"] if row["strategy"] == "ring")
+    size = 4 * Layout(PRESETS["tiny"]).count
+    assert row["exchange_s"] == pytest.approx(1.5 * size / 50e6 * 1514 / 1448, rel=0.01)
+    larger = answer("--from-run", str(run_folder), "--nodes", "4", "--ranks", "8")
+    row = next(row for row in larger["strategies"] if row["strategy"] == "ring")
+    assert row["step_s"] == pytest.approx(0.020 + 1.75 * size / 5e6 + 14e-4 + 0.008, rel=0.01)
+
+
+def test_a_dedicated_server_and_overlap(tmp_path):
+    """Three ranks compute 40 ms: on all four it would be 30; overlap is predicted for the run that had it."""
+    spans = steps_of([0.001, 40, 40, 40], 100, 8)
+    served = answer(
+        "--from-run", str(made_run(tmp_path / "a", spans, [0, 1, 1, 1], "reduce-bcast", server="dedicated"))
+    )
+    rows = {row["strategy"]: row for row in served["strategies"]}
+    assert served["measured"]["predicted_s"] == rows["reduce-bcast/dedicated"]["step_s"]
+    assert rows["ring"]["step_s"] - rows["ring"]["exchange_s"] == pytest.approx(0.030 + 0.008, rel=0.01)
+    overlapped = answer("--from-run", str(made_run(tmp_path / "b", spans, [0, 0, 1, 1], "ring", overlap=True)))
+    rows = {row["strategy"]: row for row in overlapped["strategies"]}
+    assert overlapped["measured"]["predicted_s"] == rows["ring"]["step_overlapped_s"] < rows["ring"]["step_s"]
+
+
+def test_a_damaged_run_says_what_is_there(tmp_path):
+    folder = made_run(tmp_path / "run", steps_of([30, 40, 35, 20], 100, 8), [0, 0, 1, 1], "ring")
+    (folder / "traces" / "rank-00003.trace").unlink()
+    (folder / "traces" / "rank-00002.trace").write_bytes(b"torn")
+    report = answer("--from-run", str(folder))
+    assert report["notes"][0].startswith("2 of 4 ranks left traces")
+    assert report["measured"]["step_s"] == pytest.approx(0.148)
+    for file in (folder / "traces").iterdir():
+        file.unlink()
+    (folder / "log.jsonl").write_text('{"step": 1, "step_s": 0.2, "exposed_exchange_s": 0.05}\n{"step": 2, "st')
+    report = answer("--from-run", str(folder))
+    assert "log.jsonl" in report["notes"][0]
+    assert report["measured"]["step_s"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no config.json"),
+        ({"config.json": "{"}, "no configuration"),
+        ({"config.json": '{"settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
+        ({"config.json": NO_STEPS}, "no complete step"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_says_too_little_is_one_line(tmp_path, files, said):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    result = run("--from-run", str(tmp_path))
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_layers_and_micro_steps():
+    """ZeRO's exchanges: 2 micro-steps reduce twice; zero-3 gathers what has left its two layers' slots."""
+    case = ["--nodes", "4", "--link", "400mbit", "--parameters", "8M", "--layers", "8", "--compute-ms", "100"]
+    vector = 0.75 * 32e6  # bytes through a port of a ring's half
+    for micro_steps, zero_2, zero_3 in ((1, 2, 2 + 6 / 8), (2, 3, 3 + 3 * 6 / 8)):
+        rows = {row["strategy"]: row for row in answer(*case, "--grad-accum", str(micro_steps))["strategies"]}
+        assert rows["zero-2"]["bytes_in"] == pytest.approx(zero_2 * vector, rel=1e-4)
+        assert rows["zero-3"]["bytes_in"] == pytest.approx(zero_3 * vector, rel=1e-4)
+        assert rows["ring"]["bytes_in"] == pytest.approx(2 * vector, rel=1e-4)
+
+
+def test_a_model_by_name():
+    case = ["--nodes", "4", "--link", "10gbit", "--model", "gpt2-124M", "--compute-ms", "100"]
+    row = next(row for row in answer(*case)["strategies"] if row["strategy"] == "zero-2")
+    assert row["bytes_in"] == pytest.approx(1.5 * 4 * Layout(PRESETS["gpt2-124M"]).count, rel=1e-4)

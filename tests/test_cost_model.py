@@ -73,6 +73,13 @@ def test_seconds_within_15_percent_of_the_measured(case):
     assert seconds == pytest.approx(MEASURED[case], rel=0.15)
 
 
+@pytest.mark.parametrize(("hosts", "measured_s"), [(3, 0.631), (4, 0.805), (5, 1.000)])
+def test_sliced_over_open_mpis_linear_reduces(hosts, measured_s):
+    """Whoever has been served begins the next call: stages one after another would be a third longer."""
+    alone = Cluster(list(range(hosts)), RATE, RATE, 1e-4)
+    assert predict("sliced", alone, 8_000_000, "openmpi").seconds == pytest.approx(measured_s, rel=0.15)
+
+
 def test_thousands_of_nodes():
     """Every strategy there; nobody's port carries less than the bound, and the leaders' ring no more."""
     large = Cluster(np.arange(4096 * 8) // 8, 25e9, 25e9, 3e-6)
