@@ -8,6 +8,8 @@ clock.py          every node's clock against rank 0's
 launcher.py       the mpirun command of this machine
 buffers.py        a rank's flat buffers: its own memory, or memory that its node's ranks share
 sharded.py        vectors that no rank holds whole (ZeRO)
+device_buffers.py both buffers on a GPU, and what exchanges them there under mpi4py's names:
+  nccl.py         NCCL        gpu_aware.py  an MPI library that takes them        alone.py  one rank, nobody to ask
 waiting.py        waiting that leaves the core to those who work
 progress.py       exchanges under way, moved on between pieces of compute or to the end
 wire.py           float32 or bfloat16 between ranks
