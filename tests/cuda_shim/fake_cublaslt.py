@@ -8,6 +8,7 @@ import ctypes
 import itertools
 
 import numpy as np
+from cuda_shim.fake_streams import stream_at
 from cuda_shim.memory import to_bfloat16, widen
 
 DTYPES = {0: np.float32, 14: np.uint16}
@@ -71,6 +72,9 @@ class FakeCublasLt:
         self.runs.append(ctypes.c_byte.from_address(algorithm).value)
         if self.runs[-1] == self.refused:
             return NOT_SUPPORTED
+        queue = stream_at(stream)
+        if queue is not None:
+            queue.run()  # its turn comes after what was queued before
         left, right, out = (self._matrix(*pair) for pair in ((a, a_layout), (b, b_layout), (d, d_layout)))
         left, right = (
             widen(matrix).T if self._attribute(descriptor, key, np.int32) else widen(matrix)
