@@ -60,8 +60,8 @@ class HostBridge(Bridge):
 
     A range's gradients are final for the strategy when their copy has landed; nobody waits for that before the update,
     but pokes look. A strategy that does not keep gradients is told at fixed moments instead, as it exchanges parameters
-    in between, in one order on all ranks: a range when the next one is final. That is also when its place, in host
-    memory and on the GPU, may be written again.
+    in between, in one order on all ranks: a range when the next one is final, the last at once. From then on its place,
+    in host memory and on the GPU, may be written again.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, copies: Copies):
@@ -95,10 +95,15 @@ class HostBridge(Bridge):
 
     def gradients_final(self, start, stop):
         if not self.keeps_gradients:
-            with self.tracer.interruption("copy_out"):
-                self._land_all()
+            self._make_room()
         copy = self.copies.out(self.model.gradients[start:stop], self.exchanged.gradients[start:stop])
         self.on_the_way.append((start, stop, copy))
+        if not self.keeps_gradients and start == 0:  # backward ends; another begins by writing where this range lies
+            self._make_room()
+
+    def _make_room(self):
+        with self.tracer.interruption("copy_out"):
+            self._land_all()
 
     def poke(self):
         if self.keeps_gradients:

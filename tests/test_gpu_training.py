@@ -14,6 +14,7 @@ from cuda_shim import fake_cupy, fake_streams
 from cuda_shim.fake_cublaslt import FakeCublasLt
 from cuda_shim.shim import Shim, lasting_build
 
+from dist.world import world_of
 from gpt2.cupy_kernels import cublaslt, device
 from gpt2.shards import write_shard
 from strategies import OWN_EXCHANGES, STRATEGIES
@@ -55,8 +56,9 @@ class Trainer:
         fake_cupy.install(self.monkeypatch, self.shim, **{"gpus": 4, "nccl": True} | machine)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
         arguments = map(str, [*SMALL, *USUAL, *data, "--out", out, *flags])
+        registered = fake_cupy.Host.registered
         self.train.train(self.train.parse_settings("", list(arguments)), world)
-        assert not fake_cupy.Host.pinned or "numpy" in flags or world.size, "all that was pinned is let go"
+        assert fake_cupy.Host.registered == registered, "all memory that was pinned is let go"
         world.comm.Barrier()
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]
@@ -68,6 +70,13 @@ class Trainer:
 @pytest.fixture
 def trainer(comm, monkeypatch, tmp_path):
     return None if comm is None else Trainer(comm, monkeypatch, tmp_path)
+
+
+def self_world():
+    """This rank alone."""
+    from mpi4py import MPI
+
+    return world_of(MPI.COMM_SELF, MPI.COMM_SELF)
 
 
 def cases(ranks):
@@ -89,15 +98,198 @@ def cases(ranks):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_every_transport_gives_numpys_curve(comm, trainer):
-    import time
-    t0 = time.time()
     reference = {}
     for server in ([], ["--server", "dedicated"]) if comm.size > 1 else ([],):
         reference[bool(server)], _ = trainer.run("--backend", "numpy", "--strategy", "reduce-bcast", *server)
     for flags, transport in cases(comm.size):
-        t = time.time()
         curve, checkpoints = trainer.run("--backend", "cupy", *flags)
-        if comm.rank == 0: print(f"{time.time()-t:.2f}", flags, file=sys.__stderr__)
         assert trainer.config["settings"]["transport"] == transport
         np.testing.assert_allclose(curve, reference["--server" in flags], rtol=1e-4, err_msg=str(flags))
         assert len(checkpoints) == 1
+
+
+DEEP = ["--n-layer", 3, "--grad-accum", 2]  # layers that take turns in ZeRO's places, micro-steps that add up
+LATE = (
+    ["--strategy", "reduce-scatter", "--transport", "host"],
+    ["--strategy", "hierarchical", "--overlap", "--wire", "bfloat16"],
+    ["--strategy", "zero-2", "--overlap", *DEEP],
+    ["--strategy", "zero-3", "--overlap", *DEEP],
+    ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--transport", "host"],
+    ["--strategy", "sliced", "--dtype", "bfloat16", "--transport", "gpu-aware"],
+    ["--strategy", "allreduce", "--dtype", "bfloat16", "--transport", "nccl"],
+)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
+    """Late copies, late kernels, a stream ahead of another, memory that cannot be pinned: the same bits, run after run."""
+    import gpu_copies
+
+    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)  # of 59 thousand parameters
+    for flags in LATE:
+        machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
+        if comm.size > 1:
+            machines = machines[:2]
+        (curve, checkpoint), *others = [trainer.run("--backend", "cupy", *flags, **machine) for machine in machines]
+        for other_curve, other_checkpoint in others:
+            np.testing.assert_array_equal(other_curve, curve, err_msg=str(flags))
+            assert other_checkpoint == checkpoint, flags
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
+    """The same global batch on one rank; and NumPy's float32, further off."""
+    alone = self_world()
+    serial, _ = trainer.run("--backend", "cupy", "--dtype", "bfloat16", "--batch-size", comm.size, world=alone)
+    exact, _ = trainer.run("--backend", "numpy")
+    assert 1e-5 < np.abs(serial / exact - 1).max() < 2e-2
+    for name in ("reduce-scatter", "reduce-bcast", "tree", "zero-3"):
+        for transport in ("auto", "host"):
+            flags = ["--dtype", "bfloat16", "--strategy", name, "--transport", transport]
+            curve, _ = trainer.run("--backend", "cupy", *flags)
+            np.testing.assert_allclose(curve, serial, rtol=5e-3, err_msg=str(flags))
+
+
+@pytest.mark.ranks(2)
+def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
+    _, (before,) = trainer.run("--backend", "cupy", "--strategy", "sliced")
+    init = trainer.folder / "model.bin"
+    if comm.rank == 0:
+        init.write_bytes(before)
+    comm.Barrier()
+    losses = []
+    for flags in (["numpy"], ["cupy"], ["cupy", "--strategy", "hierarchical"], ["cupy", "--strategy", "zero-3"]):
+        curve, (after,) = trainer.run("--backend", *flags, "--init", init, "--lr", 0, "--seed", 5)
+        losses.append(curve[-1])
+        assert after == before, flags
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+def broken_waits():
+    """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
+    from gpu_bridge import HostBridge
+    from gpu_copies import Copied, Copies
+
+    into, computed = Copies.into, Copies.computed
+
+    def never(self):
+        mark = computed(self)
+        mark.event.stream = None
+        return mark
+
+    def gradients_final(bridge, start, stop):
+        copy = bridge.copies.out(bridge.model.gradients[start:stop], bridge.exchanged.gradients[start:stop])
+        bridge.on_the_way.append((start, stop, copy))
+
+    host, zero = ["--strategy", "reduce-scatter", "--transport", "host"], ["--strategy", "zero-3", "--overlap", *DEEP]
+    return {
+        "copies out are not waited for": (Copied, "Test", lambda self: True, host, "copies"),
+        "compute does not wait for copies in": (Copies, "before_compute", lambda self, copy: None, host, "copies"),
+        "copies out do not wait for compute": (Copies, "computed", never, host, "first stream"),
+        "copies in do not wait for their place": (
+            Copies, "into", lambda self, host, target, after=None: into(self, host, target), zero, "first stream",
+        ),
+        "two ranges are in one place": (HostBridge, "gradients_final", gradients_final, zero, "copies"),
+    }  # fmt: skip
+
+
+@pytest.mark.ranks(1)
+def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
+    import gpu_copies
+
+    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)
+    for what, (kind, name, broken, flags, lag) in broken_waits().items():
+        right, _ = trainer.run("--backend", "cupy", *flags, "--steps", 3, lag=lag)
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, broken)
+            try:
+                wrong, _ = trainer.run("--backend", "cupy", *flags, "--steps", 3, lag=lag)
+            except SystemExit:  # the loss was not a number
+                continue
+        assert not np.allclose(wrong, right, rtol=1e-4), what
+
+
+MISTAKES = {
+    "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
+    "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
+    "heads": (["--n-head", 2], {}, "heads of 32 channels, expected 64 or 128"),
+    "one GPU": ([], {"gpus": 1}, "ranks 0, 1 have one GPU on {host}, expected one each"),
+    "no NCCL": (["--transport", "nccl"], {"nccl": False}, "--transport nccl: CuPy finds no libnccl.so.2: pip install"),
+    "NCCL on one GPU": (["--transport", "nccl", "--share-gpus"], {"gpus": 1}, "start a rank for each GPU"),
+    "not GPU-aware": (["--transport", "gpu-aware"], {"aware": False}, "--transport gpu-aware: this MPI says it is not"),
+    "GPU-aware, it says": (["--transport", "gpu-aware"], {"proven": False}, "comes out wrong"),
+    "ring over NCCL": (["--strategy", "ring", "--transport", "nccl"], {}, "--transport nccl with --strategy ring"),
+    "auto over NCCL": (["--strategy", "auto", "--transport", "nccl"], {}, "name a strategy"),
+    "memory for the buffers": (["--n-layer", 12], {"free": 36 << 20}, "out of GPU memory: 0.00 GB asked for"),
+    "memory for copies": (["--transport", "host"], {"free": 60 << 20}, "out of GPU memory: 0.02 GB asked for"),
+    "memory for AdamW": (["--strategy", "ring", "--n-layer", 12], {"free": 103 << 20}, "out of GPU memory"),
+    "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
+    "bfloat16 on cores": (["--backend", "numpy", "--dtype", "bfloat16"], {}, "which computes in float32: use"),
+    "NCCL on cores": (
+        ["--backend", "numpy", "--transport", "nccl"],
+        {},
+        "arrays are in host memory: use --backend cupy",
+    ),
+    "bfloat16 by auto": (["--backend", "auto", "--dtype", "bfloat16"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
+}
+
+
+@pytest.mark.ranks(2)
+def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
+    import transports
+
+    for what, (flags, machine, says) in MISTAKES.items():
+        aware, proven = machine.pop("aware", True), machine.pop("proven", True)
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(transports, "says_gpu_aware", lambda aware=aware: (aware, "this test"))
+            patch.setattr(transports, "is_proven", lambda *arguments, proven=proven: proven)
+            with pytest.raises(SystemExit) as ended:
+                trainer.run("--backend", "cupy", *flags, **machine)
+        assert ended.value.code == 2, what
+        text = capsys.readouterr().err
+        expected = f"error: {says.format(host=trainer.world.host)}" if says.startswith("ranks") else says
+        assert comm.rank or (text.count("error: ") == 1 and expected in text), f"{what}: {text}"
+        assert comm.rank == 0 or not text, what
+
+
+@pytest.mark.ranks(2)
+def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
+    """Backend and transport, and the reasons that are recorded."""
+    import transports
+
+    trainer.run(gpus=None)
+    assert trainer.config["settings"]["backend"] == "numpy"
+    assert "--backend auto takes numpy: --backend cupy: no GPU" in capsys.readouterr().out or comm.rank
+    trainer.run("--n-head", 2)
+    assert trainer.config["settings"]["backend"] == "numpy"
+    trainer.run()
+    assert trainer.config["settings"]["backend"] == "cupy"
+    assert trainer.config["settings"]["transport"] == "nccl"
+    assert len({gpu["id"] for gpu in trainer.config["gpus"]}) == 2
+    assert "GPUs          2: shim" in capsys.readouterr().out or comm.rank
+    trainer.run("--share-gpus", gpus=1)
+    assert trainer.config["settings"]["transport"] == "gpu-aware"
+    assert "NCCL wants a GPU for each rank" in trainer.config["transport_why"]
+    monkeypatch.setattr(transports, "says_gpu_aware", lambda: (False, "this test"))
+    trainer.run(nccl=False)
+    assert trainer.config["settings"]["transport"] == "host"
+    assert "no libnccl.so.2; this MPI says it is not GPU-aware (this test)" in trainer.config["transport_why"]
+
+
+@pytest.mark.ranks(2)
+def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
+    """The libraries of Python's registry are not; what counts is that asking finds their function and does no harm."""
+    from dist.gpu_aware import says_gpu_aware
+
+    aware, source = says_gpu_aware()
+    assert source in ("MPIX_Query_cuda_support", "MPIX_GPU_query_support")
+    assert len(set(comm.allgather(aware))) == 1
+
+
+def test_who_shares_a_gpu():
+    from gpus import shared_gpus
+
+    places = [{"rank": rank, "host": host} for rank, host in enumerate("aaabb")]
+    identities = [{"id": name} for name in ("x", "y", "x", "x", "y")]
+    assert shared_gpus(places, identities) == [("a", [0, 2])]

@@ -93,9 +93,9 @@ class Pointer:
 
 
 class Host:
-    """Which host memory is pinned: address and bytes."""
+    """Which host memory is pinned: address and bytes; how many pieces of it have been registered."""
 
-    pinned, refuses = {}, False  # noqa: RUF012
+    pinned, refuses, registered = {}, False, 0
 
     @classmethod
     def is_pinned(cls, address, nbytes):
@@ -114,10 +114,12 @@ class Host:
         if cls.refuses or overlaps:
             raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered or another")
         cls.pinned[address] = nbytes
+        cls.registered += 1
 
     @classmethod
     def unregister(cls, address):
         del cls.pinned[address]
+        cls.registered -= 1
 
 
 class OutOfMemoryError(MemoryError):

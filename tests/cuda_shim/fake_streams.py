@@ -11,12 +11,13 @@ NOT_READY = 600
 LAGS = {
     "copies": lambda stream, is_copy: is_copy,  # kernels run when they are launched, copies when they are waited for
     "other streams": lambda stream, is_copy: stream.number > 0,  # all but the first, the one that computes
+    "all but copies in": lambda stream, is_copy: stream.number in (0, 1),
     "first stream": lambda stream, is_copy: stream.number == 0,
 }
 
 
 class Stream:
-    streams, lag = [], "copies"  # noqa: RUF012 - one GPU's
+    streams, lag = [], "copies"
     current = None
 
     def __init__(self, non_blocking=False):
@@ -61,7 +62,7 @@ class Stream:
 
 
 class Event:
-    events = weakref.WeakValueDictionary()
+    events = weakref.WeakValueDictionary()  # noqa: RUF012
 
     def __init__(self, block=False, disable_timing=False):
         self.stream, self.position = None, 0
