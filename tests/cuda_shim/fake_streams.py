@@ -12,6 +12,7 @@ LAGS = {
     "copies": lambda stream, is_copy: is_copy,  # kernels run when they are launched, copies when they are waited for
     "other streams": lambda stream, is_copy: stream.number > 0,  # all but the first, the one that computes
     "all but copies in": lambda stream, is_copy: stream.number in (0, 1),
+    "everything": lambda stream, is_copy: True,
     "first stream": lambda stream, is_copy: stream.number == 0,
 }
 
