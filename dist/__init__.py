@@ -10,6 +10,8 @@ buffers.py        a rank's flat buffers: its own memory, or memory that its node
 sharded.py        vectors that no rank holds whole (ZeRO)
 live.py           which phase every rank is in, readable while MPI hangs
 watchdog.py       a rank that others wait for is named while the job hangs
+device_buffers.py both buffers on a GPU, and what exchanges them there under mpi4py's names:
+  nccl.py         NCCL        gpu_aware.py  an MPI library that takes them        alone.py  one rank, nobody to ask
 waiting.py        waiting that leaves the core to those who work
 progress.py       exchanges under way, moved on between pieces of compute or to the end
 wire.py           float32 or bfloat16 between ranks

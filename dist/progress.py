@@ -70,7 +70,10 @@ class Progress:
 
 
 def poking(functions: SimpleNamespace, poke: Callable[[], object]) -> SimpleNamespace:
-    """The same functions, each followed by a poke: so that exchanges move on between pieces of compute."""
+    """The same functions, each followed by a poke: so that exchanges move on between pieces of compute.
+
+    What is no function (the device they run on) stays as it is.
+    """
 
     def followed(function):
         @wraps(function)
@@ -81,4 +84,5 @@ def poking(functions: SimpleNamespace, poke: Callable[[], object]) -> SimpleName
 
         return call
 
-    return SimpleNamespace(**{name: followed(function) for name, function in vars(functions).items()})
+    members = vars(functions).items()
+    return SimpleNamespace(**{name: followed(member) if callable(member) else member for name, member in members})

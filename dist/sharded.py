@@ -1,5 +1,6 @@
 """Flat vectors that no rank holds whole: the parts it owns, and room for the ranges that are in use (ZeRO)."""
 
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -30,23 +31,24 @@ class Parts:
 
 
 class Slots:
-    """Stands in for a flat float32 vector of which a range exists only while its turn lasts.
+    """Stands in for a flat vector of which a range exists only while its turn lasts.
 
     The first range and the last have memory of their own; those between, the layers, take turns in LAYER_SLOTS slots:
     neighbours never meet. slot_of[start, stop] is a range's slot. Indexed [start:stop] within one range it gives a
-    view, as a whole vector would; whoever uses it sees to it that what lies there is that range's.
+    view, as a whole vector would; whoever uses it sees to it that what lies there is that range's. zeros(length) makes
+    the memory, on a GPU for instance; None: float32 of the host.
     """
 
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, ranges):
+    def __init__(self, ranges, zeros=None):
         self.shape = (ranges[-1][1],)
         turns = [1 + index % LAYER_SLOTS for index in range(len(ranges) - 2)]
         self.slot_of = dict(zip(ranges, [0, *turns, 1 + LAYER_SLOTS], strict=True))
         lengths = [0] * (2 + LAYER_SLOTS)
         for (start, stop), slot in self.slot_of.items():
             lengths[slot] = max(lengths[slot], stop - start)
-        self.memory = [np.zeros(length, np.float32) for length in lengths]
+        zeros = zeros or partial(np.zeros, dtype=np.float32)
+        self.memory = [zeros(length) for length in lengths]
+        self.dtype = self.memory[0].dtype
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, slot = next((low, slot) for (low, high), slot in self.slot_of.items() if low <= part.start < high)

@@ -39,7 +39,7 @@ KERNELS = (
 
 
 def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
-    """The kernels of `backend`, bound to what they run on: `kernels.gelu_backward(dinputs, saved)`.
+    """The kernels of `backend`, bound to what they run on, their `device`: `kernels.gelu_backward(dinputs, saved)`.
 
     numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
     """
@@ -57,5 +57,6 @@ def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
 
 
 def bind(kernel_set, device) -> SimpleNamespace:
-    """The functions of a kernel set with their first argument filled in."""
-    return SimpleNamespace(**{name: partial(getattr(kernel_set, name), device) for name in KERNELS})
+    """The functions of a kernel set with their first argument filled in, and that argument: `device`."""
+    functions = {name: partial(getattr(kernel_set, name), device) for name in KERNELS}
+    return SimpleNamespace(**functions, device=device)

@@ -24,7 +24,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._log = (self.path / "log.jsonl").open("w", buffering=1)
 
-    def write_config(self, settings, world, mpi_library: str, parameters: int, threads: int, links: list) -> None:
+    def write_config(self, settings, world, mpi_library: str, facts: dict) -> None:
+        """facts: of this run, beside its settings."""
         config = {
             "settings": asdict(settings),
             "command": sys.argv,
@@ -32,11 +33,8 @@ class RunFolder:
             "versions": versions("gpt2-mpi", "numpy", "numba", "mpi4py"),
             "machine": machine(),
             "mpi_library": mpi_library,
-            "parameters": parameters,
-            "threads_per_rank": threads,
             "ranks": world.places,
-            "links": links,
-        }
+        } | facts
         with file_errors(self.path, "choose another --out"):
             (self.path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 

@@ -12,6 +12,7 @@ import mpi4py
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from report import Progress, settings_table, slowest
+from run_facts import run_facts
 from train_settings import complete, parse_settings
 from training_run import TrainingRun
 
@@ -32,7 +33,7 @@ def train(settings, world):
     settings = run.settings
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
     progress = Progress(settings.steps, world.print, world.places)
-    world.print(settings_table(settings, run.facts()))
+    world.print(settings_table(settings, run_facts(run)))
     with closing(tracer):
         for step in range(1, settings.steps + 1):
             lr = run.schedule.at(step)

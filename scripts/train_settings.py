@@ -10,11 +10,23 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
-from strategies import SERVERS, STRATEGIES, WIRES, check_exchange, check_strategy, check_wire
+from strategies import (
+    DEVICE_TRANSPORTS,
+    SERVERS,
+    STRATEGIES,
+    TRANSPORTS,
+    WIRES,
+    check_exchange,
+    check_strategy,
+    check_transport,
+    check_wire,
+)
 from traces import RunError
 from traces.recorder import parse_steps
 
-AUTO = "auto"  # not a strategy: chosen by model and trial once links are measured
+AUTO = "auto"  # a strategy by model and trial once links are measured; kernels and transport by what is there
+
+DTYPES = ("float32", "bfloat16")
 
 
 def setting(default, text, **options):
@@ -58,7 +70,10 @@ class Settings:
     beta2: float = setting(0.95, "AdamW's second moment")
     eps: float = setting(1e-8, "AdamW's epsilon")
     grad_clip: float = setting(1.0, "highest global norm of the gradients, 0 for any")
-    backend: str = setting("auto", "kernels; auto takes what the machine has", choices=("auto", "numpy"))
+    backend: str = setting("auto", "kernels; auto takes what the machine has", choices=(AUTO, "numpy", "cupy"))
+    dtype: str = setting("float32", "of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
+    transport: str = setting("auto", "between GPUs: what carries the exchange", choices=(AUTO, *TRANSPORTS))
+    share_gpus: bool = setting(False, "yes, several ranks on one GPU: to try things out")
     threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
     eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
@@ -102,6 +117,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     elif settings.server == "dedicated" or settings.no_exchange:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
     check_wire(settings.wire, settings.error_feedback)
+    check_arrays(settings)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
     if settings.val_data and not settings.train_data:
@@ -125,6 +141,28 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
             "lower it, or raise --context"
         )
     return settings, config
+
+
+def check_arrays(settings: Settings, why: str = "") -> None:
+    """UserError where backend, dtype, transport and strategy do not go together. why: of a backend that auto took."""
+    if settings.backend == "numpy" and settings.dtype != "float32":
+        raise UserError(
+            f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
+            "leave it out"
+        )
+    if settings.transport not in DEVICE_TRANSPORTS:
+        return
+    if settings.backend == "numpy":
+        raise UserError(
+            f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
+            "--backend cupy, or leave it out"
+        )
+    if settings.strategy == AUTO:
+        raise UserError(
+            f"--transport {settings.transport} with --strategy auto, which tries exchanges from host memory: name a "
+            "strategy"
+        )
+    check_transport(settings.strategy, settings.transport)
 
 
 def model_config(settings: Settings) -> GPT2Config:

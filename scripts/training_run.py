@@ -1,4 +1,4 @@
-"""What a training run is made of, put together in order: data, folder, buffers, strategy, model, tracer."""
+"""What a training run is made of, put together in order: backend, data, parameters, folder, tracer, strategy, model."""
 
 import math
 import resource
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from auto_strategy import choose_strategy
+from choose_backend import choose_backend
 from run_folder import RunFolder, default_run_folder
 from train_settings import AUTO, checkpoint_file
 from worker import Worker
@@ -20,18 +21,18 @@ from dist.watchdog import Watchdog
 from dist.world import end_with_one_line, library_name
 from gpt2 import llmc, texts, windows
 from gpt2.errors import UserError
-from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.schedule import Schedule
 from gpt2.shards import file_errors, open_shards
 from gpt2.windows import Windows
-from strategies import STRATEGIES, Job, worker_count
+from strategies import Job, worker_count
 from traces import Tracer
 from traces.clocks import write_end_clocks
 from traces.counters import CounterFile
 from traces.phases import EXCHANGE, PHASES
+from traces.stream_times import GPU_PHASES
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -43,20 +44,23 @@ class TrainingRun:
         self.config, self.world = config, world
         self.layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
         self.links = probe_links(world)
-        self.settings = settings = self._with_strategy(settings)
+        settings = self._with_strategy(settings)
         self.threads = settings.threads or threads_per_rank(world)
-        self.kernels = load_kernels("numpy" if settings.backend == "auto" else settings.backend, self.threads)
+        adamw = AdamWSettings(settings.beta1, settings.beta2, settings.eps, settings.weight_decay)
+        chosen = choose_backend(settings, config, world, self.layout, adamw, self.threads)
+        self.settings, new_backend, self.backend_facts = settings, *_ = chosen
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         train, val = self._open_data()
-        self.buffers = STRATEGIES[settings.strategy].buffers(world, self.layout.size, self.layout.ranges)
-        self.parameters, self.gradients = self._new_parameters()
+        self.backend = new_backend()
+        self.parameters = self._filled_parameters()
         self.folder = self._make_folder()
         self.watchdog = self._new_watchdog()
         self.tracer = self._new_tracer()
-        self.strategy = STRATEGIES[settings.strategy](self._job())
+        self.strategy = self.backend.new_strategy(self._job())
         self.validates = val is not None
-        self.worker = None if self.strategy.worker is None else self._new_worker(train, val)
+        with world.together(UserError):
+            self.worker = None if self.strategy.worker is None else self._new_worker(train, val)
 
     def _with_strategy(self, settings):
         """The settings, with `auto` decided."""
@@ -84,15 +88,16 @@ class TrainingRun:
                 windows.check_tokens(val.shards, self.config.vocab_size, world.rank, world.size)
         return train, val
 
-    def _new_parameters(self) -> tuple[Parameters, Parameters]:
-        parameters = Parameters(self.layout, self.buffers.parameters)
-        gradients = Parameters(self.layout, self.buffers.gradients)
+    def _filled_parameters(self) -> Parameters:
+        """The first parameters, in host memory; the buffers have them when it returns."""
+        buffers, init = self.backend.buffers, self.settings.init
+        parameters = Parameters(self.layout, self.backend.host_parameters)
         with self.world.together(UserError):
-            if self.buffers.fills_parameters and self.settings.init == "random":
-                initialize(parameters, self.settings.seed, self.buffers.filled)
-            elif self.buffers.fills_parameters:
-                llmc.read_parameters(checkpoint_file(self.settings.init), parameters, self.buffers.filled)
-        return parameters, gradients
+            if buffers.fills_parameters and init == "random":
+                initialize(parameters, self.settings.seed, buffers.filled)
+            elif buffers.fills_parameters:
+                llmc.read_parameters(checkpoint_file(init), parameters, buffers.filled)
+        return parameters
 
     def _make_folder(self) -> RunFolder | None:
         """Rank 0's run folder, with config.json."""
@@ -100,7 +105,8 @@ class TrainingRun:
         with world.together(UserError):
             if world.rank == 0:
                 folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy))
-                folder.write_config(s, world, library_name(), self.layout.count, self.threads, self.links)
+                facts = {"parameters": self.layout.count, "threads_per_rank": self.threads, "links": self.links}
+                folder.write_config(s, world, library_name(), facts | self.backend_facts)
         self.path = world.comm.bcast(folder.path if folder else None)
         return folder
 
@@ -119,16 +125,21 @@ class TrainingRun:
             if world.local_rank == 0 and world.node_count > 1 and self.settings.trace != "off":
                 ports = Ports()
                 counters = CounterFile(folder, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
-            return Tracer(folder, identity, self.settings.trace, clock, counters, on_phase)
+            device = {} if self.settings.backend == "numpy" else self._device()
+            return Tracer(folder, identity, self.settings.trace, clock, counters, on_phase, **device)
+
+    def _device(self) -> dict:
+        """What the tracer times phases on: with NCCL the exchange is queued on the stream too."""
+        on_stream = (*GPU_PHASES, *EXCHANGE) if self.settings.transport == "nccl" else GPU_PHASES
+        return {"device": self.backend.kernels.device, "on_stream": on_stream}
 
     def _job(self) -> Job:
-        s = self.settings
-        adamw = AdamWSettings(s.beta1, s.beta2, s.eps, s.weight_decay)
+        s, backend = self.settings, self.backend
         return Job(
-            world=self.world,
-            buffers=self.buffers,
-            new_optimizer=lambda start, stop: AdamW(self.kernels, self.layout, start, stop, adamw),
-            sum_of_squares=self.kernels.sum_of_squares,
+            world=backend.world,
+            buffers=backend.buffers,
+            new_optimizer=backend.new_optimizer,
+            sum_of_squares=backend.sum_of_squares,
             max_norm=s.grad_clip,
             tracer=self.tracer,
             server=s.server,
@@ -139,25 +150,12 @@ class TrainingRun:
         )
 
     def _new_worker(self, train, val) -> Worker:
-        s, strategy = self.settings, self.strategy
-        kernels = poking(self.kernels, strategy.poke) if s.overlap else self.kernels
-        model = GPT2(kernels, self.parameters, self.gradients, s.batch_size, s.seq_len, strategy.before_use)
+        s, strategy, backend = self.settings, self.strategy, self.backend
+        kernels = poking(backend.kernels, strategy.poke) if s.overlap else backend.kernels
+        arrays = (Parameters(self.layout, flat) for flat in (backend.model.parameters, backend.model.gradients))
+        model = GPT2(kernels, *arrays, s.batch_size, s.seq_len, strategy.before_use)
         place = (strategy.worker, strategy.workers)
         return Worker(model, train, val, s.grad_accum, *place, self.tracer, strategy.keeps_gradients)
-
-    def facts(self) -> dict[str, str]:
-        """What follows from the settings and the machine, for the table."""
-        s, c, world = self.settings, self.config, self.world
-        tokens = self.global_batch * s.seq_len
-        return {
-            "model": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context {c.context}, "
-            f"{c.vocab_size} tokens: {self.layout.count:,} parameters",
-            "ranks": f"{world.size} on {world.node_count} nodes, {self.strategy.workers} compute, "
-            f"{self.threads} threads on rank 0",
-            "step": f"{self.global_batch} sequences of {s.seq_len}: {tokens:,} tokens",
-            "MPI": library_name(),
-            "run folder": str(self.path),
-        }
 
     def meet(self, loss_part: float) -> tuple[float, float, list[float]]:
         """The step's end, where all ranks meet: the loss; the workers' mean seconds of exposed exchange; by rank the
@@ -217,6 +215,7 @@ class TrainingRun:
         """The layout's ranges, each when its parameters are there. Collective: all ranks go through all of them."""
         for start, stop in self.layout.ranges:
             self.strategy.before_use(start, stop)
+            self.backend.fetch(start, stop)
             yield start, stop
 
     def finish(self) -> None:
@@ -233,4 +232,4 @@ class TrainingRun:
                 self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")
         if self.watchdog:
             self.watchdog.close()
-        self.buffers.close()
+        self.backend.close()

@@ -34,15 +34,19 @@ from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 __all__ = [
+    "DEVICE_TRANSPORTS",
     "OWN_EXCHANGES",
     "SERVERS",
     "STRATEGIES",
+    "TRANSPORTS",
     "WIRES",
     "Job",
     "Strategy",
     "check_exchange",
     "check_strategy",
+    "check_transport",
     "check_wire",
+    "exchanges_on_device",
     "worker_count",
 ]
 
@@ -63,6 +67,8 @@ OWN_EXCHANGES = (Bucketed, Zero2)  # with what derives from them: messages of ou
 
 SERVERS = ("colocated", "dedicated")
 WIRES = ("float32", "bfloat16")
+TRANSPORTS = ("host", "gpu-aware", "nccl")
+DEVICE_TRANSPORTS = ("gpu-aware", "nccl")  # between arrays on GPUs
 
 
 def worker_count(server: str, ranks: int) -> int:
@@ -94,6 +100,21 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
         raise UserError(
             f"--error-feedback with --strategy {name}: what rounding loses is as large as the gradients, which no rank "
             "is to hold: leave it out, or use hierarchical-sharded"
+        )
+
+
+def exchanges_on_device(name: str) -> bool:
+    """Whether its exchange can stay on GPUs: its messages are MPI's collectives, which others offer there, too."""
+    return not issubclass(STRATEGIES[name], OWN_EXCHANGES)
+
+
+def check_transport(name: str, transport: str) -> None:
+    """UserError where an exchange that starts in host memory is asked to stay on the GPUs."""
+    if transport in DEVICE_TRANSPORTS and not exchanges_on_device(name):
+        others = ", ".join(other for other in STRATEGIES if exchanges_on_device(other) and other != "none")
+        raise UserError(
+            f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
+            f"--transport host, or one of {others}"
         )
 
 

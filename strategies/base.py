@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dist.buffers import NodeBuffers, OwnBuffers
+from dist.device_buffers import DeviceBuffers
 from dist.world import World
 from gpt2.optimizer import AdamW
 
@@ -12,8 +13,10 @@ from gpt2.optimizer import AdamW
 class Job:
     """What a strategy works with.
 
-    buffers: this rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of
-    the kind that the strategy's class names, so perhaps not whole (dist/sharded.py). new_optimizer(start, stop): an
+    world: where this rank is; its `comm` has MPI's collectives for arrays that lie where the buffers do. buffers: this
+    rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of the kind that
+    the strategy's class names, so perhaps not whole (dist/sharded.py), or, if all it calls is MPI's collectives, on a
+    GPU (dist/device_buffers.py). new_optimizer(start, stop): an
     AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never;
     tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
     has a server.
@@ -24,7 +27,7 @@ class Job:
     """
 
     world: World
-    buffers: OwnBuffers | NodeBuffers
+    buffers: OwnBuffers | NodeBuffers | DeviceBuffers
     new_optimizer: Callable[[int, int], AdamW]
     sum_of_squares: Callable[[object], float]
     max_norm: float

@@ -17,7 +17,7 @@ class ReduceScatter(Strategy):
     def __init__(self, job):
         super().__init__(job)
         block = len(self.parameters) // self.comm.size
-        self.block_sum = np.zeros(block, self.gradients.dtype)
+        self.block_sum = np.zeros_like(self.gradients[:block])  # where they lie: in host memory, or on a GPU
         self.own = slice(self.comm.rank * block, (self.comm.rank + 1) * block)
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 

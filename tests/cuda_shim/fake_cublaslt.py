@@ -8,6 +8,7 @@ import ctypes
 import itertools
 
 import numpy as np
+from cuda_shim.fake_streams import stream_at
 from cuda_shim.memory import to_bfloat16, widen
 
 DTYPES = {0: np.float32, 14: np.uint16}
@@ -71,22 +72,30 @@ class FakeCublasLt:
         self.runs.append(ctypes.c_byte.from_address(algorithm).value)
         if self.runs[-1] == self.refused:
             return NOT_SUPPORTED
-        left, right, out = (self._matrix(*pair) for pair in ((a, a_layout), (b, b_layout), (d, d_layout)))
-        left, right = (
-            widen(matrix).T if self._attribute(descriptor, key, np.int32) else widen(matrix)
-            for matrix, key in ((left, 3), (right, 4))
-        )
-        product = ctypes.c_float.from_address(alpha).value * (left @ right)
-        scale = ctypes.c_float.from_address(beta).value
-        if scale:
-            product = product + scale * widen(self._matrix(c, c_layout))
-        product = self._epilogue(descriptor, product, right, out.dtype)
-        out[...] = _as(product, out.dtype)
-
-    def _epilogue(self, descriptor, product, right, dtype):
+        matrices = [self._matrix(*pair) for pair in ((a, a_layout), (b, b_layout), (c, c_layout), (d, d_layout))]
+        transposed = [self._attribute(descriptor, key, np.int32) for key in (3, 4)]
+        scales = [ctypes.c_float.from_address(scale).value for scale in (alpha, beta)]
         epilogue = self._attribute(descriptor, 7, np.uint32, 1)
-        bias, aux = (self._attribute(descriptor, key, np.uint64) for key in (8, 11))
-        leading = self._attribute(descriptor, 12, np.int64)
+        epilogue_arguments = [
+            self._attribute(descriptor, *key) for key in ((8, np.uint64), (11, np.uint64), (12, "i8"))
+        ]
+
+        def work():
+            left, right = (
+                widen(matrix).T if turned else widen(matrix)
+                for matrix, turned in zip(matrices[:2], transposed, strict=True)
+            )
+            product = scales[0] * (left @ right)
+            if scales[1]:
+                product = product + scales[1] * widen(matrices[2])
+            out = matrices[3]
+            out[...] = _as(self._epilogue(epilogue, *epilogue_arguments, product, right, out.dtype), out.dtype)
+
+        queue = stream_at(stream)
+        work() if queue is None else queue.add(work)
+
+    @staticmethod
+    def _epilogue(epilogue, bias, aux, leading, product, right, dtype):
         if epilogue in (4, 164):
             product = product + widen(_vector(bias, len(product), dtype))[:, None]
         if epilogue == 164:

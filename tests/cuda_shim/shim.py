@@ -1,8 +1,11 @@
 """A `device` for gpt2/cupy_kernels/launch.py that is a CPU: the .cu files through g++ and cuda_cpu.h."""
 
 import ctypes
+import hashlib
+import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +100,11 @@ class Shim:
         if library.exists():  # another test of this session has built it
             return ctypes.CDLL(str(library))
         lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
+        unit, part = (file.with_suffix(f".{os.getpid()}{file.suffix}") for file in (unit, library))  # ranks build, too
         unit.write_text("\n".join(lines))
         includes = (f"-I{SHIM}", f"-I{self.folder}")
-        subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(library), str(unit)], check=True)
+        subprocess.run(["g++", *FLAGS, *STORAGES[storage], *includes, "-o", str(part), str(unit)], check=True)
+        part.replace(library)
         return ctypes.CDLL(str(library))
 
 
@@ -107,6 +112,15 @@ def shared_build(tmp_path_factory) -> Path:
     """A folder for what every test of this session builds from the project's own sources."""
     folder = tmp_path_factory.getbasetemp() / "cuda_shim"
     folder.mkdir(exist_ok=True)
+    return folder
+
+
+def lasting_build() -> Path:
+    """A folder for what tests in several processes build: one for each state of the sources, found again next time."""
+    sources = sorted([*FOLDER.glob("*.cu*"), *SHIM.glob("*.h"), Path(__file__)])
+    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"cuda_shim-{os.getuid()}-{key}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

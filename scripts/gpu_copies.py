@@ -1,0 +1,140 @@
+"""Copies between float32 vectors in host memory and a GPU's arrays, beside the compute; an AdamW that lives by them.
+
+Host memory is pinned where it lies: the exchange buffers, windows that ranks share included, are registered with the
+driver, so a copy is one transfer and nobody copies on the host. Where the driver refuses that, CUDA itself goes
+through pinned memory of its own: the same numbers, but the host waits for each copy.
+"""
+
+import numpy as np
+
+from dist.ranges import cut
+from dist.waiting import wait
+
+CHUNK = 4 << 20  # elements that are cast, or updated, at once, while those before them are copied
+NOT_READY = 600  # cudaErrorNotReady
+
+
+class Copied:
+    """The end of a copy, to wait for as for an MPI request: `Test()`. `event`: for streams to wait for."""
+
+    def __init__(self, runtime, event):
+        self._runtime, self.event = runtime, event
+
+    def Test(self) -> bool:
+        status = self._runtime.eventQuery(self.event.ptr)
+        if status not in (0, NOT_READY):
+            self.event.synchronize()  # raises what has happened
+        return status == 0
+
+
+class Copies:
+    """Copies on two streams of `device`, one each way: each way in the order in which they were asked for.
+
+    Arrays on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two arrays (CHUNK,) float32 on
+    the GPU, for whoever sends chunks through in turns.
+    """
+
+    def __init__(self, device):
+        cuda = device.cupy.cuda
+        self.device, self._runtime = device, cuda.runtime
+        self._out, self._into = (cuda.Stream(non_blocking=True) for _ in range(2))
+        self._out_stage, self._into_stage, *self.landings = (device.empty((CHUNK,), np.float32) for _ in range(4))
+        self._pinned = []
+
+    def out(self, source, host) -> Copied:
+        """Begin to bring `source`, as it will be when all that is queued so far is done, to `host` (n,) float32."""
+        self._out.wait_event(self.computed().event)
+        for low, high in _chunks(len(host)):
+            part = source[low:high]
+            if part.dtype != np.float32:
+                part = self._out_stage[: high - low]
+                with self._out:
+                    part[:] = source[low:high]
+            part.data.copy_to_host_async(host[low:high].ctypes.data, part.nbytes, self._out)
+        return self._mark(self._out)
+
+    def into(self, host, target, after: Copied | None = None) -> Copied:
+        """Begin to bring `host` (n,) float32 to `target`, no sooner than `after`."""
+        if after is not None:
+            self._into.wait_event(after.event)
+        for low, high in _chunks(len(host)):
+            casts = target.dtype != np.float32
+            part = self._into_stage[: high - low] if casts else target[low:high]
+            part.data.copy_from_host_async(host[low:high].ctypes.data, part.nbytes, self._into)
+            if casts:
+                with self._into:
+                    target[low:high] = part
+        return self._mark(self._into)
+
+    def computed(self) -> Copied:
+        """The moment when all that is queued to be computed so far is done."""
+        return self._mark(self.device.stream)
+
+    def before_compute(self, copied: Copied) -> None:
+        """What is queued from here on is computed after this copy."""
+        self.device.stream.wait_event(copied.event)
+
+    def pin(self, array) -> None:
+        """Keep a host array, which lives as long as this object, where copies can reach it while the host goes on."""
+        if array.nbytes == 0 or any(np.may_share_memory(array, pinned) for pinned in self._pinned):
+            return
+        try:
+            self._runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
+        except self._runtime.CUDARuntimeError:
+            return  # too much is locked, or the driver cannot: see above
+        self._pinned.append(array)
+
+    def close(self) -> None:
+        """Let go of the pinned memory, before its owner frees it."""
+        for stream in (self._out, self._into):
+            stream.synchronize()
+        for array in self._pinned:
+            self._runtime.hostUnregister(array.ctypes.data)
+        self._pinned = []
+
+    def _mark(self, stream) -> Copied:
+        event = self.device.cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return Copied(self._runtime, event)
+
+
+class StagedAdamW:
+    """gpt2.optimizer.AdamW of a range [start, stop) whose parameters and gradients lie in host memory.
+
+    Moments and the float32 master copy of the parameters stay on the GPU; each update sends gradients up and parameters
+    down, in chunks: while one is updated, the next goes up and the one before comes down. new_adamw(start, stop): an
+    AdamW on the GPU. allocate() comes before the first update.
+    """
+
+    def __init__(self, new_adamw, copies: Copies, start: int, stop: int):
+        self._new_adamw, self._copies = new_adamw, copies
+        self._start, self._chunks = start, _chunks(stop - start)
+        self._is_first = True
+
+    def allocate(self) -> None:
+        """Take the GPU memory for it; UserError where that is short."""
+        size = self._chunks[-1][1] if self._chunks else 0
+        self._master = self._copies.device.empty((size,), np.float32)
+        self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
+
+    def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
+        """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
+        copies = self._copies
+        for array in (parameters, gradients):
+            copies.pin(array)
+        if self._is_first:
+            copies.before_compute(copies.into(parameters, self._master))
+            self._is_first = False
+        updated, down = [], None
+        for index, ((low, high), optimizer) in enumerate(zip(self._chunks, self._optimizers, strict=True)):
+            landing = copies.landings[index % 2][: high - low]
+            copies.before_compute(copies.into(gradients[low:high], landing, updated[-2] if index > 1 else None))
+            optimizer.update(self._master[low:high], landing, lr, gradient_scale)
+            updated.append(copies.computed())
+            down = copies.out(self._master[low:high], parameters[low:high])
+        if down is not None:
+            wait(down)
+
+
+def _chunks(count: int) -> list[tuple[int, int]]:
+    return cut(count, -(-count // CHUNK))

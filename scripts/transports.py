@@ -1,0 +1,66 @@
+"""--transport: what carries the exchange of arrays that are computed on GPUs, and why that."""
+
+from dataclasses import dataclass
+
+from dist import nccl
+from dist.alone import AloneComm
+from dist.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
+from dist.world import World
+from gpt2.errors import UserError
+from strategies import DEVICE_TRANSPORTS, check_transport, exchanges_on_device
+
+ALONE = "alone"  # on the GPU, with nobody to exchange with
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ranks found together. Each is why not, or None. shared: (host, ranks) of GPUs with several ranks."""
+
+    no_nccl: str | None
+    no_gpu_aware: str | None
+    shared: list
+
+
+def find(world: World, device, asked: str, shared: list) -> Found:
+    """What there is on all ranks; GPU-aware MPI is tried only if it is asked for, or could be chosen. Collective."""
+    no_nccl = _first(world, nccl.missing_nccl())
+    if no_nccl is None and shared:
+        no_nccl = "NCCL wants a GPU for each rank"
+    aware, source = says_gpu_aware()
+    no_gpu_aware = _first(world, None if aware else f"this MPI says it is not GPU-aware ({source})")
+    wanted = asked == "gpu-aware" or (asked == "auto" and no_nccl is not None and world.size > 1)
+    if no_gpu_aware is None and wanted and not is_proven(world.comm, device):
+        no_gpu_aware = f"this MPI says it is GPU-aware ({source}), but a sum of arrays on GPUs comes out wrong"
+    return Found(no_nccl, no_gpu_aware, shared)
+
+
+def choose_transport(asked: str, strategy: str, ranks: int, found: Found) -> tuple[str, str]:
+    """(host, gpu-aware, nccl or alone; why). UserError if what was asked for is not there."""
+    check_transport(strategy, asked)
+    if asked == "nccl" and found.no_nccl:
+        advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
+        raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
+    if asked == "gpu-aware" and found.no_gpu_aware:
+        raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
+    if asked != "auto":
+        return asked, "as asked for"
+    if not exchanges_on_device(strategy):
+        return "host", f"{strategy} sends messages of its own, from host memory"
+    if ranks == 1 or strategy == "none":
+        return ALONE, "nothing is exchanged"
+    if found.no_nccl is None:
+        return "nccl", "it is there, and each rank has a GPU of its own"
+    if found.no_gpu_aware is None:
+        return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs, and was tried"
+    return "host", f"{found.no_nccl}; {found.no_gpu_aware}"
+
+
+def device_comm(transport: str, world: World, device):
+    """The communicator for arrays on the GPU; None where they are exchanged from host memory. Collective."""
+    makers = {"nccl": nccl.NcclComm, "gpu-aware": GpuAwareComm, ALONE: lambda comm, device: AloneComm(comm)}
+    return makers[transport](world.comm, device) if transport in (*DEVICE_TRANSPORTS, ALONE) else None
+
+
+def _first(world: World, reason: str | None) -> str | None:
+    """The first reason that a rank has, on all of them."""
+    return next((each for each in world.comm.allgather(reason) if each is not None), None)
