@@ -1,5 +1,4 @@
-"""--overlap beyond backward: parameters that arrive while the next forward computes, and are waited for where it needs
-them; the same bits as without."""
+"""--overlap beyond backward: parameters arrive while the next forward computes, and it waits where it uses them."""
 
 import time
 
@@ -84,10 +83,10 @@ def nodes_of(comm, sizes):
     return world_of(comm, comm.Split(node, comm.rank))
 
 
-PLACEMENTS = {2: [[2], [1, 1]], 3: [[1, 2], [1, 1, 1]], 4: [[3, 1], [1, 2, 1]]}
+PLACEMENTS = {2: [[2], [1, 1]], 4: [[3, 1], [1, 2, 1]]}
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 4)
 def test_overlap_changes_no_bit_where_no_sum_changes_its_order(comm):
     """Sums over one node, or two, have one order; over more, or with clipping, they are compared as numbers."""
     for sizes in PLACEMENTS[comm.size]:
