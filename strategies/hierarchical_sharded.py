@@ -7,10 +7,11 @@ The bytes of hierarchical, 2 (M-1)/M D through a node's port each way. A node ho
 of it 2 D / N where nodes are alike (ZeRO-1). With bfloat16 on the wire each rank also keeps its part of the parameters
 in float32, as what is gathered is rounded.
 
---overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. Forward is a
-third of the compute and they are half of the exchange: too much for it. So a third of each bucket is all-reduced during
-backward, updated by every node as in hierarchical, and not gathered: compute and exchange are then both two thirds
-before the update and one third after it. A rank's optimizer state is 2 D (1/3 / ranks of its node + 2/3 / N).
+--overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
+of the exchange, and forward is a third of the compute: too little. So a third of each bucket is all-reduced during
+backward, updated by every node as in hierarchical, and not gathered. Of compute and exchange alike two thirds then come
+before the update and one third after it. The third costs memory: of the optimizer state a rank holds
+2 D (1/3 / ranks of its node + 2/3 / N).
 """
 
 from dist import ring
@@ -25,19 +26,12 @@ FORWARD_IS_ONE_IN = 3  # of the compute: backward makes two products for each of
 
 class HierarchicalSharded(Hierarchical):
     def _new_optimizers(self, job):
-        world = job.world
-        sharded, replicated, squares = [], [], []
-        for start, stop in (lane for bucket in self.buckets for lane in self._lane_parts(*bucket)):
-            middle = self._middle(start, stop)
-            own, own_replicated = (
-                ring.own_chunk(world.node_count, world.node, *part) for part in ((middle, stop), (start, middle))
-            )
-            sharded.append(self._share_in_node(world, *own))
-            replicated.append(self._share_in_node(world, start, middle))
-            squares += [self._share_in_node(world, *own), self._share_in_node(world, *own_replicated)]
-        self.squares_own = [slice(*part) for part in squares]
-        self.sharded = [(slice(*part), job.new_optimizer(*part)) for part in sharded]
-        self.replicated = [(slice(*part), job.new_optimizer(*part)) for part in replicated if self.overlaps]
+        lanes = [lane for bucket in self.buckets for lane in self._lane_parts(*bucket)]
+        sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
+        replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlaps]
+        self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
+        self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
+        self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
         self.parameter_wire = new_wire(job.wire, len(self.parameters))
         self.masters = None
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
@@ -46,13 +40,8 @@ class HierarchicalSharded(Hierarchical):
         return [(start + low, start + high) for low, high in cut(stop - start, len(self.lanes))]
 
     def _middle(self, start, stop):
-        """Where a lane's part of a bucket ends to be replicated and begins to be sharded."""
+        """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
         return start + (stop - start) // FORWARD_IS_ONE_IN if self.overlaps else start
-
-    @staticmethod
-    def _share_in_node(world, start, stop):
-        low, high = cut(stop - start, world.local_size)[world.local_rank]
-        return start + low, start + high
 
     def _lane_exchange(self, start, stop, arrivals, tag):
         middle = self._middle(start, stop)
@@ -74,7 +63,7 @@ class HierarchicalSharded(Hierarchical):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self._start_gathering()
             if not self.overlaps:
-                self._await_gathered(0, len(self.parameters))
+                self._await_gathered(len(self.parameters))
         return norm
 
     def _update_parts(self, lr, scale):
@@ -111,12 +100,26 @@ class HierarchicalSharded(Hierarchical):
     def before_use(self, start, stop):
         if self._arrivals_with(stop) > self.awaited:
             with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
-                self._await_gathered(start, stop)
+                self._await_gathered(stop)
 
-    def _await_gathered(self, start, stop):
+    def _await_gathered(self, stop):
         self.awaited = self._arrivals_with(stop)
         self.progress.wait(self.node.arrived(self.lanes, self.awaited))
 
     def _arrivals_with(self, stop):
         """How often a rank with a lane has arrived when it has gathered all buckets that begin below `stop`."""
         return self.updated + sum(low < stop for low, _ in self.buckets)
+
+
+def _optimized(job, parts):
+    return [(slice(*part), job.new_optimizer(*part)) for part in parts]
+
+
+def _own_shard(world, start, stop):
+    """This rank's share of its node's shard of [start, stop)."""
+    return _share_in_node(world, *ring.own_chunk(world.node_count, world.node, start, stop))
+
+
+def _share_in_node(world, start, stop):
+    low, high = cut(stop - start, world.local_size)[world.local_rank]
+    return start + low, start + high
