@@ -51,7 +51,7 @@ CLUSTER_STRATEGIES = (
     "reduce-bcast/dedicated", "sliced", "reduce-scatter", "hierarchical", "hierarchical/bfloat16/overlap",
 )  # fmt: skip
 CLUSTER_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 2 --steps 12 --eval-every 0"
-OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 200mbit"
+OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 240mbit"
 OVERLAP_TRAINING = "--n-layer 12 --n-head 4 --n-embd 256 --context 128 --batch-size 12 --steps 7 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 SHARDED = "reduce-scatter,hierarchical-sharded,zero-2,zero-3"
