@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from types import SimpleNamespace
 
-from dist.waiting import Pauses
+from dist.waiting import Condition, Pauses
 
 
 class Progress:
@@ -34,8 +34,12 @@ class Progress:
 
     def finish(self, exchange: Iterator | None = None) -> None:
         """Return when all have ended, or this one; the others move on meanwhile."""
+        self.wait(Condition(lambda: not self._is_under_way(exchange)))
+
+    def wait(self, request) -> None:
+        """Return when `request.Test()` is true, as `waiting.wait` does; what is under way moves on meanwhile."""
         pauses = Pauses()
-        while self._is_under_way(exchange):
+        while not request.Test():
             if self._move():
                 pauses.happened()
             else:

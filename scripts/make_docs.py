@@ -51,7 +51,7 @@ CLUSTER_STRATEGIES = (
     "reduce-bcast/dedicated", "sliced", "reduce-scatter", "hierarchical", "hierarchical/bfloat16/overlap",
 )  # fmt: skip
 CLUSTER_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 2 --steps 12 --eval-every 0"
-OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 400mbit"
+OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 240mbit"
 OVERLAP_TRAINING = "--n-layer 12 --n-head 4 --n-embd 256 --context 128 --batch-size 12 --steps 7 --eval-every 0"
 RANKS_STEP = "--model gpt2-124M --seq-len 64 --steps 7 --eval-every 0"
 SHARDED = "reduce-scatter,hierarchical-sharded,zero-2,zero-3"
@@ -209,8 +209,8 @@ def server_shares(run: Path) -> str:
 
 
 def overlap(folder: Path, _) -> None:
-    """A step without exchange, with it after backward, and during it: a core a rank, so that both can go on."""
-    names = ("none", "hierarchical", "hierarchical/overlap")
+    """A step without exchange, with it after computing, and during it: a core a rank, so that both can go on."""
+    names = ("none", "hierarchical-sharded", "hierarchical-sharded/overlap")
     lines = {name: [] for name in names}
     for number, name in enumerate(names * 3):  # in turns, as the machine drifts
         run = train_on(OVERLAP_CLUSTER, name, OVERLAP_TRAINING, folder / str(number))

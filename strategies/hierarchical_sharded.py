@@ -6,70 +6,120 @@
 The bytes of hierarchical, 2 (M-1)/M D through a node's port each way. A node holds 1/M of the optimizer state, a rank
 of it 2 D / N where nodes are alike (ZeRO-1). With bfloat16 on the wire each rank also keeps its part of the parameters
 in float32, as what is gathered is rounded.
+
+--overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
+of the exchange, and forward is a third of the compute: too little. So a third of each bucket is all-reduced during
+backward, updated by every node as in hierarchical, and not gathered. Of compute and exchange alike two thirds then come
+before the update and one third after it. The third costs memory: of the optimizer state a rank holds
+2 D (1/3 / ranks of its node + 2/3 / N).
 """
 
 from dist import ring
 from dist.ranges import cut
-from dist.waiting import sum_everywhere
+from dist.waiting import Condition, sum_everywhere
 from dist.wire import new_wire
 from gpt2.optimizer import clip_scale
 from strategies.hierarchical import Hierarchical
 
+FORWARD_IS_ONE_IN = 3  # of the compute: backward makes two products for each of forward's
+
 
 class HierarchicalSharded(Hierarchical):
     def _new_optimizers(self, job):
-        world = job.world
-        parts = [
-            (low + begin, low + end)
-            for start, stop in self.buckets
-            for low, high in self._shards(start, stop, world.node, world.node_count)
-            for begin, end in [cut(high - low, world.local_size)[world.local_rank]]
-        ]
-        self.parts = [(slice(start, stop), job.new_optimizer(start, stop)) for start, stop in parts]
+        lanes = [lane for bucket in self.buckets for lane in self._lane_parts(*bucket)]
+        sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
+        replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlaps]
+        self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
+        self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
+        self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
         self.parameter_wire = new_wire(job.wire, len(self.parameters))
         self.masters = None
+        self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
 
-    def _shards(self, start, stop, node, node_count):
-        """The chunks of a bucket that a node owns, one a lane."""
-        lanes = [(start + low, start + high) for low, high in cut(stop - start, len(self.lanes))]
-        return [ring.own_chunk(node_count, node, *lane) for lane in lanes]
+    def _lane_parts(self, start, stop):
+        return [(start + low, start + high) for low, high in cut(stop - start, len(self.lanes))]
+
+    def _middle(self, start, stop):
+        """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
+        return start + (stop - start) // FORWARD_IS_ONE_IN if self.overlaps else start
 
     def _lane_exchange(self, start, stop, arrivals, tag):
+        middle = self._middle(start, stop)
         yield self.node.arrived(self.local_ranks, arrivals)
-        yield from ring.reduce_scatter(self.lane_comm, self.node_sum, self.addends, start, stop, self.wire, tag)
+        yield from ring.reduce_scatter(self.lane_comm, self.node_sum, self.addends, middle, stop, self.wire, tag)
+        if self.overlaps:
+            yield from ring.allreduce(self.lane_comm, self.node_sum, self.addends, start, middle, self.wire, tag)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
             self.finish_exchange()
             self._meet_the_node()
         with self.tracer.phase("allreduce", bytes=8):
-            squares = sum(self.sum_of_squares(self.node_sum[part]) for part, _ in self.parts)
+            squares = sum(self.sum_of_squares(self.node_sum[part]) for part in self.squares_own)
             (squares,) = sum_everywhere(self.comm, squares)
         with self.tracer.phase("update"):
             norm, scale = clip_scale(squares, self.max_norm)
             self._update_parts(lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            self._meet_the_node()
-            self._gather()
-            self._meet_the_node()
+            self._start_gathering()
+            if not self.overlaps:
+                self._await_gathered(len(self.parameters))
         return norm
 
     def _update_parts(self, lr, scale):
+        for part, optimizer in self.replicated:
+            optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
         if self.wire.dtype != self.parameters.dtype and self.masters is None:
-            self.masters = [self.parameters[part].copy() for part, _ in self.parts]
-        for index, (part, optimizer) in enumerate(self.parts):
+            self.masters = [self.parameters[part].copy() for part, _ in self.sharded]
+        for index, (part, optimizer) in enumerate(self.sharded):
             if self.masters is None:
                 optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
             else:
                 optimizer.update(self.masters[index], self.node_sum[part], lr, scale)
                 self.parameters[part] = self.masters[index]
 
-    def _gather(self):
-        if self.lane is None:
-            return
-        for start, stop in self.buckets:
-            low, high = cut(stop - start, len(self.lanes))[self.lane]
-            bucket = (start + low, start + high)
-            tag = next(self.tags)
-            self.progress.start(ring.all_gather(self.lane_comm, self.parameters, *bucket, self.parameter_wire, tag))
-        self.progress.finish()
+    def _start_gathering(self):
+        """Begin to gather the buckets in the order in which forward uses them. Nobody uses the old parameters any more:
+        all ranks of the node have met since backward."""
+        self._arrive()
+        self.updated = self.arrivals
+        for index, bucket in enumerate(reversed(self.buckets)):
+            self.progress.start(self._gather(bucket, self.updated + index, next(self.tags)))
+
+    def _gather(self, bucket, earlier, tag):
+        """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""
+        if self.lane is not None:
+            start, stop = self._lane_parts(*bucket)[self.lane]
+            yield self.node.arrived(self.local_ranks, self.updated)
+            yield from ring.all_gather(
+                self.lane_comm, self.parameters, self._middle(start, stop), stop, self.parameter_wire, tag
+            )
+            yield Condition(lambda: self.arrivals == earlier)  # several are under way, and which one ends first is open
+        self._arrive()
+
+    def before_use(self, start, stop):
+        if self._arrivals_with(stop) > self.awaited:
+            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
+                self._await_gathered(stop)
+
+    def _await_gathered(self, stop):
+        self.awaited = self._arrivals_with(stop)
+        self.progress.wait(self.node.arrived(self.lanes, self.awaited))
+
+    def _arrivals_with(self, stop):
+        """How often a rank with a lane has arrived when it has gathered all buckets that begin below `stop`."""
+        return self.updated + sum(low < stop for low, _ in self.buckets)
+
+
+def _optimized(job, parts):
+    return [(slice(*part), job.new_optimizer(*part)) for part in parts]
+
+
+def _own_shard(world, start, stop):
+    """This rank's share of its node's shard of [start, stop)."""
+    return _share_in_node(world, *ring.own_chunk(world.node_count, world.node, start, stop))
+
+
+def _share_in_node(world, start, stop):
+    low, high = cut(stop - start, world.local_size)[world.local_rank]
+    return start + low, start + high

@@ -3,6 +3,8 @@
     each range that backward finishes, in each micro-step:  ring reduce-scatter, the own part added to a sum
     AdamW on the own part of each range;  each range: ring all-gather of the parameters
 
+--overlap: the all-gathers go on during the next forward, which waits for each range's when it comes to use it.
+
 The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
 and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write theirs in two buffers in turn,
 one travelling while the next is computed (--overlap), and the embeddings have one of their own. Through each rank go
@@ -35,6 +37,7 @@ class Zero2(Strategy):
         self.own = self._own_parameters(job)
         self.exchange_comm, self.progress = self.comm.Dup(), Progress(in_flight=1)
         self.reduction = None
+        self.on_the_way = {}  # by range: the all-gather of its parameters
 
     def _own_parameters(self, job):
         """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
@@ -45,6 +48,11 @@ class Zero2(Strategy):
         for part, values in in_place.items():
             apart[part][:] = values
         return apart
+
+    def before_use(self, start, stop):
+        if (start, stop) in self.on_the_way:
+            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
+                self.progress.finish(self.on_the_way.pop((start, stop)))
 
     def gradients_final(self, start, stop):
         if start not in self.whole_ranges:
@@ -73,9 +81,10 @@ class Zero2(Strategy):
 
     def _share_parameters(self):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            for start, stop in self.ranges:
-                self.progress.start(self._all_gather(start, stop))
-            self.progress.finish()
+            self.on_the_way = {part: self.progress.start(self._all_gather(*part)) for part in self.ranges}
+            if not self.overlaps:
+                self.progress.finish()
+                self.on_the_way.clear()
 
     def _reduce_scatter(self, start, stop):
         gradients = self.gradients[start:stop]

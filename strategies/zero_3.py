@@ -21,7 +21,6 @@ class Zero3(Zero2):
         super().__init__(job)
         self.position = 0
         self.gathered = {}  # by slot: the range that is there or on its way
-        self.on_the_way = {}  # by range: its exchange
 
     def _own_parameters(self, job):
         return job.buffers.own

@@ -149,6 +149,23 @@ def test_one_exchange_is_finished_while_others_go_on():
     progress.finish(second)
 
 
+def test_exchanges_move_on_while_something_else_is_waited_for():
+    seen = []
+
+    def exchange():
+        for number in range(3):
+            yield Condition(lambda: True)
+            seen.append(number)
+            yield Condition(lambda number=number: len(asked) > number)
+
+    asked = []
+    progress = Progress()
+    progress.start(exchange())
+    progress.wait(Condition(lambda: asked.append(1) or len(seen) == 3))
+    assert seen == [0, 1, 2]
+    assert 3 <= len(asked) <= 4
+
+
 def test_an_error_in_an_exchange_is_not_swallowed():
     def exchange():
         yield Condition(lambda: True)

@@ -230,9 +230,10 @@ def test_runs_are_the_same_run(tmp_path, tokens):
     training = [*tokens, "--steps", 6, "--eval-every", 3]
     cases = {
         "serial": (1, ["--batch-size", 12]),
-        "zero-2": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-2"]),
+        "zero-2": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-2", "--overlap"]),
         "zero-3": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-3"]),
         "ahead": (2, ["--batch-size", 3, "--grad-accum", 2, "--strategy", "zero-3", "--overlap"]),
+        "sharded": (3, ["--batch-size", 4, "--strategy", "hierarchical-sharded", "--overlap"]),
         "half": (2, ["--batch-size", 6, "--strategy", "zero-3", "--wire", "bfloat16"]),
     }
     for name, (ranks, flags) in cases.items():
@@ -252,13 +253,20 @@ def test_runs_are_the_same_run(tmp_path, tokens):
     assert (parameters_of(tmp_path / "again") == parameters_of(tmp_path / "zero-3")).all()
 
 
-def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens):
+@pytest.mark.parametrize(
+    ("flags", "reduce_scatters", "all_gathers"),
+    [
+        (["--strategy", "zero-3"], 5, 5 + 1),  # of three layers; forward; backward finds two of them
+        (["--strategy", "zero-2", "--overlap"], 5, 1 + 5),  # begun after the update, waited for in forward
+        (["--strategy", "hierarchical-sharded", "--overlap"], 1, 1 + 1),  # all of it is one bucket
+    ],
+)
+def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens, flags, reduce_scatters, all_gathers):
     """They interrupt the phases, so that nothing counts twice; all ranks make the same calls."""
     from traces import read_run
     from traces.phases import EXCHANGE, INDEX
 
-    flags = ["--strategy", "zero-3", "--steps", 2, "--eval-every", 0, "--batch-size", 2]
-    result = train(2, tmp_path / "run", *tokens, *flags)
+    result = train(2, tmp_path / "run", *tokens, *flags, "--steps", 2, "--eval-every", 0, "--batch-size", 2)
     assert result.returncode == 0, result.stderr[-3000:]
     ranks = read_run(tmp_path / "run").ranks
     calls = []
@@ -269,9 +277,9 @@ def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens):
         exchanges = phases[np.isin(phases["phase"], [INDEX[name] for name in EXCHANGE])]
         calls.append([(record["phase"], record["bytes"]) for record in exchanges])
     assert calls[0] == calls[1]
-    layers, kinds = 3, [phase for phase, _ in calls[0]]
-    assert kinds.count(INDEX["reduce_scatter"]) == layers + 2
-    assert kinds.count(INDEX["allgather"]) == (layers + 2) + (layers - 2)  # forward; backward finds two layers
+    kinds = [phase for phase, _ in calls[0]]
+    assert kinds.count(INDEX["reduce_scatter"]) == reduce_scatters
+    assert kinds.count(INDEX["allgather"]) == all_gathers
     line = log(tmp_path / "run")[-1]
     assert 0 < line["exposed_exchange_s"] < line["step_s"]
 
