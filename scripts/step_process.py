@@ -5,6 +5,7 @@ returned, the rest are its arguments; the answer is what it returns, or {"error"
 """
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -38,14 +39,18 @@ class Contender:
         return answer
 
     def close(self) -> None:
+        """End the process, whose own helpers (a compiler's) may still hold its output open."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 def serve(makers: dict) -> None:
     """A contender's main(): NAME SHAPE are its arguments; makers[NAME](shape) returns its functions by name."""
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever a library prints must not come between the answers
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
     try:
         functions = makers[sys.argv[1]](json.loads(sys.argv[2]))
         for line in sys.stdin:
