@@ -32,7 +32,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU
 
 
 def settings(**changed):
-    default = {"batch_size": B, "seq_len": T, "dtype": "float32", "model": "small", "repeat": 2, "vs": None}
+    default = {"batch_size": B, "seq_len": T, "dtype": "float32", "model": "small", "repeat": 1, "vs": None}
     return SimpleNamespace(**default | {"peak_tflops": 1.0, "json": None} | changed)
 
 
