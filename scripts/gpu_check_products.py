@@ -4,8 +4,8 @@ Each is compared before it is timed: fast and wrong is a failure. Times are the 
 """
 
 import numpy as np
-from cuda_shim.memory import to_bfloat16, widen
-from gpu_check_numbers import dtype_of
+from cuda_shim.memory import widen
+from gpu_machine import random_on_gpu
 
 from gpt2 import numpy_kernels
 from gpt2.cupy_kernels import Device, attention, launch
@@ -13,20 +13,7 @@ from gpt2.errors import UserError
 from gpt2.numpy_kernels import Cores
 
 CHECKED_ROWS = 32
-RANDOM_VALUES = (1 << 22) + 13
 TOLERANCE = 2e-2  # of the largest value, in bfloat16
-
-
-def on_gpu(device, *shape):
-    """Normally distributed bfloat16 values, and not zeros: those are up to 13% faster."""
-    size = int(np.prod(shape))
-    values = np.random.default_rng(4).standard_normal(min(size, RANDOM_VALUES), np.float32)
-    block = device.cupy.asarray(to_bfloat16(values)).view(dtype_of("bfloat16"))
-    array = device.empty((size,), block.dtype)
-    for start in range(0, size, len(block)):  # over and over: the host would take seconds for gigabytes
-        part = array[start : start + len(block)]
-        part[:] = block[: len(part)]
-    return array.reshape(shape)
 
 
 def on_host(device, array):
@@ -36,13 +23,17 @@ def on_host(device, array):
 def products(sizes):
     """Each product of a layer and the head: algorithms timed, checked, and each epilogue against its own kernel."""
     device, lines, report = Device(), [], []
-    C, Vp, N = sizes.model.n_embd, sizes.model.padded_vocab_size, sizes.product_batch_size * sizes.sequence_length
+    C, Vp, N = sizes.model.n_embd, sizes.model.padded_vocab_size, sizes.batch_size * sizes.sequence_length
     passed = True
     for name, inputs, outputs in (("qkv", C, 3 * C), ("attproj", C, C), ("fc", C, 4 * C), ("fcproj", 4 * C, C),
                                   ("head", C, Vp)):  # fmt: skip
-        x, w, y = on_gpu(device, N, inputs), on_gpu(device, outputs, inputs), on_gpu(device, N, outputs)
+        x, w, y = (
+            random_on_gpu(device, N, inputs),
+            random_on_gpu(device, outputs, inputs),
+            random_on_gpu(device, N, outputs),
+        )
         dw, dx = device.empty(w.shape, w.dtype), device.empty(x.shape, x.dtype)
-        bias = on_gpu(device, outputs)
+        bias = random_on_gpu(device, outputs)
         for form, out, left, right, options in (
             ("forward", y, x, w.T, {} if name == "head" else {"bias": bias}),
             ("dinputs", dx, y, w, {}),
@@ -80,7 +71,7 @@ def _product(device, name, out, left, right, options):
 
 def _epilogues(device, N, C):
     """Fused against apart: milliseconds, and the largest difference over the largest value."""
-    x, w, bias = on_gpu(device, N, C), on_gpu(device, 4 * C, C), on_gpu(device, 4 * C)
+    x, w, bias = random_on_gpu(device, N, C), random_on_gpu(device, 4 * C, C), random_on_gpu(device, 4 * C)
     out, saved, out2, saved2 = (device.empty((N, 4 * C), x.dtype) for _ in range(4))
     sums, sums2 = (device.empty((C,), x.dtype) for _ in range(2))
     dw, dw2 = (device.empty((C, 4 * C), x.dtype) for _ in range(2))
@@ -136,8 +127,8 @@ def cudnn_attention(sizes):
 
 def _attention(device, sizes):
     """Forward and backward: the first sequence against NumPy, and TFLOP/s (the causal half counted)."""
-    B, T, C, H = sizes.product_batch_size, sizes.sequence_length, sizes.model.n_embd, sizes.model.n_head
-    qkv, dout = on_gpu(device, B, T, 3 * C), on_gpu(device, B, T, C)
+    B, T, C, H = sizes.batch_size, sizes.sequence_length, sizes.model.n_embd, sizes.model.n_head
+    qkv, dout = random_on_gpu(device, B, T, 3 * C), random_on_gpu(device, B, T, C)
     out, dqkv = device.empty(dout.shape, dout.dtype), device.empty(qkv.shape, qkv.dtype)
     logsumexp = device.empty((B, H, T), np.float32)
 

@@ -1,46 +1,17 @@
-"""What bench_step.py measures, each in a process of its own that does one step a line it is sent.
+"""What bench_step.py measures on CPUs, each in a process of its own (step_process.py).
 
     python scripts/step_contenders.py NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 256, "threads": 2}'
 
-Answers a line of JSON a step: step_s, parts (seconds by name), peak_memory_bytes, versions; or {"error": text}.
+Answers {"do": "step"} with one step's step_s, parts (seconds by name), peak_memory_bytes, versions.
 """
 
-import json
 import resource
-import subprocess
-import sys
 from collections import defaultdict
-from contextlib import suppress
 from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
 
-
-class ContenderError(Exception):
-    """A contender could not start or ended early; the text is one line."""
-
-
-class Contender:
-    """A contender's process, seen from bench_step.py."""
-
-    def __init__(self, name: str, shape: dict):
-        self.name = name
-        command = [sys.executable, __file__, name, json.dumps(shape)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def step(self) -> dict:
-        with suppress(BrokenPipeError):  # it ended; what it said is read below
-            self.process.stdin.write("step\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"{self.name} ended with code {self.process.wait()}"}
-        if "error" in answer:
-            raise ContenderError(answer["error"])
-        return answer
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+from step_process import ContenderError, serve
 
 
 def ours(shape):
@@ -149,6 +120,22 @@ def pytorch(shape, compiled):
     return step, {"torch": torch.__version__}
 
 
+def answering(make):
+    """The contender's functions: `step`, with what make(shape) returns."""
+
+    def make_functions(shape):
+        one_step, versions = make(shape)
+
+        def step():
+            seconds, parts = one_step()
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"step_s": seconds, "parts": parts, "peak_memory_bytes": peak_bytes, "versions": versions}
+
+        return {"step": step}
+
+    return make_functions
+
+
 MAKERS = {
     "ours": ours,
     "floor": floor,
@@ -156,20 +143,5 @@ MAKERS = {
     "torch-compiled": lambda shape: pytorch(shape, compiled=True),
 }
 
-
-def main():
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever a library prints must not come between the answers
-    try:
-        step, versions = MAKERS[sys.argv[1]](json.loads(sys.argv[2]))
-        for _ in sys.stdin:
-            seconds, parts = step()
-            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            answer = {"step_s": seconds, "parts": parts, "peak_memory_bytes": peak_bytes, "versions": versions}
-            print(json.dumps(answer), file=answers, flush=True)
-    except ContenderError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve({name: answering(make) for name, make in MAKERS.items()})

@@ -13,6 +13,7 @@ from worker import Worker
 
 from dist.clock import clock_offset
 from dist.cores import threads_per_rank
+from dist.gpu_topology import gpu_topology
 from dist.links import bucket_bytes, probe_links
 from dist.ports import Ports
 from dist.progress import poking
@@ -106,6 +107,8 @@ class TrainingRun:
             if world.rank == 0:
                 folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy))
                 facts = {"parameters": self.layout.count, "threads_per_rank": self.threads, "links": self.links}
+                if s.backend == "cupy":
+                    facts["gpu_topology"] = gpu_topology()  # of rank 0's node
                 folder.write_config(s, world, library_name(), facts | self.backend_facts)
         self.path = world.comm.bcast(folder.path if folder else None)
         return folder

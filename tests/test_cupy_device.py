@@ -1,37 +1,19 @@
-"""gpt2/cupy_kernels/device.py and scripts/gpu_check.py on a CuPy that is none: its GPU is the CPU shim (cuda_shim)."""
+"""gpt2/cupy_kernels/device.py on a CuPy that is none: its GPU is the CPU shim (cuda_shim)."""
 
-import json
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_shim import cases, fake_cupy
+from cuda_shim import fake_cupy
 from cuda_shim.fake_cublaslt import FakeCublasLt
 from cuda_shim.shim import Shim, shared_build
 
-from gpt2.config import GPT2Config
 from gpt2.cupy_kernels import cublaslt, device
-from gpt2.cupy_kernels.compile import FOLDER
 from gpt2.cupy_kernels.device import Device
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from traces import Tracer
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import gpu_check  # noqa: E402
-
-SMALL = gpu_check.Sizes(
-    model=GPT2Config(n_layer=2, n_head=1, n_embd=64, context=32, vocab_size=250),
-    batch_sizes=(1, 2), sequence_length=32, product_batch_size=1, checked_layers=1, checked_length=32, steps=1,
-    copy_bytes=4096,
-)  # fmt: skip
-ITEMS = [item for item in gpu_check.ITEMS if item != "compile"]  # test_cuda_kernels.py compiles
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
 
 @pytest.fixture(scope="module")
@@ -125,59 +107,3 @@ def test_too_much_memory_is_refused_with_what_lowers_it():
         Device().empty((160 << 30,), np.float32)
     with pytest.raises(UserError, match="takes 300000 bytes of shared memory, this GPU has 232448"):
         Device().launch("gelu", "float32", "gelu_backward", (1,), (32,), (), 300_000)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("item", ITEMS)
-def test_gpu_checks_items(item, capsys, monkeypatch):
-    """Every line of the script but the compiler's runs here once; what it compares has to agree."""
-    monkeypatch.setattr(cases, "CASES", [(name, source, sizes[:1]) for name, source, sizes in cases.CASES])
-    result = gpu_check.run_item(item, SMALL)
-    assert result["passed"], result
-    assert "WRONG" not in "".join(result["lines"])
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert json.loads(printed.removeprefix(gpu_check.RESULT)) == json.loads(json.dumps(result))
-    assert gpu_check.text_of(item, result | {"seconds": 1.0})[0].endswith("passed (1.0 s)")
-
-
-@needs_compiler
-def test_gpu_check_notices_a_wrong_kernel(gpu, tmp_path, monkeypatch):
-    """A slope that is off by a tenth: the case fails with its numbers, and so do the model's gradients."""
-    monkeypatch.setattr(cases, "CASES", [case for case in cases.CASES if case[1] == "gelu"])
-    broken = shutil.copytree(FOLDER, tmp_path / "broken")
-    text = (broken / "gelu.cu").read_text()
-    wrong = text.replace("d.v[k] *= gelu_slope(x.v[k])", "d.v[k] *= 1.1f * gelu_slope(x.v[k])")
-    assert wrong != text
-    (broken / "gelu.cu").write_text(wrong)
-    gpu()
-    fake_cupy.Module.shim = Shim(tmp_path, broken)
-    for item, where in (("kernels", "Mismatched"), ("model", "WRONG")):
-        result = gpu_check.run_item(item, SMALL)
-        assert not result["passed"]
-        assert any(where in line for line in result["lines"]), result
-
-
-def test_gpu_check_reports_what_is_missing(tmp_path):
-    """Without a GPU: every item says why, in a line, and the rest goes on; JSON and exit code say so."""
-    command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--items", "environment,launches"]
-    process = subprocess.run([*command, "--json", str(tmp_path / "gpu.json")], capture_output=True, text=True)
-    if process.returncode == 0:
-        pytest.skip("there is a GPU")
-    assert process.returncode == 1
-    assert "0 of 2 items passed" in process.stdout
-    assert process.stdout.count("--backend cupy: ") == 2
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert [report[item]["passed"] for item in ("environment", "launches")] == [False, False]
-
-
-def test_an_item_that_hangs_is_a_result(monkeypatch):
-    monkeypatch.setitem(gpu_check.ITEMS, "environment", 0.01)
-    assert gpu_check.run_process("environment")["error"] == "not done after 0.01 s"
-
-
-def test_an_unknown_item_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--items", "everything"])
-    with pytest.raises(SystemExit):
-        gpu_check.parse()
-    assert "everything: expected some of environment,compile" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""The GPU that a number comes from: its name and software, its datasheet's rate, and what it reaches here."""
+
+import numpy as np
+
+# Dense bfloat16 with float32 sums, TFLOP/s, by what nvidia-smi's name contains: NVIDIA's datasheets. First match.
+PEAK_TFLOPS = {
+    "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
+    "L40S": 362, "RTX 4090": 165, "RTX 3090": 71,
+}  # fmt: skip
+RANDOM_VALUES = (1 << 22) + 13
+RATE_REPEATS = 3
+
+
+def gpu_facts(device) -> dict:
+    """Name, memory and software of a gpt2.cupy_kernels.Device."""
+    runtime = device.cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(0)
+    return {
+        "GPU": properties["name"].decode(), "architecture": device.arch, "GPUs": runtime.getDeviceCount(),
+        "memory, GB": round(device.memory_bytes / 1e9, 1), "multiprocessors": properties["multiProcessorCount"],
+        "driver's CUDA": runtime.driverGetVersion(), "CuPy's CUDA": runtime.runtimeGetVersion(),
+        "CuPy": device.cupy.__version__,
+    }  # fmt: skip
+
+
+def peak_tflops(name: str) -> float | None:
+    """The datasheet's rate of the GPU of that name, None if it is not in the table."""
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+def flops_per_token(config, sequence_length: int, parameters: int) -> int:
+    """llm.c's count (mfu.h): 6 N for the parameters, the padded vocabulary's included, 6 L C T for causal attention."""
+    return 6 * parameters + 6 * config.n_layer * config.n_embd * sequence_length
+
+
+def dtype_of(storage: str) -> np.dtype:
+    """The array dtype of "float32" or "bfloat16"; CuPy's bfloat16 is ml_dtypes'."""
+    if storage == "float32":
+        return np.dtype(np.float32)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def on_gpu(device, values, storage: str):
+    """A copy of float32 host values on the GPU; bfloat16 is rounded to nearest, ties to even."""
+    if storage == "float32":
+        return device.cupy.asarray(values)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return device.cupy.asarray(rounded).view(dtype_of(storage))
+
+
+def random_on_gpu(device, *shape, storage: str = "bfloat16"):
+    """Normally distributed values, and not zeros: those are up to 13% faster."""
+    size = int(np.prod(shape))
+    block = on_gpu(device, np.random.default_rng(4).standard_normal(min(size, RANDOM_VALUES), np.float32), storage)
+    array = device.empty((size,), block.dtype)
+    for start in range(0, size, len(block)):  # over and over: the host would take seconds for gigabytes
+        part = array[start : start + len(block)]
+        part[:] = block[: len(part)]
+    return array.reshape(shape)
+
+
+def copy_rate(device, count: int) -> float:
+    """Bytes/s of a copy of `count` bytes within the GPU, those read and those written; the best of some."""
+    one, two = device.empty((count,), np.uint8), device.empty((count,), np.uint8)
+    ms = _best_ms(device, lambda: two.data.copy_from_device_async(one.data, count, device.stream))
+    return 2 * count / ms * 1e3
+
+
+def matmul_rate(device, size: int, storage: str) -> float:
+    """FLOP/s of the product of two (size, size) matrices by the best of cuBLASLt's algorithms; the best of some."""
+    left, right = (random_on_gpu(device, size, size, storage=storage) for _ in range(2))
+    out = device.empty((size, size), left.dtype)
+    return 2 * size**3 / _best_ms(device, lambda: device.matmul(out, left, right)) * 1e3
+
+
+def _best_ms(device, run) -> float:
+    run()  # chooses the algorithm
+    return min(device.time_ms(run) for _ in range(RATE_REPEATS))

@@ -1,0 +1,128 @@
+"""How long each kernel of a step takes on the GPU, and the bytes and operations that it cannot do without.
+
+A kernel's bytes are every array it is for, read once, written once, both if it works in place; its scratch does not
+count. Floating point operations are those of matrix products, attention's included: there the half below the diagonal.
+Kernels that only make sense together are one row, with the bytes and operations of them all.
+"""
+
+from contextlib import contextmanager
+
+
+def _bytes(*arrays) -> int:
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def _embedding_rows(stream, table) -> int:
+    """Bytes of the table's rows that B*T tokens can touch."""
+    return min(stream.nbytes, table.nbytes)
+
+
+def _positions(dwpe, dout, B, T, context, C, accumulate, *_):
+    return T * C * dwpe.itemsize * (2 if accumulate else 1)
+
+
+# Kernel: its row, then its bytes, from its launch's arguments (gpt2/cupy_kernels/launch.py, attention.py).
+ROWS = {
+    "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, N, T, C: (
+        _bytes(out, tokens) + _embedding_rows(out, wte) + int(T) * int(C) * wpe.itemsize)),
+    "embedding_backward_tokens": ("embedding_backward", lambda dwte, dout, order, tokens, *_: (
+        _bytes(dout, tokens) + 2 * _embedding_rows(dout, dwte))),
+    "embedding_backward_positions": ("embedding_backward", _positions),
+    "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:8])),
+    "layernorm_backward": ("layernorm_backward", lambda dx, partial, *a: 2 * dx.nbytes + _bytes(*a[:5])),
+    "layernorm_backward_parameters": ("layernorm_backward", lambda dw, db, *_: _bytes(dw, db)),
+    "bias_gelu_forward": ("bias_gelu_forward", lambda out, saved, bias, *_: _bytes(out, saved, saved, bias)),
+    "gelu_backward": ("gelu_backward", lambda dx, saved, *_: _bytes(dx, dx, saved)),
+    "column_sums": ("column_sums", lambda partial, rows, *_: _bytes(rows)),
+    "sum_of_column_sums": ("column_sums", lambda sums, *_: _bytes(sums)),
+    "cross_entropy": ("cross_entropy", lambda losses, logits, targets, *a: (
+        _bytes(losses, targets, logits) + (logits.nbytes if a[-1] else 0))),
+    "adamw": ("adamw", lambda p, m, v, gradients, *_: 2 * _bytes(p, m, v) + gradients.nbytes),
+    "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),
+    "sum_of_partials": ("sum_of_squares", lambda *_: 0),
+    "attention_forward": ("attention_forward", lambda out, logsumexp, qkv, *_: _bytes(out, logsumexp, qkv)),
+    "attention_deltas": ("attention_backward", lambda deltas, dout, out, *_: _bytes(out)),
+    "attention_backward_queries": ("attention_backward", lambda dqkv, dout, qkv, logsumexp, *_: (
+        _bytes(dqkv, dout, qkv, logsumexp))),
+    "attention_backward_keys": ("attention_backward", lambda *_: 0),
+}  # fmt: skip
+# Products of all heads, of 2 T T D operations each and half of them masked; the whole backward's stand at one kernel.
+ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 5}
+
+
+def launch_work(kernel: str, arguments) -> tuple[str, int, int]:
+    """(row, bytes, floating point operations) of a launch; an attention kernel's name ends with its head size."""
+    kernel = kernel.removesuffix("_64").removesuffix("_128")
+    row, count_bytes = ROWS[kernel]
+    flops = 0
+    if kernel in ATTENTION_PRODUCTS:
+        flops = attention_flops(ATTENTION_PRODUCTS[kernel], arguments[2].shape)
+    return row, int(count_bytes(*arguments)), flops
+
+
+def attention_flops(products: int, packed_shape) -> int:
+    """Of so many products over all heads, of packed queries, keys and values (B, T, 3C)."""
+    B, T, width = packed_shape
+    return products * B * T * T * (width // 3)
+
+
+def matmul_work(out, left, right, options) -> tuple[str, int, int]:
+    """(row, bytes, floating point operations) of device.matmul(out, left, right, **options)."""
+    (M, N), K = out.shape, left.shape[1]
+    extra = [name for name in ("bias", "gelu_input", "dgelu_input", "left_sums") if options.get(name) is not None]
+    accumulates = bool(options.get("accumulate"))
+    row = " + ".join([f"product {M} x {N} x {K}", *extra]) + (", added" if accumulates else "")
+    total = _bytes(out, left, right, *(options[name] for name in extra)) + (out.nbytes if accumulates else 0)
+    return row, total, 2 * M * N * K
+
+
+class KernelTimes:
+    """Events around every kernel of a gpt2.cupy_kernels.Device while `recording()`."""
+
+    def __init__(self, device):
+        self._device, self._rows = device, {}
+
+    @contextmanager
+    def recording(self):
+        """Each launch and product inside is timed."""
+        device = self._device
+        launch, matmul = device.launch, device.matmul
+
+        def timed_launch(source, storage, kernel, grid, block, arguments, shared_bytes=0):
+            with self._between_events(*launch_work(kernel, arguments)):
+                launch(source, storage, kernel, grid, block, arguments, shared_bytes)
+
+        def timed_matmul(out, left, right, **options):
+            with self._between_events(*matmul_work(out, left, right, options)):
+                matmul(out, left, right, **options)
+
+        device.launch, device.matmul = timed_launch, timed_matmul
+        try:
+            yield
+        finally:
+            del device.launch  # the method shows again
+            device.matmul = matmul
+        device.synchronize()
+
+    @contextmanager
+    def _between_events(self, row: str, byte_count: int, flops: int):
+        start, stop = self._device.new_event(), self._device.new_event()
+        start.record(self._device.stream)
+        yield
+        stop.record(self._device.stream)
+        entry = self._rows.setdefault(row, {"bytes": 0, "flops": 0, "events": []})
+        entry["bytes"] += byte_count
+        entry["flops"] += flops
+        entry["events"].append((start, stop))
+
+    def rows(self) -> dict[str, dict]:
+        """launches, ms, bytes and flops of each row, by its name."""
+        return {
+            name: {
+                "launches": len(entry["events"]),
+                "ms": sum(self._device.elapsed_ms(*pair) for pair in entry["events"]),
+                "bytes": entry["bytes"],
+                "flops": entry["flops"],
+            }
+            for name, entry in self._rows.items()
+        }

@@ -1,0 +1,92 @@
+"""What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
+
+
+def header(report: dict) -> str:
+    s, name = report["settings"], report["machine"]["GPU"]
+    return "\n".join((
+        f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {name}; "
+        f"{s['turns']} turns of {s['steps_a_turn']} steps",
+        "",
+        f"{'':28} {'step, ms':>9} {'min':>8} {'max':>8} {'tokens/s':>10} {'MFU':>7} {'ours / it':>9} "
+        f"{'memory, GB':>10} {'loss':>8}",
+    ))  # fmt: skip
+
+
+def contender_line(text: str, c: dict) -> str:
+    mfu = "" if c["mfu"] is None else f"{c['mfu']:.1%}"
+    return (
+        f"{text:28} {c['step_s'] * 1e3:9.2f} {c['min_s'] * 1e3:8.2f} {c['max_s'] * 1e3:8.2f} "
+        f"{c['tokens_per_s']:10,.0f} {mfu:>7} {c['ours_over_this']:9.3f} {c['memory_bytes'] / 1e9:10.1f} "
+        f"{c['loss']:8.4f}"
+    )
+
+
+def failure_line(text: str, error: str) -> str:
+    return f"{text:28} not measured: {error}"
+
+
+def floors(report: dict) -> list[dict]:
+    """Every row of our step with its floor in ms and what sets it; the longest first."""
+    rates = report["rates"]
+    rows = []
+    for name, row in report["kernels"]["rows"].items():
+        bytes_ms = row["bytes"] / rates["copy_bytes_per_s"] * 1e3
+        flops_ms = row["flops"] / rates["matmul_flops"] * 1e3
+        limit = "bytes" if bytes_ms >= flops_ms else "products"
+        rows.append({"name": name, "floor_ms": max(bytes_ms, flops_ms), "limit": limit} | row)
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def kernel_table(report: dict) -> str:
+    """Kernels, groups of them, and phases: milliseconds of the GPU in one step."""
+    rates, phases, rows = report["rates"], report["kernels"]["phases_ms"], floors(report)
+    step_ms = sum(phases.values())
+    lines = [
+        "",
+        "this project's kernels, in a step of its own with events around each; floors at this GPU's measured "
+        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s of a copy and {rates['matmul_flops'] / 1e12:.0f} TFLOP/s "
+        "of a product:",
+        f"    {'':44} {'launches':>8} {'ms':>8} {'of step':>7} {'floor':>8} {'ms/floor':>8}  floor set by",
+    ]
+    lines += [_kernel_line(row, step_ms) for row in rows]
+    lines.append("")
+    lines += [_group_line(name, group, step_ms) for name, group in groups(rows).items()]
+    rest_ms = step_ms - sum(row["ms"] for row in rows)
+    lines.append(f"    {'between kernels: copies, fills, waits':53} {rest_ms:8.3f} {rest_ms / step_ms:7.1%}")
+    lines += [f"    {f'phase {name}':53} {ms:8.3f} {ms / step_ms:7.1%}" for name, ms in phases.items()]
+    return "\n".join([*lines, ""])
+
+
+def groups(rows: list[dict]) -> dict[str, list[dict]]:
+    found = {"all matrix products": [], "all attention": [], "all other kernels": []}
+    for row in rows:
+        kind = "product" if row["name"].startswith("product") else "attention" if row["flops"] else "other"
+        key = {"product": "all matrix products", "attention": "all attention", "other": "all other kernels"}[kind]
+        found[key].append(row)
+    return found
+
+
+def _kernel_line(row: dict, step_ms: float) -> str:
+    return (
+        f"    {row['name']:44} {row['launches']:8} {row['ms']:8.3f} {row['ms'] / step_ms:7.1%} "
+        f"{row['floor_ms']:8.3f} {row['ms'] / max(row['floor_ms'], 1e-9):8.2f}  {row['limit']}"
+    )
+
+
+def _group_line(name: str, rows: list[dict], step_ms: float) -> str:
+    launches, ms, floor_ms = (sum(row[key] for row in rows) for key in ("launches", "ms", "floor_ms"))
+    return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
+
+
+def notes(report: dict) -> str:
+    """What the columns mean."""
+    peak = report["peak_tflops"]
+    mfu = f"MFU of {peak:g} TFLOP/s" if peak else "MFU: this GPU's datasheet is not known here, give --peak-tflops"
+    return "\n".join((
+        "",
+        f"{mfu}; {report['flops_per_token'] / 1e6:.1f} MFLOP a token, llm.c's count (6 N + 6 L C T).",
+        "Memory: what the allocator took from the GPU. Loss: in the last of the same first steps on the same batch.",
+        "PyTorch: float32 parameters, autocast, fused AdamW, scaled_dot_product_attention, vocabulary padded to a "
+        "multiple of 128.",
+        f"All of it took {report['seconds']:.0f} s.",
+    ))  # fmt: skip
