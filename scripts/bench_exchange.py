@@ -63,7 +63,13 @@ def parse():
     add("--strategies", default="all", metavar="all|LIST", help="contenders by name, with commas (all)")
     add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="of one gradient vector in float32 (8MB)")
     add("--link", type=link_rate, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    add("--repeat", type=repetitions, default=5, metavar="R", help="counted rounds (5), after one that is not")
+    add(
+        "--repeat",
+        type=repetitions,
+        default=5,
+        metavar="R",
+        help="counted exchanges of each (5), one before each that is not",
+    )
     add("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
     add("--json", type=Path, metavar="FILE", help="write everything measured to this file")
     add("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")

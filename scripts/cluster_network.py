@@ -11,7 +11,7 @@ MOST_NODES = 250
 LEAST_RATE = 1e3  # bits/s
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 DIRECTIONS = ("in", "out")
-CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
 # A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one.
 LEAST_BURST_BYTES = 1 << 17
 BURST_S = 0.002
@@ -82,6 +82,7 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
         limit_rate(head, node.name, port.incoming, None)
     for host in (head, *nodes):
         set_congestion_control(host, congestion)
+        keep_window_when_idle(host)
 
 
 def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
@@ -120,9 +121,22 @@ def add_delay(host: Host, device: str, delay: str) -> None:
 
 
 def set_congestion_control(host: Host, name: str) -> None:
-    """TCP's algorithm on this host alone. A new network namespace starts with the machine's."""
+    """TCP's algorithm on this host alone."""
     try:
-        host.on_network("sh", "-c", f'echo "$1" > {CONGESTION_CONTROL}', "sh", name)
+        set_tcp(host, "congestion_control", name)
     except ClusterError:
-        allowed = host.on_network("cat", CONGESTION_CONTROL.replace("tcp_", "tcp_allowed_")).split()
+        allowed = host.on_network("cat", f"{TCP}allowed_congestion_control").split()
         raise ClusterError(f"--congestion {name}: in a namespace this kernel allows {', '.join(allowed)}") from None
+
+
+def keep_window_when_idle(host: Host) -> None:
+    """A connection goes on as fast after a pause as before it, as on clusters that are set up for MPI over TCP.
+
+    By default a pause of one retransmission timeout, 0.2 s, lets the congestion window fall to ten packets: after every
+    forward pass the exchange would begin anew, and a ring waits for the slowest of its connections.
+    """
+    set_tcp(host, "slow_start_after_idle", "0")
+
+
+def set_tcp(host: Host, setting: str, text: str) -> None:
+    host.on_network("sh", "-c", 'echo "$1" > "$2"', "sh", text, f"{TCP}{setting}")

@@ -1,4 +1,4 @@
-"""What a GPU session measured, as the generated blocks of docs/gpu.md.
+"""What was measured on a GPU, as the generated blocks of docs/gpu.md.
 
     python scripts/docs_gpu.py --tests runs/test-gpu.json --step gpu.json
 
@@ -10,9 +10,9 @@ import argparse
 import json
 from pathlib import Path
 
+from docs_page import replace_block
 from gpu_step import CONTENDERS
 from gpu_step_table import contender_line, failure_line, header, kernel_table, notes
-from make_docs import replace_block
 
 PAGE = "docs/gpu.md"
 

@@ -1,7 +1,9 @@
 """Contenders in turn, round after round: seconds, CPU seconds, bytes through every node's port, sums checked.
 
-In turns, so that a drift of the machine meets all of them; the first round counts nowhere. Between repetitions, and at
-both ends of one, ranks wait asleep: a rank that spins would slow those that still work.
+In turns, so that a drift of the machine meets all of them. Each counted repetition follows one of the same contender
+that is not counted, as in training an exchange follows its like: TCP goes on with the congestion windows that the last
+exchange left, and many senders into one port leave small ones. Between repetitions, and at both ends of one, ranks wait
+asleep: a rank that spins would slow those that still work.
 """
 
 import time
@@ -16,12 +18,13 @@ from dist.world import World, end_with_one_line
 def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
     """{name: its `repeat` repetitions}, the same on every rank. Collective; wrong sums end the job with one line."""
     results = {name: [] for name in contenders}
-    for round_number in range(repeat + 1):
+    for round_number in range(repeat):
         for name, contender in contenders.items():
-            result = repetition(world, contender, ports)
-            check_sums(world, name, round_number, result.pop("wrong_ranks"))
-            if round_number > 0:
-                results[name].append(result)
+            for counts in (False, True):
+                result = repetition(world, contender, ports)
+                check_sums(world, name, round_number, result.pop("wrong_ranks"))
+                if counts:
+                    results[name].append(result)
     return results
 
 

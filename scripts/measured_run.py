@@ -11,8 +11,9 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from traces.analysis import measure
-from traces.files import Run, RunError, read_run, read_trace
+from traces.files import RunError, read_trace
 from traces.phases import INDEX, STEP
+from traces.runs import Run, read_run
 
 WORK = ("data", "forward", "backward")
 

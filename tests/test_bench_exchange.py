@@ -120,6 +120,23 @@ class OneMissing(Allreduce):
         super().exchange()
 
 
+@pytest.mark.ranks(2)
+def test_each_counted_exchange_follows_its_like(comm):
+    world, calls = next(placements(comm)), []
+
+    class Noted(Allreduce):
+        def exchange(self):
+            calls.append(self.name)
+            super().exchange()
+
+    contenders = {name: Noted(world, OwnBuffers(world, 48)) for name in "ab"}
+    for name, contender in contenders.items():
+        contender.name = name
+    results = measure(world, contenders, 3, Ports())
+    assert "".join(calls) == "aabb" * 3
+    assert [len(repetitions) for repetitions in results.values()] == [3, 3]
+
+
 @pytest.mark.ranks(3)
 def test_wrong_sums_end_the_job_with_one_line(comm, capfd):
     world = next(placements(comm))

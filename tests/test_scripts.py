@@ -136,11 +136,20 @@ def test_generated_blocks_are_filled_and_pictures_exist(page):
         assert (ROOT / page).parent.joinpath(picture).exists()
 
 
-def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):
-    import make_docs
+def test_every_part_of_the_documentation_has_its_function():
+    from importlib import import_module
 
-    monkeypatch.setattr(make_docs, "ROOT", tmp_path)
+    from make_docs import PARTS
+
+    for name, (module, _) in PARTS.items():
+        assert callable(getattr(import_module(module), name))
+
+
+def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):
+    import docs_page
+
+    monkeypatch.setattr(docs_page, "ROOT", tmp_path)
     marks = "a\n<!-- begin generated: x -->\nold\n<!-- end generated: x -->\nb <!-- begin generated: y -->"
     (tmp_path / "page.md").write_text(marks)
-    make_docs.replace_block("page.md", "x", "new")
+    docs_page.replace_block("page.md", "x", "new")
     assert (tmp_path / "page.md").read_text() == marks.replace("old", "new")

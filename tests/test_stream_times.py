@@ -8,8 +8,8 @@ from fake_stream import FakeDevice, ProfiledDevice
 from make_run import IDENTITY
 
 from traces import Tracer, analysis, files, recorder, stream_times
-from traces.files import Run
 from traces.phases import COMPUTE, EXCHANGE, NAMES, STEP
+from traces.runs import Run
 from traces.stream_times import EVENTS, GPU_PHASES
 
 NEAR_NS = 20_000  # a few calls of the device, and its clock's error

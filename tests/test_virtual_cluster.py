@@ -49,7 +49,8 @@ from dist.world import start_world
 world = start_world(expect_ranks=9)
 seen = [world.rank, world.node, world.host, world.local_rank, sorted(os.listdir("/sys/class/net")), os.getcwd()]
 seen = world.comm.gather(seen)
-world.print("RESULT", json.dumps({"nodes": world.node_count, "seen": seen}))
+slow_start = world.comm.gather(int(open("/proc/sys/net/ipv4/tcp_slow_start_after_idle").read()))
+world.print("RESULT", json.dumps({"nodes": world.node_count, "seen": seen, "slow_start": slow_start}))
 """
 # 2 MB to the rank beside, then to the other node, with what left this node's port meanwhile.
 CROSSING = """
@@ -124,6 +125,7 @@ def test_hosts_and_placement(tmp_path):
     assert found["nodes"] == 5
     expected = [[rank, rank // 2, f"node{rank // 2}", rank % 2, ["eth0", "lo"], str(tmp_path)] for rank in range(9)]
     assert found["seen"] == expected
+    assert found["slow_start"] == [0] * 9
 
 
 @needs_cluster
