@@ -59,9 +59,9 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
     waiting = np.empty_like(seconds)
     for rank, trace in enumerate(run.ranks):
         records = trace.records
-        cell = _cells(records, steps, start[:, rank], end[:, rank])
-        seconds[:, rank] = _sum_by_cell(cell, records["end"] - records["start"], len(steps))
-        waiting[:, rank] = _sum_by_cell(cell, waits[rank], len(steps))
+        cell = cells(records, steps, start[:, rank], end[:, rank])
+        seconds[:, rank] = sum_by_cell(cell, records["end"] - records["start"], len(steps)) * 1e-9
+        waiting[:, rank] = sum_by_cell(cell, waits[rank], len(steps)) * 1e-9
     return StepTimes(steps, dropped, start, end, seconds, waiting, waits)
 
 
@@ -87,17 +87,17 @@ def _envelopes(run: Run, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return bounds[0], bounds[1]
 
 
-def _cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Each record's place in a flat (S, P) table; one place past its end for records outside the steps' envelopes."""
     index = np.searchsorted(steps, records["step"]).clip(max=len(steps) - 1)
     inside = (records["step"] == steps[index]) & (records["start"] >= start[index]) & (records["end"] <= end[index])
     return np.where(inside, index * len(NAMES) + records["phase"], len(steps) * len(NAMES))
 
 
-def _sum_by_cell(cell: np.ndarray, nanoseconds: np.ndarray, steps: int) -> np.ndarray:
-    """(S, P) seconds."""
+def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
+    """(S, P) sums of what belongs to the records in `cell`."""
     size = steps * len(NAMES)
-    return np.bincount(cell, nanoseconds, minlength=size + 1)[:size].reshape(steps, len(NAMES)) * 1e-9
+    return np.bincount(cell, amounts, minlength=size + 1)[:size].reshape(steps, len(NAMES))
 
 
 @dataclass(frozen=True)

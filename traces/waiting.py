@@ -5,8 +5,10 @@ the same call on every rank that made one. A rank that skips a phase is in no ca
 
 The rules are Scalasca's wait states. Without a root (allreduce, reduce_scatter, allgather) all wait for the last to
 enter. In a bcast all but the root wait for the root. In a reduce the root waits for the last of the others; the others
-send and leave, so what they spend is transfer.
+send and leave, so what they spend is transfer. wait_states.py says which of these it was and who was waited for.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,18 +18,73 @@ from traces.runs import Run
 _LONG_AGO = np.iinfo(np.int64).min // 2
 
 
+@dataclass(frozen=True)
+class Calls:
+    """All ranks' records of some phases, C of them, rank after rank.
+
+    records: (C,) RECORD; place: (C,) the index in run.ranks of the rank that made the call, rank: its number;
+    index: (C,) the record's index among its rank's; collective: (C,) equal where ranks met in one call
+    """
+
+    records: np.ndarray
+    place: np.ndarray
+    rank: np.ndarray
+    index: np.ndarray
+    collective: np.ndarray
+
+    @property
+    def has_root(self) -> np.ndarray:
+        return self.records["root"] >= 0
+
+    @property
+    def is_root(self) -> np.ndarray:
+        return self.records["root"] == self.rank
+
+    @property
+    def is_waited_for(self) -> np.ndarray:
+        """(C,) bool: others of the collective may have to wait for this one."""
+        return ~self.has_root | (self.is_root == (self.records["phase"] == INDEX["bcast"]))
+
+    @property
+    def may_wait(self) -> np.ndarray:
+        """(C,) bool: this one may have to wait for others."""
+        return ~self.has_root | (self.is_root != (self.records["phase"] == INDEX["bcast"]))
+
+
+def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
+    """The calls of these phases, matched across ranks."""
+    chosen_phase = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in phases])
+    index = [np.flatnonzero(chosen_phase[trace.records["phase"]]) for trace in run.ranks]
+    counts = [len(one) for one in index]
+    records = np.concatenate([trace.records[one] for trace, one in zip(run.ranks, index, strict=True)])
+    place = np.repeat(np.arange(len(index)), counts)
+    rank = np.array([trace.identity["rank"] for trace in run.ranks])[place]
+    return Calls(records, place, rank, np.concatenate(index), _match(records, np.cumsum(counts)[:-1]))
+
+
 def find_waits(run: Run) -> list[np.ndarray]:
     """Nanoseconds each record spent waiting: per rank an int64 array as long as its records, 0 outside exchanges."""
-    exchange = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in EXCHANGE])
-    chosen = [np.flatnonzero(exchange[trace.records["phase"]]) for trace in run.ranks]
-    calls = np.concatenate([trace.records[index] for trace, index in zip(run.ranks, chosen, strict=True)])
-    bounds = np.cumsum([len(index) for index in chosen])[:-1]
-    rank = np.repeat(np.arange(len(chosen)), [len(index) for index in chosen])
-    waits = np.split(_wait_of(calls, rank, _match(calls, bounds)), bounds)
+    calls = collect_calls(run, EXCHANGE)
+    waits = until_ns(calls, last_entry(calls))
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
-    for all_waits, index, exchange_waits in zip(result, chosen, waits, strict=True):
-        all_waits[index] = exchange_waits
+    for place, all_waits in enumerate(result):
+        own = calls.place == place
+        all_waits[calls.index[own]] = waits[own]
     return result
+
+
+def last_entry(calls: Calls) -> np.ndarray:
+    """(C,) when the last rank that others of the collective wait for had entered, ns."""
+    latest = np.full(calls.collective.max(initial=-1) + 1, _LONG_AGO)
+    waited_for = calls.is_waited_for
+    np.maximum.at(latest, calls.collective[waited_for], calls.records["start"][waited_for])
+    return latest[calls.collective]
+
+
+def until_ns(calls: Calls, moment: np.ndarray) -> np.ndarray:
+    """(C,) nanoseconds from each call's entry until `moment`, at most its duration, 0 for those who need not wait."""
+    wait = np.clip(moment - calls.records["start"], 0, calls.records["end"] - calls.records["start"])
+    return np.where(calls.may_wait, wait, 0)
 
 
 def _match(calls: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -46,16 +103,3 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
     count = np.empty(len(kind), np.int64)
     count[by_kind] = position - np.maximum.accumulate(np.where(is_first, position, 0))
     return count
-
-
-def _wait_of(calls: np.ndarray, rank: np.ndarray, collective: np.ndarray) -> np.ndarray:
-    """Nanoseconds of each call until the last rank it depends on had entered, at most the call's duration."""
-    is_root = calls["root"] == rank
-    has_root = calls["root"] >= 0
-    is_bcast = calls["phase"] == INDEX["bcast"]
-    waited_for = ~has_root | (is_root == is_bcast)
-    may_wait = ~has_root | is_bcast | is_root
-    latest = np.full(collective.max(initial=-1) + 1, _LONG_AGO)
-    np.maximum.at(latest, collective[waited_for], calls["start"][waited_for])
-    wait = np.clip(latest[collective] - calls["start"], 0, calls["end"] - calls["start"])
-    return np.where(may_wait, wait, 0)

@@ -1,0 +1,202 @@
+"""Is it the network? One slow port, a server's port, all ports, or messages too small for any port.
+
+Each rule takes the evidence and returns its findings.
+"""
+
+import numpy as np
+
+from traces.evidence import Evidence
+from traces.findings import Finding, bytes_text, seconds_text
+from traces.node_traffic import utilisation
+from traces.phases import INDEX
+
+SLOW_PORT = 0.6  # of the others' median rate: below it a port is slow
+CONTRADICTED = 1.4  # a port that carried so much more than the probe saw was disturbed while probed
+LEAST_TRANSFER_SHARE = 0.3  # of a step: below it the exchange is not what holds the step up
+LEAST_LINK_SHARE = 0.03
+HOTSPOT = 1.4  # times the other nodes' bytes
+PORT_IDLE = 0.25  # of the transfer's time that its bytes need: below it they do not fill the port
+LATENCIES = 50  # a message whose bytes take longer than so many latencies is not small
+
+
+def slow_link(evidence: Evidence) -> list[Finding]:
+    """One node's port is slower than the others' and the exchange runs at its rate."""
+    if len(evidence.links) < 2:
+        return []
+    ratios = link_ratios(evidence.links)
+    rates = {way: np.array([link[way] for link in evidence.links]) for way in ratios}
+    for way in ratios:
+        ratios[way] = np.where(_is_contradicted(evidence, rates[way], way), 1.0, ratios[way])
+    worst = {way: int(np.argmin(ratios[way])) for way in ratios}
+    slow = [way for way in ("in", "out") if ratios[way][worst[way]] < SLOW_PORT]
+    if len(slow) == 2 and worst["in"] != worst["out"]:
+        slow = [min(slow, key=lambda way: ratios[way][worst[way]])]
+    lost_s = evidence.transfer_s * (1 - min((ratios[way].min() for way in slow), default=1.0))
+    if not slow or lost_s < LEAST_LINK_SHARE * evidence.step_s:
+        return []
+    return [_slow_link(evidence, worst[slow[0]], slow, lost_s)]
+
+
+def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
+    """{"in", "out"}: (M,) each node's rate over the other nodes' usual one: the lower of their medians in and out.
+
+    A transfer that ends in a sender's buffers looks faster than any port; it must not make the others look slow.
+    """
+    rates = {way: np.array([link[way] for link in links]) for way in ("in", "out")}
+    usual = [min(np.median(np.delete(rates[way], node)) for way in rates) for node in range(len(links))]
+    return {way: rates[way] / np.array(usual) for way in rates}
+
+
+def _is_contradicted(evidence: Evidence, rates: np.ndarray, way: str) -> np.ndarray:
+    """(M,) bool, in the order of the links: the port carried far more during the run than the probe saw."""
+    if evidence.traffic is None:
+        return np.zeros(len(rates), bool)
+    carried = dict(zip(evidence.traffic.nodes, evidence.traffic.exchange_rate(way), strict=True))
+    nodes = [link["node"] for link in evidence.links]
+    return np.array([carried.get(node, 0.0) for node in nodes]) > CONTRADICTED * rates
+
+
+def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
+    link = evidence.links[index]
+    ways, node = " and ".join(slow), link["node"]
+    others = [one for one in evidence.links if one is not link]
+    rate, usual = (min(one[way] for way in slow) for one in (link, _medians(others)))
+    facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": _medians(others)}
+    sentence = (
+        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, the other nodes' {bytes_text(usual)}/s, and every "
+        f"exchange waits for it: check its cable, switch port and negotiated speed"
+    )
+    if len(evidence.links) == 2:
+        sender = link if slow == ["out"] else others[0]
+        sentence = f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other way {bytes_text(usual)}/s"
+        node = None
+    direction = slow[0] if len(slow) == 1 and node is not None else None
+    return Finding("slow-link", lost_s, sentence, evidence.transfer_phase, node, None, direction, facts)
+
+
+def _medians(links: list[dict]) -> dict[str, float]:
+    return {way: float(np.median([link[way] for link in links])) for way in ("in", "out")}
+
+
+def server_hotspot(evidence: Evidence) -> list[Finding]:
+    """The exchange goes through the port of the node where the root is; it carries more than the others."""
+    root = _only_root(evidence)
+    if root is None or len(evidence.nodes) < 3 or evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s:
+        return []
+    node = evidence.rank_nodes[root]
+    index = evidence.nodes.index(node)
+    amounts = node_bytes(evidence)
+    by_phase = evidence.transfer_by_phase
+    direction = "in" if by_phase.get("reduce", 0.0) >= by_phase.get("bcast", 0.0) else "out"
+    phase = "reduce" if direction == "in" else "bcast"
+    if amounts is not None:
+        others = float(np.median(np.delete(amounts[direction], index)))
+        if amounts[direction][index] < HOTSPOT * others:
+            return []
+    seconds = by_phase.get("reduce", 0.0) + by_phase.get("bcast", 0.0)
+    return [
+        Finding(
+            "server-hotspot", seconds, _hotspot_text(evidence, node, amounts, direction, phase), phase, node,
+            evidence.rank_numbers[root], direction, facts={f"{phase}_s": by_phase.get(phase, 0.0)},
+        )
+    ]  # fmt: skip
+
+
+def _only_root(evidence: Evidence) -> int | None:
+    """The index of the rank that is root of every exchange with bytes in it; None where there is no such one."""
+    roots = set()
+    for trace in evidence.run.ranks:
+        records = trace.records
+        rooted = (records["phase"] == INDEX["reduce"]) | (records["phase"] == INDEX["bcast"])
+        roots |= set(np.unique(records["root"][rooted]).tolist())
+    if len(roots) != 1 or roots == {-1}:
+        return None
+    root = roots.pop()
+    return evidence.rank_numbers.index(root) if root in evidence.rank_numbers else None
+
+
+def node_bytes(evidence: Evidence) -> dict[str, np.ndarray] | None:
+    """{"in", "out"}: (M,) bytes a step through each node's port: counted, or the schedule's."""
+    if evidence.traffic is not None:
+        return {way: evidence.traffic.step_bytes(way) for way in ("in", "out")}
+    if evidence.schedule is None:
+        return None
+    return {"in": np.asarray(evidence.schedule.bytes_in), "out": np.asarray(evidence.schedule.bytes_out)}
+
+
+def _hotspot_text(evidence: Evidence, node: int, amounts, direction: str, phase: str) -> str:
+    host, verb = evidence.host(node), "receives" if direction == "in" else "sends"
+    share = evidence.transfer_by_phase[phase] / evidence.step_s
+    text = f"{phase} takes {share:.0%} of the step"
+    if amounts is None:
+        return f"everything goes through the port of {host}, where the server is: {text}"
+    rate = next((link[direction] for link in evidence.links if link["node"] == node), None)
+    through = "" if rate is None else f" through a port that carries {bytes_text(rate)}/s"
+    return f"{host} {verb} {bytes_text(amounts[direction][evidence.nodes.index(node)])} a step{through}: {text}"
+
+
+def network_congestion(evidence: Evidence) -> list[Finding]:
+    """The exchange is the largest part of the step, and no one's port in particular."""
+    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.run.ranks) < 2:
+        return []
+    share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
+    amounts = node_bytes(evidence)
+    if len(evidence.nodes) == 1:
+        text = f"the ranks share one node and {phase} takes most of {share:.0%} of the step that is exchange"
+    elif amounts is None:
+        text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
+    else:
+        busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
+        text = f"up to {bytes_text(busiest)} a step go {direction} through a node's port{_port_rate(evidence)}: "
+        text += f"exchanging takes {share:.0%} of the step, {phase} most of it"
+    return [Finding("network-congestion", evidence.transfer_s, text, phase, facts={"exchange_s": evidence.transfer_s})]
+
+
+def _port_rate(evidence: Evidence) -> str:
+    if not evidence.links:
+        return ""
+    return f", which carries {bytes_text(np.median([link['both'] for link in evidence.links]))}/s"
+
+
+def latency_bound(evidence: Evidence) -> list[Finding]:
+    """The exchange takes long, and its bytes would need a small part of that: it is many small messages."""
+    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.nodes) < 2 or not evidence.links:
+        return []
+    amounts = node_bytes(evidence)
+    if amounts is None:
+        return []
+    rates = {way: np.array([link[way] for link in evidence.links]) for way in ("in", "out")}
+    bandwidth_s = max(float((amounts[way] / rates[way]).max()) for way in rates)
+    calls, size = exchange_calls(evidence)
+    latency_s, rate = max(link["latency_s"] for link in evidence.links), float(np.median(rates["in"]))
+    is_small = size / rate <= LATENCIES * latency_s
+    if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
+        return []
+    return [
+        Finding(
+            "latency-bound", evidence.transfer_s,
+            f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {evidence.transfer_s / evidence.step_s:.0%} "
+            f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
+            f"exchange more at once",
+            evidence.transfer_phase,
+            facts={"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s},
+        )
+    ]  # fmt: skip
+
+
+def exchange_calls(evidence: Evidence) -> tuple[float, float]:
+    """(exchanges a step on the rank that makes most, mean bytes of one): those of single numbers left out."""
+    counts, sizes = [], []
+    for trace in evidence.run.ranks:
+        chosen = np.isin(trace.records["step"], evidence.times.steps) & (trace.records["bytes"] > 8)
+        counts.append(chosen.sum() / len(evidence.times.steps))
+        sizes.append(trace.records["bytes"][chosen].mean() if chosen.any() else 0.0)
+    most = int(np.argmax(counts))
+    return float(counts[most]), float(sizes[most])
+
+
+def port_use(evidence: Evidence) -> dict[str, list[float]] | None:
+    """{"in", "out"}: of each node, the part of its link's rate used in its busiest exchange phase."""
+    if evidence.traffic is None or not evidence.links:
+        return None
+    return {way: utilisation(evidence.traffic, evidence.links, way).tolist() for way in ("in", "out")}
