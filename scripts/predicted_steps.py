@@ -6,7 +6,7 @@ from dist.cost_model import Cluster, Prediction, predict
 from dist.mpi_choices import UnknownChoice
 from dist.schedules import SCHEDULES, WIRE_BYTES
 from traces.evidence import Schedule
-from traces.files import Run
+from traces.runs import Run
 
 # Of the strategies, those whose exchange is MPI's send float32 whatever --wire says.
 MPI_STRATEGIES = ("reduce-bcast", "sliced", "reduce-scatter", "allreduce")

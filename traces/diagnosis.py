@@ -11,10 +11,10 @@ import numpy as np
 from traces import network_rules, rank_rules
 from traces.analysis import StepTimes
 from traces.evidence import Evidence, Schedule, gather, wait_summary
-from traces.files import Run
 from traces.findings import Finding, seconds_text
 from traces.overlap import spread
 from traces.phases import COMPUTE, PHASES
+from traces.runs import Run
 
 FAULTS = (
     network_rules.slow_link,

@@ -18,8 +18,8 @@ from functools import cached_property
 import numpy as np
 
 from traces.analysis import StepTimes
-from traces.files import Run
 from traces.phases import COMPUTE, INDEX
+from traces.runs import Run
 from traces.wait_states import SYNCHRONIZING
 
 _IS_SYNCHRONIZING = np.isin(np.arange(len(INDEX)), [INDEX[name] for name in SYNCHRONIZING])

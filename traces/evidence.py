@@ -7,10 +7,10 @@ import numpy as np
 
 from traces.analysis import StepTimes
 from traces.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
-from traces.files import Run
 from traces.node_traffic import NodeTraffic, node_traffic
 from traces.overlap import Overlap, overlap
 from traces.phases import EXCHANGE, INDEX, STEP
+from traces.runs import Run
 from traces.wait_states import STATES, WaitStates, check_sums, find_wait_states
 
 FEW_STEPS = 5

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.analysis import StepTimes, cells, sum_by_cell
-from traces.files import Run
 from traces.phases import EXCHANGE, INDEX, PHASES
+from traces.runs import Run
 
 WAYS = ("in", "out")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.analysis import StepTimes
-from traces.files import Run
 from traces.phases import EXCHANGE, INDEX, PHASES, STEP
+from traces.runs import Run
 from traces.waiting import Calls, collect_calls, last_entry, until_ns
 
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
