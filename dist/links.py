@@ -82,12 +82,16 @@ def _latency(leaders) -> float:
 
 def _rate(leaders, size: int, direction: int, sends: bool, receives: bool) -> float:
     """Bytes per second of one message of `size` to the leader `direction` further and from the one before that way."""
-    outgoing, incoming = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    outgoing, incoming, token = np.ones(size, np.uint8), np.ones(size, np.uint8), np.zeros(1)
     to, source = (leaders.rank + direction) % leaders.size, (leaders.rank - direction) % leaders.size
     barrier(leaders)
     start = time.perf_counter()
-    requests = [leaders.Irecv(incoming, source, 3)] if receives else []
-    requests += [leaders.Isend(outgoing, to, 3)] if sends else []
-    for request in requests:
+    arrivals = [leaders.Irecv(incoming, source, 3)] if receives else []
+    sent = [leaders.Isend(outgoing, to, 3), leaders.Irecv(token, to, 4)] if sends else []
+    for request in arrivals:
+        wait(request)
+        sent.append(leaders.Isend(token.copy(), source, 4))
+    # A message is sent when the receiver says so: a send that has ended may still lie in a socket.
+    for request in sent:
         wait(request)
     return size / (time.perf_counter() - start)
