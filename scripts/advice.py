@@ -11,9 +11,8 @@ from dist.zero_schedules import zero_3_steps
 DEDICATED = "reduce-bcast/dedicated"
 # Of a step's computing, backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
-# Whose exchange may run beside computing; the part of it that may: the rest comes after the update or, with MPI's
-# blocking calls, after backward.
-BUCKETED = {"ring": 1.0, "tree": 1.0, "hierarchical": 1.0, "hierarchical-sharded": 0.5}
+# Whose exchange may run beside the last micro-step, and beside how much of it: backward, or the next forward too.
+BUCKETED = {"ring": BACKWARD, "tree": BACKWARD, "hierarchical": BACKWARD, "hierarchical-sharded": 1.0}
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 ABOUT_EQUAL = 1.01
@@ -82,14 +81,14 @@ def overlap_of(strategy: str, training: Training) -> tuple[float, float, float] 
     """(part of the exchange that may run beside computing, how much of that always shows, part of the computing).
 
     Buckets wait for the last micro-step's backward, and its last bucket shows. ZeRO's reductions run in all of them,
-    and in each the embeddings' shows, whose gradient is the last; zero-3 gathers before each use, the embeddings first.
+    and in each the embeddings' shows, whose gradient is the last; gathers run before each use, the embeddings' first.
     """
     if strategy in BUCKETED:
         last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * WIRE_BYTES[training.wire]))
-        return BUCKETED[strategy], last, BACKWARD / training.micro_steps
+        return 1.0, last, BUCKETED[strategy] / training.micro_steps
     embeddings = training.ranges[0] / training.parameters if training.ranges else 0.0
     if strategy == "zero-2":
-        return training.micro_steps / (training.micro_steps + 1), embeddings, BACKWARD
+        return 1.0, embeddings, 1.0
     if strategy == "zero-3":
         steps = zero_3_steps(len(training.ranges), training.micro_steps)
         ranges = training.ranges or (training.parameters,)

@@ -3,8 +3,9 @@
     python scripts/plot.py runs/sliced
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
 
-One run: RUN/plots/ gets timeline, phases and loss. Several: --out gets comparison, phases, loss and each run's
-timeline. Every figure is written as PNG and SVG.
+One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages and loss, and RUN/report.html the verdict, all
+pictures and the tables. Several: --out gets comparison, phases, loss, model, each run's timeline and, of runs of
+different size, scaling. Every figure is written as PNG and SVG. What a crashed run lacks is said, the rest is drawn.
 """
 
 import argparse
@@ -20,12 +21,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used."""
     settings = parse(arguments)
     try:
-        measured = measure_runs([read_run(path) for path in settings.runs])
+        measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
         for path in plot(measured, settings.out or default_folder(settings.runs)):
             print(path)
     except RunError as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
         return 2
+    for one in measured:
+        for text in one.run.missing:
+            print(f"plot.py: {text}", file=sys.stderr)
     print(report(measured))
     return 0
 
@@ -44,22 +48,19 @@ def default_folder(runs: list[Path]) -> Path:
 
 
 def plot(measured: list[MeasuredRun], folder: Path) -> list[Path]:
-    """Draw and save all figures of the runs; returns the files' paths."""
+    """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
-    from traces import comparison, look, loss_curves, phase_bars, timeline
+    import run_figures
 
-    figures = {"phases": phase_bars.draw(measured), "loss": loss_curves.draw(measured)}
+    from traces import look
+
+    figures = run_figures.of_one(measured[0]) if len(measured) == 1 else run_figures.of_several(measured)
+    saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}
+    paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
-        figures["timeline"] = timeline.draw(measured[0])
-    else:
-        figures["comparison"] = comparison.draw(measured)
-        figures |= {f"timeline-{file_name(one.label)}": timeline.draw(one) for one in measured}
-    return [path for name, figure in sorted(figures.items()) for path in look.save(figure, folder / name)]
-
-
-def file_name(label: str) -> str:
-    """A label as part of a file name: "reduce-bcast dedicated" gives reduce-bcast-dedicated."""
-    return "-".join("".join(sign if sign.isalnum() or sign in "-_." else " " for sign in label).split())
+        pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
+        paths.append(run_figures.report(measured[0], pictures))
+    return paths
 
 
 def report(measured: list[MeasuredRun]) -> str:

@@ -1,6 +1,6 @@
 """What a step of a run would take with every other strategy: the run's computing, and the cost model's exchange."""
 
-from advice import BUCKET_BYTES, LARGEST_BUCKET, OVERLAP, overlapped_step_s
+from advice import Training, overlapped_step_s
 
 from dist.cost_model import Cluster, Prediction, predict
 from dist.mpi_choices import UnknownChoice
@@ -63,7 +63,7 @@ def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
 
 def _step_s(run: Run, strategy: str, exchange_s: float, rest_s: float) -> float:
     """A run with overlap would keep it with a strategy that can."""
-    if not (run.config["settings"].get("overlap") and strategy in OVERLAP):
-        return rest_s + exchange_s
-    last_bucket = min(LARGEST_BUCKET, BUCKET_BYTES / (4 * run.config["parameters"]))
-    return overlapped_step_s(strategy, exchange_s, rest_s, last_bucket)
+    settings = run.config["settings"]
+    training = Training(run.config["parameters"], rest_s, settings.get("wire") or "float32")
+    overlapped_s = overlapped_step_s(strategy, exchange_s, rest_s, training) if settings.get("overlap") else None
+    return rest_s + exchange_s if overlapped_s is None else overlapped_s

@@ -1,10 +1,14 @@
-"""Plot: what every rank does when, over a few steps around the representative one. Who waits for whom?"""
+"""Plot: what every rank does when, over a few steps around the representative one, and the ports' rates below.
+
+Who waits for whom, and is a port full meanwhile?
+"""
 
 from matplotlib.figure import Figure
 
 from traces import look
 from traces.analysis import MeasuredRun, parts
 from traces.lanes import draw_lanes, label_nodes, lane_height, node_text
+from traces.port_lanes import LANE_INCHES, draw_port_lanes, lanes_of
 from traces.ranking import short_ms
 
 STEPS = 3
@@ -14,7 +18,9 @@ def draw(measured: MeasuredRun) -> Figure:
     """The timeline of one run, ranks grouped by node."""
     ranks = len(measured.run.ranks)
     lane = lane_height(ranks, 9.0)
-    top, bottom = 0.92, 0.68
+    ports = lanes_of(measured)
+    below = LANE_INCHES * len(ports) + 0.28 if ports else 0.0
+    top, bottom = 0.92, 0.68 + below
     height = top + bottom + lane * ranks
     with look.styled():
         figure = Figure(figsize=(9, height))
@@ -25,7 +31,12 @@ def draw(measured: MeasuredRun) -> Figure:
         present = draw_lanes(axes, measured, first, count, lane)
         label_nodes(axes, measured, lane, margin=(left - 0.014) / (0.985 - left))
         _mark_steps(axes, measured, first, count)
-        axes.set_xlabel("milliseconds", labelpad=2)
+        lowest = axes
+        if ports:
+            axes.tick_params(axis="x", labelbottom=False)
+            lowest = figure.add_axes((left, 0.68 / height, 0.985 - left, LANE_INCHES * len(ports) / height))
+            draw_port_lanes(lowest, measured, first, count, ports)
+        lowest.set_xlabel("milliseconds", labelpad=2)
         look.draw_legend(figure, present, 0.42)
         look.footnote(figure, [measured], _clock_error(measured))
     return figure

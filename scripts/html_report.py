@@ -1,0 +1,140 @@
+"""RUN/report.html: the verdict, the pictures, the tables and the settings of a run in one file that needs no other."""
+
+import base64
+from html import escape
+from pathlib import Path
+
+from traces.findings import bytes_text, seconds_text
+from traces.ranking import short_ms
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.15rem; color: #767676; font-weight: 600; margin: 0 }
+.verdict { font-size: 1.45rem; line-height: 1.35; font-weight: 650; margin: .4rem 0 1.2rem }
+.where { color: #555 } .uncertain { border-left: 4px solid #E69F00; padding-left: .8rem; color: #555 }
+h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; border-bottom: 1px solid #ddd }
+figure { margin: 1rem 0 } figure img { max-width: 100%; max-height: 26rem } figcaption { color: #555; font-size: .9rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: .6rem 0 }
+th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #eee; vertical-align: top }
+th:first-child, td:first-child { text-align: left } th { color: #555; font-weight: 600 }
+.settings td { text-align: left; word-break: break-word }
+@media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
+"""
+# How each picture is read, in the order of the report.
+CAPTIONS = {
+    "timeline": "Three steps around the median one, a row a rank. Hatched: waiting for other ranks. Below, each node's "
+    "port: a lane that reaches its dashed line is full.",
+    "phases": "The median step, cut into its phases.",
+    "ports": "Bytes through each node's port in a step. A bar that reaches its dashed line uses all that the port has; "
+    "one bar above the others is a hot spot. Diamonds: what the strategy's messages add up to.",
+    "ranks": "Each rank's computing and waiting, step by step. A bright row is a slow rank; a bright spot one stall.",
+    "waits": "What each rank waits for in the median step. Who waits least is waited for.",
+    "messages": "Bytes between ranks and between nodes in one exchange, from the strategy's schedule.",
+    "loss": "The loss.",
+}
+
+
+def write_report(path: Path, title: str, answer: dict, figures: dict[str, Path], config: dict) -> Path:
+    """answer: what diagnose.py --json prints; figures: SVG files by name; config: of config.json. Returns the path."""
+    parts = [_verdict(title, answer), _pictures(figures), _advice(answer["advice"]), _times(answer["evidence"])]
+    parts += [_ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n')
+    return path
+
+
+def _verdict(title: str, answer: dict) -> str:
+    found = answer["bottleneck"]
+    where = [f"{name} {found[name]}" for name in ("phase", "node", "rank", "direction") if found[name] is not None]
+    where.append(f"{found['share']:.0%} of the step")
+    thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
+    uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
+    also = [one["sentence"] for one in answer["evidence"]["also"][:3] if one["kind"] != "none"]
+    more = f"<p>Also: {escape('; '.join(also))}.</p>" if also else ""
+    return (
+        f'<h1>{escape(title)}</h1><p class="verdict">{escape(_capital(answer["verdict"]))}.</p>'
+        f'<p class="where">{escape(found["kind"])}: {escape(", ".join(where))}</p>{more}{uncertain}'
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _pictures(figures: dict[str, Path]) -> str:
+    shown = []
+    for name in (*CAPTIONS, *(name for name in figures if name not in CAPTIONS)):
+        if name in figures:
+            data = base64.b64encode(figures[name].read_bytes()).decode()
+            caption = escape(CAPTIONS.get(name, ""))
+            image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+            shown.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+    return f"<h2>Pictures</h2>{''.join(shown)}"
+
+
+def _advice(advice: list[dict]) -> str:
+    if not advice:
+        return ""
+    rows = [
+        [row["strategy"], seconds_text(row["predicted_step_s"]), f"{row['speedup']:.2g} times as fast"]
+        for row in advice
+    ]
+    note = "<p>The run's own computing, and the cost model's exchange over its measured links.</p>"
+    return f"<h2>What other strategies would take</h2>{note}{_table(['strategy', 'step', ''], rows)}"
+
+
+def _times(evidence: dict) -> str:
+    rows = [["step", seconds_text(evidence["step_s"])], ["computing", seconds_text(evidence["compute_s"])]]
+    rows += [["exchanging", seconds_text(evidence["exchange_s"])]]
+    rows += [[f"of that {name}", seconds_text(s)] for name, s in evidence["exchange_by_phase_s"].items()]
+    if evidence.get("hidden_exchange_s"):
+        rows.append(["exchange hidden behind computing", seconds_text(evidence["hidden_exchange_s"])])
+    rows += [[f"waiting, {name.replace('_', ' ')}", seconds_text(s)] for name, s in evidence["waiting_s"].items()]
+    numbers = {name: value for name, value in evidence["efficiency"].items() if name != "lost"}
+    efficiencies = [[name.replace("_", " "), f"{value:.1%}"] for name, value in numbers.items()]
+    head = [f"median of {evidence['steps']} steps", ""]
+    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], efficiencies)}"
+
+
+def _ranks(evidence: dict) -> str:
+    waited = evidence["waited_for_s"]
+    rows = []
+    for row in evidence["ranks"]:
+        compute = row["compute_s"]
+        spread = f"{short_ms(compute['low'] * 1e3)} to {short_ms(compute['high'] * 1e3)}"
+        cells = [row["rank"], row["node"], short_ms(compute["median"] * 1e3), spread]
+        cells += [short_ms(row["data_s"]["median"] * 1e3), short_ms(waited.get(str(row["rank"]), 0.0) * 1e3)]
+        rows.append(cells)
+    head = ["rank", "node", "forward + backward, ms", "middle half of steps", "data, ms", "others waited for it, ms"]
+    return f"<h2>Ranks</h2>{_table(head, rows)}"
+
+
+def _nodes(evidence: dict) -> str:
+    rows = []
+    for row in evidence["nodes"]:
+        cells = [f"{row['node']} · {row['host']}"]
+        for way in ("in", "out"):
+            amounts, link, used = (row.get(name) for name in ("bytes_a_step", "link_bytes_per_s", "link_used"))
+            cells.append(bytes_text(amounts[way]) if amounts else "-")
+            cells.append(f"{bytes_text(link[way])}/s" if link else "-")
+            cells.append(f"{used[way]:.0%}" if used and used[way] is not None else "-")
+        rows.append(cells)
+    head = ["node", "in a step", "link in", "used", "out a step", "link out", "used"]
+    return f"<h2>Nodes</h2>{_table(head, rows)}"
+
+
+def _settings(config: dict) -> str:
+    rows = [[name.replace("_", "-"), "-" if value is None else value] for name, value in config["settings"].items()]
+    facts = {"command": " ".join(config.get("command", [])), "started": config.get("started")}
+    facts |= {"MPI": (config.get("mpi_library") or "").strip().split("\n")[0], "parameters": config.get("parameters")}
+    facts |= config.get("versions") or {}
+    rows = [[name, value] for name, value in facts.items() if value] + rows
+    return f"<h2>Settings</h2>{_table(['', ''], rows, 'settings')}"
+
+
+def _table(head: list, rows: list[list], kind: str = "") -> str:
+    def line(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    top = line(head, "th") if any(head) else ""
+    return f'<table class="{kind}">{top}{"".join(line(row, "td") for row in rows)}</table>'
