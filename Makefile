@@ -1,4 +1,4 @@
-# make train    three strategies on 4 ranks, one comparison figure        make test    every test
+# make train    three strategies on 4 ranks, one comparison figure        make test    every test, or TESTS="FILE..."
 # make lint     ruff                                                      make setup   the environment alone
 # make test-gpu PYTHON=python3    what needs an NVIDIA GPU, in that environment; CuPy comes with one of the gpu extras
 #
@@ -23,7 +23,7 @@ train: setup
 	$(VENV)/bin/python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
 
 test: setup
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(TESTS)
 
 test-gpu:
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu --gpu-report runs/test-gpu.json
