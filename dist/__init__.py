@@ -17,11 +17,15 @@ progress.py       exchanges under way, moved on between pieces of compute or to 
 wire.py           float32 or bfloat16 between ranks
 ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
 tree.py           all-reduce over two binary trees; double_tree.py: which
-links.py          latency and rates between the nodes, measured
+links.py          latency and rates between the nodes, measured; local_rates.py: of copies and sums inside a node
+gpu_topology.py   how a node's GPUs are joined, as nvidia-smi says
 ports.py          bytes through a node's network ports, by its counters
 cost_model.py     seconds of an exchange, before anyone tries it, from
   schedules.py      who sends how much to whom under each strategy: bytes through every port
   mpi_choices.py    which algorithm an MPI library takes; mpi_calls, mpi_algorithms, mpi_compositions, rabenseifner
+  zero_schedules.py ZeRO's, range by range
   message_stages.py messages that move at the same time
+  message_replay.py each rank at its own pace; port_shares.py: whose message a port serves
+predictions.py    every strategy's exchange in one call
 rank_memory.py    bytes a rank holds under each strategy
 """

@@ -42,7 +42,7 @@ class Settings:
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
     wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
     error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
-    overlap: bool = setting(False, "exchange gradients while backward runs, in our own exchanges")
+    overlap: bool = setting(False, "exchange while the model computes, in our own exchanges")
     no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")
     model: str = setting(None, "shape by name (baby, or what --init holds)", type=str, choices=PRESETS)
     n_layer: int = setting(None, "layers, instead of the preset's", type=int)

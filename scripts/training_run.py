@@ -34,6 +34,7 @@ from traces.clocks import write_end_clocks
 from traces.counters import CounterFile
 from traces.phases import EXCHANGE, PHASES
 from traces.stream_times import GPU_PHASES
+from traces.tracing_cost import tracing_share
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -231,8 +232,12 @@ class TrainingRun:
             if self.world.rank == 0:
                 if self.settings.trace != "off" and self.world.node_count > 1:
                     write_end_clocks(self.path / "traces", end_clocks)
-                self.folder.write_summary(peak_memory_bytes=peak_bytes)
-                self.world.print(f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; run folder {self.path}")
+                share = tracing_share(self.tracer)
+                self.folder.write_summary(peak_memory_bytes=peak_bytes, tracing_share=share)
+                self.world.print(
+                    f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; tracing took {share:.2%} of the traced "
+                    f"steps; run folder {self.path}"
+                )
         if self.watchdog:
             self.watchdog.close()
         self.backend.close()

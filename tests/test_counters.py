@@ -10,6 +10,7 @@ from traces import RunError, Tracer, read_run
 from traces.clocks import to_rank_0, write_end_clocks
 from traces.counters import COUNTERS, SAMPLE_NS, CounterFile, counters_path, read_counters
 from traces.files import trace_path
+from traces.tracing_cost import tracing_share
 
 NODES = [0, 0, 1]
 
@@ -116,3 +117,22 @@ def test_nothing_left_is_an_error(tmp_path):
         read_run(run, allow_missing=True)
     with pytest.raises(RunError, match="not a folder"):
         read_run(tmp_path / "nowhere", allow_missing=True)
+
+
+def test_what_tracing_costs_is_counted(tmp_path):
+    """Spans written, the time of their steps, and the counters' readings; nothing of steps that are not traced."""
+
+    def slow_reading():
+        wait_ns(SAMPLE_NS)
+        return 0, 0, 0
+
+    counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, slow_reading)
+    tracer = Tracer(tmp_path, IDENTITY, "2:2", counters=counters)
+    assert tracing_share(tracer) == 0
+    for step in (1, 2):
+        with tracer.step(step), tracer.phase("reduce"):
+            wait_ns(2 * SAMPLE_NS)
+    tracer.close()
+    assert tracer.spans == 2
+    assert tracer.traced_ns == round(tracer.seconds("step") * 1e9) >= 3 * SAMPLE_NS
+    assert SAMPLE_NS / tracer.traced_ns <= tracer.counters_ns / tracer.traced_ns < tracing_share(tracer) < 0.9

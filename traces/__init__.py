@@ -2,6 +2,7 @@
 
 phases.py       the names of the phases, and which of them are exchange
 recorder.py     Tracer: what the training loop and the strategies call
+stream_times.py phases on a GPU's stream, by events        tracing_cost.py  what all this costs
 files.py        the trace file format                      runs.py      reading a run folder
 counters.py     the network counters of a node             clocks.py    all nodes on one clock
 waiting.py      how long each exchange waited for another rank
@@ -19,6 +20,10 @@ timeline.py     plot: who does what when, rank by rank
 phase_bars.py   plot: where a step's time goes
 loss_curves.py  plot: loss against steps
 comparison.py   plot: several strategies in one picture
+port_lanes.py   the ports' rates below a timeline          port_bars.py   plot: bytes a step against what ports carry
+rank_map.py     plot: ranks by steps                       wait_bars.py   plot: what each rank waits for
+communication_matrix.py  plot: who sends how much to whom
+model_points.py plot: measured against the cost model      scaling_curves.py  plot: runs of growing size
 spans.py        spans that never overlap, from the run's start: what the exports begin with
 paraver.py      export to Paraver; paraver_labels.py: its numbers and names
 chrome.py       export to Chrome's JSON, which Perfetto shows

@@ -37,6 +37,7 @@ class CounterFile:
         self._file = path.open("wb")
         self._file.write(json.dumps(header).encode() + b"\n")
         self._read, self._records, self._sampled_at = read, [], 0
+        self.spent_ns = 0
 
     def sample(self, now: int) -> None:
         """Called where a phase ends, at `now`; reads if the last sample is SAMPLE_NS old."""
@@ -44,6 +45,7 @@ class CounterFile:
             values = self._read()
             self._records.append((perf_counter_ns(), *values))
             self._sampled_at = now
+            self.spent_ns += perf_counter_ns() - now
 
     def write(self) -> None:
         """Hand the records so far to the operating system."""

@@ -44,6 +44,7 @@ class Tracer:
         self._first, self._last = parse_steps(steps)
         self._file, self._counters = None, counters
         self._records = []
+        self.spans = self.traced_ns = 0  # written so far, and the time of the steps that they are from
         self._spent = dict.fromkeys(NAMES, 0)
         self._step_number = 0
         self._in_step, self._phase = False, None
@@ -88,6 +89,11 @@ class Tracer:
         """Seconds spent in all exchange phases, of the same step as `seconds`."""
         return self.seconds(*EXCHANGE)
 
+    @property
+    def counters_ns(self) -> int:
+        """Nanoseconds spent on reading the node's counters."""
+        return 0 if self._counters is None else self._counters.spent_ns
+
     def close(self) -> None:
         """Write what is left and close the file; the sums go on working."""
         if self._stream is not None:
@@ -107,6 +113,7 @@ class Tracer:
         """Hand the records so far to the operating system."""
         if self._records:
             files.append(self._file, np.array(self._records, RECORD))
+            self.spans += len(self._records)
             self._records.clear()
         if self._counters is not None:
             self._counters.write()
@@ -139,6 +146,7 @@ class _Step:
         tracer._in_step = False
         tracer._spent[STEP] = end - self._start
         if tracer._writing:
+            tracer.traced_ns += end - self._start
             tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
             if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
                 tracer._write()
