@@ -28,7 +28,8 @@ PARTS = {
     "exchange_openmpi": ("docs_exchange", "two minutes, as root, with Open MPI's Python: both sizes on 5 hosts"),
     "wire": ("docs_wire", "two minutes: what bfloat16 on the wire does to the loss"),
     "model": ("docs_model", "twenty minutes, as root: the cost model beside measured exchanges"),
-    "faults": ("docs_faults", "fifteen minutes, as root: what the verdict says of runs with known faults"),
+    "faults": ("docs_diagnosis", "fifteen minutes, as root: what the verdict says of runs with known faults"),
+    "report": ("docs_diagnosis", "a minute, as root: the report of 9 ranks on 5 virtual hosts, in chromium (needed)"),
     "start": ("docs_step", "seconds: what compiled loops cost a process at its start"),
     "step": ("docs_step", "ten minutes: one step, its floor, PyTorch (which it needs)"),
 }

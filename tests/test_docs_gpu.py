@@ -54,13 +54,13 @@ def test_how_tests_ended():
 
 def test_the_page_has_both_blocks(tmp_path, monkeypatch):
     """They are replaced in place."""
-    import make_docs
+    import docs_page
 
     page = (ROOT / docs_gpu.PAGE).read_text()
-    monkeypatch.setattr(make_docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs_page, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / docs_gpu.PAGE).write_text(page)
     for name in ("gpu_tests", "gpu_step"):
-        make_docs.replace_block(docs_gpu.PAGE, name, f"new {name}")
+        docs_page.replace_block(docs_gpu.PAGE, name, f"new {name}")
     text = (tmp_path / docs_gpu.PAGE).read_text()
     assert text.count("new gpu_") == 2

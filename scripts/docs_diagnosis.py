@@ -1,4 +1,4 @@
-"""Part of make_docs.py: what the verdict says of runs with known faults."""
+"""Parts of make_docs.py: what the verdict says of runs with known faults, and how a report looks. As root."""
 
 import json
 import subprocess
@@ -6,9 +6,12 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from docs_page import SCRIPTS, replace_block
+from docs_page import FIGURES, SCRIPTS, replace_block, train_on
 
 REPEAT = 3
+REPORTED = "--nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit"
+REPORTED_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 2 --steps 12 --eval-every 0"
+PAGE_SIZE = "1040,1500"
 
 
 def faults(folder: Path, _) -> None:
@@ -17,6 +20,16 @@ def faults(folder: Path, _) -> None:
     report = folder / "faults.json"
     subprocess.run([*command, "--json", str(report)], check=True)
     replace_block("docs/diagnosis.md", "faults", table(json.loads(report.read_text())))
+
+
+def report(folder: Path, _) -> None:
+    """The top of a report's page as a browser shows it."""
+    run = train_on(REPORTED, "reduce-bcast", REPORTED_TRAINING, folder / "run")
+    subprocess.run([sys.executable, str(SCRIPTS / "plot.py"), str(run)], check=True)
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    browser += [f"--user-data-dir={folder / 'browser'}", f"--window-size={PAGE_SIZE}"]
+    picture = f"--screenshot={FIGURES / 'report.png'}"
+    subprocess.run([*browser, picture, f"file://{run / 'report.html'}"], check=True)
 
 
 def table(report: dict) -> str:
