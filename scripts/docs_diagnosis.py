@@ -11,7 +11,7 @@ from docs_page import FIGURES, SCRIPTS, replace_block, train_on
 REPEAT = 3
 REPORTED = "--nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit"
 REPORTED_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 2 --steps 12 --eval-every 0"
-PAGE_SIZE = "1040,1500"
+PAGE_SIZE = "1040,1060"
 
 
 def faults(folder: Path, _) -> None:

@@ -13,7 +13,7 @@ h1 { font-size: 1.15rem; color: #767676; font-weight: 600; margin: 0 }
 .verdict { font-size: 1.45rem; line-height: 1.35; font-weight: 650; margin: .4rem 0 1.2rem }
 .where { color: #555 } .uncertain { border-left: 4px solid #E69F00; padding-left: .8rem; color: #555 }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; border-bottom: 1px solid #ddd }
-figure { margin: 1rem 0 } figure img { max-width: 100%; max-height: 26rem } figcaption { color: #555; font-size: .9rem }
+figure { margin: 1rem 0 } figure img { max-width: 100%; max-height: 40rem } figcaption { color: #555; font-size: .9rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: .6rem 0 }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #eee; vertical-align: top }
 th:first-child, td:first-child { text-align: left } th { color: #555; font-weight: 600 }
