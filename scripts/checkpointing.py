@@ -116,7 +116,7 @@ class Checkpointing:
         copied, used = [], 0
         for array, start, values in pieces:
             room = self._room[used : used + len(values)]
-            room[:] = values if isinstance(values, np.ndarray) else values.get()  # from a GPU
+            room[:] = values.get() if is_on_gpu(values) else values
             copied.append((array, start, room))
             used += len(values)
         return copied
@@ -138,6 +138,11 @@ def state_arrays(strategy):
         for start, m, v in updated.optimizer.moments():
             yield "m", start, m
             yield "v", start, v
+
+
+def is_on_gpu(array) -> bool:
+    """Whether it is CuPy's."""
+    return hasattr(array, "get")
 
 
 def errors_name(rank: int) -> str:

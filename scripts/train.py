@@ -57,6 +57,7 @@ def train(settings, world) -> bool:
                 run.folder.log(record)
                 progress.step(record, meeting.compute_s)
             run.end_if_diverged(step, meeting.loss)
+            run.end_if_drifted(step)
             if run.leaves_checkpoint(step, meeting):
                 run.begin_checkpoint(step)
             if meeting.asked == END:

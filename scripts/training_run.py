@@ -9,6 +9,7 @@ from typing import NamedTuple
 from auto_strategy import choose_strategy
 from checkpointing import Checkpointing
 from choose_backend import choose_backend
+from replicas import check_replicas
 from resume import check_same_run, find_checkpoint, restore
 from run_data import open_data
 from run_folder import RunFolder, default_run_folder
@@ -154,6 +155,7 @@ class TrainingRun:
             new_optimizer=backend.new_optimizer,
             sum_of_squares=backend.sum_of_squares,
             max_norm=s.grad_clip,
+            outlier_z=s.skip_outliers,
             tracer=self.tracer,
             server=s.server,
             wire=s.wire,
@@ -199,7 +201,7 @@ class TrainingRun:
             "step_s": step_s,
             "tokens_per_s": tokens / step_s,
             "exposed_exchange_s": meeting.exposed_s,
-        }
+        } | ({"skipped": True} if self.strategy.clipping.skips else {})
 
     def validates_after(self, step: int) -> bool:
         every = self.settings.eval_every
@@ -218,6 +220,11 @@ class TrainingRun:
             text = f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data"
             end_with_one_line(self.world.comm, text)
 
+    def end_if_drifted(self, step: int) -> None:
+        every = self.settings.check_replicas
+        if every > 0 and step % every == 0:
+            check_replicas(self.world, self._ranges_in_use(), self.parameters.flat, step)
+
     def leaves_checkpoint(self, step: int, meeting: Meeting) -> bool:
         """Whether one begins after this step: it is time for it, or a signal asked. The last one finish leaves."""
         every, is_last = self.settings.checkpoint_every, step == self.settings.steps
@@ -231,7 +238,8 @@ class TrainingRun:
 
     def _begin_checkpoint(self, step: int) -> None:
         updates = next((one.optimizer.step for one in self.strategy.state()), 0)  # rank 0 has made all of them
-        self.checkpoints.begin(self.facts(step) | {"updates": updates})
+        norms = list(self.strategy.clipping.norms)
+        self.checkpoints.begin(self.facts(step) | {"updates": updates, "norms": norms})
 
     def finish(self, step: int) -> bool:
         """Leave the last checkpoint, after that step, and the summary; whether all steps have been made."""
