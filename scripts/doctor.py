@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import doctor_gpu
 import doctor_machine
 import doctor_software
+from doctor_check_software import foreign_launcher
 from doctor_checks import find
 from doctor_facts import gather, new_facts
 from doctor_findings import FAIL
@@ -40,6 +41,8 @@ def main():
     if "MPI" in facts["errors"]:
         is_first = all(os.environ.get(name, "0") == "0" for name in RANKS)
         raise SystemExit(report([facts], settings, brief=not is_first))
+    if warning := foreign_launcher(facts.get("launcher", {}).get("kind", ""), facts["MPI"]["family"]):
+        print(f"doctor: will fail: {warning}", file=sys.stderr, flush=True)
     raise SystemExit(examine_together(facts, settings, limit))
 
 

@@ -56,7 +56,7 @@ def idle(ranks, model):
     for members in nodes(ranks).values():
         taken = {identity for _, identity in known(members, "own GPU", "id")}
         count = len(members[0].get("GPUs", {}).get("listed", []))
-        if taken and len(taken) < count:
+        if taken and len(taken) < count and len(known(members, "own GPU")) == len(members):
             some.append((members[0], len(taken), count))
     if not some:
         return []

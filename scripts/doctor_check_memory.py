@@ -39,8 +39,9 @@ def too_little_memory(ranks, model):
         return []
     needed, room, facts = min(short.values(), key=lambda found: found[0])
     fitting = [strategy for strategy in FORMULAS if strategy not in short]
+    strategies = ", ".join(short) if fitting else "any strategy"
     text = (
-        f"{model} does not fit on {on_hosts([facts])} with {', '.join(short)}: {bytes_text(needed)} or more of "
+        f"{model} does not fit on {on_hosts([facts])} with {strategies}: {bytes_text(needed)} or more of "
         f"{bytes_text(room)}, before activations"
     )
     other = f"use --strategy {' or '.join(fitting)}, or " if fitting else ""
@@ -61,7 +62,7 @@ def little_shared_memory(ranks, model):
         return []
     facts, free, needed = short[0]
     text = (
-        f"{facts['shared memory']['folder']} on {on_hosts([facts for facts, *_ in short])} has {bytes_text(free)} free, "
+        f"{facts['shared memory']['folder']} on {on_hosts([found[0] for found in short])} has {bytes_text(free)} free, "
         f"and --strategy {' and '.join(SHARING)} take {bytes_text(needed)} of it for {model or USUAL_MODEL}"
     )
     fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy (ring, reduce-scatter)"

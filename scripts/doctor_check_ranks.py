@@ -47,6 +47,8 @@ def idle_cores(ranks, model):
         asked = members[0]["cores"]["variables"].get("SLURM_CPUS_PER_TASK", "")
         if len(used) >= cores or (asked.isdigit() and int(asked) > min(core_shares(members))):
             continue  # not_inherited says why
+        if len(used) < len(members):
+            continue  # crowded says it
         text = f"the ranks on {on_hosts(members)} may run on {len(used)} of {plural(cores, 'core')}"
         fix = (
             f"give each more: mpirun --map-by slot:PE={cores // len(members)} or --bind-to none, "
@@ -162,9 +164,8 @@ def _ranks_of(some: list[tuple]) -> str:
 
 
 def _with_cores(ranks):
-    """Each node's ranks that know their cores."""
-    groups = [[facts for facts in members if "cores" in facts] for members in nodes(ranks).values()]
-    return [members for members in groups if members]
+    """The ranks of each node on which all know their cores."""
+    return [members for members in nodes(ranks).values() if all("cores" in facts for facts in members)]
 
 
 CHECKS = (

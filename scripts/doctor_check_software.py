@@ -13,7 +13,7 @@ from doctor_findings import (
     on_ranks,
     plural,
 )
-from doctor_software import REQUIRED
+from doctor_software import REQUIRED, mpi_family
 
 INSTALL = "pip install -e . in the environment that every rank runs in"
 MPI_FIX = (
@@ -114,6 +114,17 @@ def other_mpirun(ranks, model):
     return found
 
 
+def foreign_launcher(kind: str, family: str | None) -> str | None:
+    """What happens to an MPI library under another MPI's mpirun, or None; before the library is started by it."""
+    launcher = mpi_family(kind)
+    if None in (launcher, family) or launcher == family:
+        return None
+    return (
+        f"mpirun is {launcher}'s, and mpi4py has {family}: either MPI ends the job now, or N worlds of 1 rank start; "
+        f"start with {family}'s mpirun, or load {launcher}'s mpi4py"
+    )
+
+
 def no_launcher(ranks, model):
     alone = [facts for facts, found in known(ranks, "launcher") if not (found["mpiruns"] or found["srun"])]
     if len(ranks) > 1 or not alone:
@@ -175,9 +186,7 @@ def tokenizer_files(ranks, model):
         f"not in {own['folder'] or 'any cache folder (TIKTOKEN_CACHE_DIR is empty)'}"
     )
     names = " and ".join(f"{name} as {key}" for name, key in own["missing"].items())
-    fix = (
-        f"copy {names} into a folder all nodes see, and export TIKTOKEN_CACHE_DIR=FOLDER; --tokenizer bytes needs none"
-    )
+    fix = f"export TIKTOKEN_CACHE_DIR=FOLDER, one that all nodes see and that holds {names}; or --tokenizer bytes"
     return [Finding(NOTE, "tokenizer", text, fix)]
 
 

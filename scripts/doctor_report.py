@@ -1,5 +1,6 @@
 """What doctor.py prints: facts in aligned lines, findings with their fixes, the verdict. Needs nothing but Python."""
 
+import textwrap
 from dataclasses import asdict
 
 from doctor_checks import verdict
@@ -7,6 +8,7 @@ from doctor_findings import Finding, nodes, plural, rank_list
 
 MOST_ROWS = 40
 LABEL, INDENT = 14, "  "
+SEVERITY, WIDTH = 14, 120
 
 
 def as_text(ranks: list[dict], findings: list[Finding]) -> str:
@@ -38,7 +40,9 @@ def one_line(findings: list[Finding]) -> str:
 
 
 def _section(title: str, rows: list[tuple[str, str | None]]) -> str:
-    return "\n".join([title, *(f"{INDENT}{name:<{LABEL}} {text}" for name, text in rows if text)])
+    label = len(INDENT) + LABEL + 1
+    lines = [_wrapped(f"{INDENT}{name:<{LABEL}} ", text, " " * label) for name, text in rows if text]
+    return "\n".join([title, *(part for line in lines for part in line)])
 
 
 def _software(facts) -> list[tuple]:
@@ -132,11 +136,8 @@ def _gpu_rows(ranks) -> list[list[str]]:
     for facts in ranks:
         own = facts.get("own GPU", {})
         if own.get("id"):
-            versions = [
-                f"{own['driver_cuda']}, {own['runtime_cuda']}",
-                str(own["nccl"] or "-"),
-                str(own["cudnn"] or "-"),
-            ]
+            cuda = f"{own['driver_cuda']}, {own['runtime_cuda']}"
+            versions = [cuda, *(str(own[library] or "-") for library in ("nccl", "cudnn"))]
             links = (facts.get("GPUs", {}).get("topology") or {}).get("links", {}).get(f"GPU{own['index']}", {})
             between = ", ".join(f"{other} {kind}" for other, kind in links.items()) or "-"
             place = [str(facts["place"]["rank"]), facts["place"]["host"], str(own["index"]), own["name"]]
@@ -155,8 +156,16 @@ def table(rows: list[list[str]]) -> list[str]:
 def _finding_lines(findings: list[Finding]) -> list[str]:
     lines = []
     for finding in findings:
-        lines += [f"{finding.severity:<13}{finding.text}", f"{'':<13}fix: {finding.fix}"]
+        lines += _wrapped(f"{finding.severity:<{SEVERITY}}", finding.text, " " * SEVERITY)
+        lines += _wrapped(f"{'':<{SEVERITY}}fix: ", finding.fix, " " * (SEVERITY + 5))
     return lines
+
+
+def _wrapped(label: str, text: str, indent: str) -> list[str]:
+    """Broken between words only: what is to be typed or copied stays whole."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=label, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _span(numbers: list) -> str:

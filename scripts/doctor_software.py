@@ -46,8 +46,7 @@ def software() -> dict:
     return {
         "versions": versions() | {name: _version(name) for name in (*REQUIRED, *OPTIONAL)},
         "interpreter": sys.executable,
-        "installed": _version("gpt2-mpi") is not None
-        or str(ROOT) in os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        "installed": _version("gpt2-mpi") is not None or str(ROOT) in _python_path(),
         "source": source_hash() if is_first_on_node(os.environ) else None,
         **machine(),
     }
