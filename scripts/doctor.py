@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders will be made (runs)")
     add("--model", choices=PRESETS, help="say whether it fits: memory, shared memory, checkpoints")
     add("--expect-ranks", type=int, metavar="N", help="it will fail if there are more or fewer")
-    add("--limit", type=float, default=120.0, metavar="SECONDS", help="end then, whatever hangs (120)")
+    add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
     add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")
     return parser.parse_args()
 

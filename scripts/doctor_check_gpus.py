@@ -28,7 +28,7 @@ def unused(ranks, model):
     found, lost = [], {}
     listed = {facts["place"]["node"] for facts, gpus in known(ranks, "GPUs", "listed") if gpus}
     for facts, own in known(ranks, "own GPU"):
-        if facts["place"]["node"] in listed and own["count"] == 0:
+        if facts["place"]["node"] in listed and own["count"] == 0 and not _is_older(own):
             lost.setdefault((own["cupy"] is None, own["problem"]), []).append(facts)
     for (missing, problem), some in lost.items():
         text = f"{on_hosts(some)} has GPUs, and CuPy finds none: {problem or 'none is visible'}"
@@ -66,20 +66,21 @@ def idle(ranks, model):
 
 
 def driver_too_old(ranks, model):
-    old = [facts for facts, own in known(ranks, "own GPU") if own.get("runtime_cuda", 0) // 1000 > _driver(own)]
+    old = [facts for facts, own in known(ranks, "own GPU") if _is_older(own)]
     if not old:
         return []
     own = old[0]["own GPU"]
     text = (
-        f"the driver on {on_hosts(old)} is of CUDA {_driver(own)}, and CuPy of CUDA {own['runtime_cuda'] // 1000}: "
-        "kernels do not load"
+        f"the driver on {on_hosts(old)} is of CUDA {own['driver_cuda'] // 1000}, and CuPy of CUDA "
+        f"{own['runtime_cuda'] // 1000}: kernels do not load"
     )
-    return [Finding(FAIL, "GPU", text, f"pip install -e '.[gpu-cuda{_driver(own)}]' in place of it, or a newer driver")]
+    fix = f"pip install -e '.[gpu-cuda{own['driver_cuda'] // 1000}]' in place of that CuPy, or a newer driver"
+    return [Finding(FAIL, "GPU", text, fix)]
 
 
-def _driver(own: dict) -> int:
-    """The newest CUDA the driver can do; that of CuPy where it is not known."""
-    return own.get("driver_cuda", own.get("runtime_cuda", 0)) // 1000
+def _is_older(own: dict) -> bool:
+    """Whether there is a driver (its version is 0 else), and its CUDA's major version is below CuPy's."""
+    return 0 < own.get("driver_cuda", 0) // 1000 < own["runtime_cuda"] // 1000
 
 
 def too_old(ranks, model):

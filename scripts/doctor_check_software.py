@@ -65,7 +65,10 @@ def unreadable(ranks, model):
             continue
         why = pairs[0][1]
         text = f"{section} could not be looked at on {on_ranks([facts for facts, _ in pairs])}: {why}"
-        if "no answer" in why:
+        if "no answer" in why and section in LIBRARY_SECTIONS:
+            fix = "imports read thousands of small files: keep the environment on each node's own disk, or in an image"
+            found.append(Finding(SLOW, section, text, fix))
+        elif "no answer" in why:
             found.append(Finding(FAIL, section, text, "find out what hangs there: a file system, a driver, a tool"))
         elif section in LIBRARY_SECTIONS and why.startswith(("ImportError", "ModuleNotFoundError", "OSError")):
             found.append(Finding(FAIL, section, text, INSTALL))

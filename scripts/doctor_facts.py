@@ -10,7 +10,7 @@ import subprocess
 import threading
 from contextlib import suppress
 
-SECTION_LIMIT_S = 30.0  # a file system or a driver that hangs holds up its own section
+SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
 END_S = 1.0
 # What a launcher calls a rank's number on its node. SLURM_LOCALID comes last: under mpirun it is the launcher's own.
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

@@ -1,6 +1,7 @@
 """Facts about a node's GPUs, as the driver's tool lists them, and about the one that this rank would compute on."""
 
 import os
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,10 +10,6 @@ from doctor_facts import error_text, is_first_on_node, tool_output, variables
 
 COLUMNS = ("index", "name", "driver_version", "memory.total", "memory.used")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
-LIBRARIES = (
-    "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend",
-    "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
-)  # fmt: skip
 MIB = 1 << 20
 
 
@@ -30,12 +27,13 @@ def gpus() -> dict:
     """The node's GPUs, on its first rank: `listed` by nvidia-smi, how they are linked, the driver, what is visible."""
     first = is_first_on_node(os.environ)
     listed = parse_list(tool_output(*QUERY) or "") if first else []
+    driver = listed[0]["driver"] if listed else _kernel_driver()
     return {
         "listed": listed,
         "topology": _topology() if listed else None,
-        "driver": listed[0]["driver"] if listed else _kernel_driver(),
+        "driver": driver,
         "variables": variables("CUDA_VISIBLE_DEVICES"),
-        "libraries": {name: found for name in LIBRARIES if (found := _installed(name))},
+        "libraries": _libraries() if driver else {},
     }
 
 
@@ -54,16 +52,19 @@ def parse_list(text: str) -> list[dict]:
 
 def own(local_rank: int) -> dict:
     """What CuPy sees; `problem` where it cannot compute. index, name, id: of the GPU that training would choose."""
+    from gpt2.cupy_kernels.device import import_cupy
+    from gpt2.errors import UserError
+
     try:
-        import ml_dtypes  # noqa: F401 - before CuPy, which builds its bfloat16 operations when imported
-        import cupy  # isort: skip
-    except ImportError as error:
-        return {"cupy": None, "count": 0, "problem": error_text(error)}
+        cupy = import_cupy()
+    except UserError as error:
+        return {"cupy": None, "count": 0, "problem": str(error)}
     runtime = cupy.cuda.runtime
     facts = {"cupy": cupy.__version__, "runtime_cuda": runtime.runtimeGetVersion(), "count": 0, "problem": None}
     try:
-        facts |= {"driver_cuda": runtime.driverGetVersion(), "count": runtime.getDeviceCount()}
-        return facts | _chosen(local_rank, cupy)
+        facts["driver_cuda"] = runtime.driverGetVersion()
+        facts["count"] = runtime.getDeviceCount()
+        return facts | (_chosen(local_rank, cupy) if facts["count"] else {})
     except runtime.CUDARuntimeError as error:
         return facts | {"problem": error_text(error)}
 
@@ -122,11 +123,15 @@ def _kernel_driver() -> str | None:
     return next((word for word in words if word[:1].isdigit() and "." in word), None)
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _libraries() -> dict[str, str]:
+    """What is installed of the packages that computing on a GPU may use."""
+    from gpu_check_machine import PACKAGES
+
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _bytes(mebibytes: str) -> int | None:

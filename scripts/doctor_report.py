@@ -80,7 +80,7 @@ def _launch(facts) -> list[tuple]:
 def _host(facts) -> list[tuple]:
     cores, memory = facts.get("cores", {}), facts.get("memory", {})
     limits, folder, tokenizer = (facts.get(name, {}) for name in ("limits", "run folder", "tokenizer"))
-    threads = cores.get("variables", {})
+    threads, gpu_libraries = cores.get("variables", {}), facts.get("GPUs", {}).get("libraries", {})
     ports = [f"{port['name']} ({_rate(port['rate'])})" for port in facts.get("interfaces", [])]
     return [
         ("processor", facts.get("software", {}).get("processor")),
@@ -93,6 +93,7 @@ def _host(facts) -> list[tuple]:
         ("run folder", folder and f"{folder['path']}: {folder['problem'] or _size(folder['free']) + ' free'}"),
         ("gpt2 tokenizer", tokenizer and ("needs the network" if tokenizer["missing"] else tokenizer["folder"])),
         ("GPU driver", facts.get("GPUs", {}).get("driver") or "no GPU found"),
+        ("GPU libraries", ", ".join(f"{name} {found}" for name, found in gpu_libraries.items())),
     ]
 
 
@@ -133,13 +134,16 @@ def _link_rows(ranks) -> list[list[str]]:
 def _gpu_rows(ranks) -> list[list[str]]:
     """A row for each rank that has a GPU; [] where none has."""
     rows = [["rank", "host", "GPU", "name", "memory free", "CUDA: driver, CuPy", "NCCL", "cuDNN", "links"]]
+    topologies = {node: members[0].get("GPUs", {}).get("topology") for node, members in nodes(ranks).items()}
     for facts in ranks:
         own = facts.get("own GPU", {})
         if own.get("id"):
+            links = (topologies[facts["place"]["node"]] or {}).get("links", {})
             cuda = f"{own['driver_cuda']}, {own['runtime_cuda']}"
             versions = [cuda, *(str(own[library] or "-") for library in ("nccl", "cudnn"))]
-            links = (facts.get("GPUs", {}).get("topology") or {}).get("links", {}).get(f"GPU{own['index']}", {})
-            between = ", ".join(f"{other} {kind}" for other, kind in links.items()) or "-"
+            # Of a rank that is shown its own GPU alone, the number says nothing about the node's.
+            own_links = links.get(f"GPU{own['index']}", {}) if own["count"] == len(links) else {}
+            between = ", ".join(f"{other} {kind}" for other, kind in own_links.items()) or "-"
             place = [str(facts["place"]["rank"]), facts["place"]["host"], str(own["index"]), own["name"]]
             rows.append([*place, _size(own["free"]), *versions, between])
     return rows if len(rows) > 1 else []

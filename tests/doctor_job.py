@@ -42,7 +42,8 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         "GPUs": {
             "listed": [{"index": i, "name": "H200", "driver": "580.1", "total": 141 * GB, "used": 0} for i in (0, 1)]
             if local_rank == 0 else [],
-            "topology": {"links": {"GPU0": {"GPU1": "NV18", "NIC0": "SYS"}, "GPU1": {"GPU0": "NV18", "NIC0": "PIX"}}},
+            "topology": {"links": {"GPU0": {"GPU1": "NV18", "NIC0": "SYS"}, "GPU1": {"GPU0": "NV18", "NIC0": "PIX"}}}
+            if local_rank == 0 else None,
             "driver": "580.1", "variables": {}, "libraries": {},
         },
         "own GPU": {

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -142,6 +143,66 @@ def test_run_folder_where_it_will_be_made(tmp_path):
     assert 0 < facts["free"] <= os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
     assert list(tmp_path.iterdir()) == []
     assert doctor_machine.run_folder(Path("/proc/runs"))["problem"]
+
+
+class FakeRuntimeError(Exception):
+    pass
+
+
+def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
+    """As much of CuPy as is asked, with GPUs of 10 bytes; without NCCL and cuDNN."""
+
+    def count_devices():
+        if problem:
+            raise FakeRuntimeError(problem)
+        return count
+
+    runtime = SimpleNamespace(
+        runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13010, getDeviceCount=count_devices,
+        getDeviceProperties=lambda index: {"name": b"H200", "uuid": bytes([index])},
+        memGetInfo=lambda: (9, 10), CUDARuntimeError=FakeRuntimeError,
+    )  # fmt: skip
+
+    class Device:
+        compute_capability = "90"
+
+        def __init__(self, index):
+            self.pci_bus_id = f"0000:{index:02}"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    cuda = ModuleType("cupy.cuda")
+    cuda.runtime, cuda.Device = runtime, Device
+    cuda.nccl = SimpleNamespace(available=False)
+    cupy = ModuleType("cupy")
+    cupy.cuda, cupy.__version__ = cuda, "14.0"
+    modules = {"cupy": cupy, "cupy.cuda": cuda, "cupyx": ModuleType("cupyx"), "ml_dtypes": ModuleType("ml_dtypes")}
+    for name, module in (modules | {"cudnn": None}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_own_gpu(monkeypatch):
+    """Local rank 3 of a node whose processes see two GPUs takes the second."""
+    fake_cupy(monkeypatch, 2)
+    facts = doctor_gpu.own(3)
+    assert facts == {
+        "cupy": "14.0", "runtime_cuda": 13000, "driver_cuda": 13010, "count": 2, "problem": None, "index": 1,
+        "name": "H200", "id": "0000:01/01", "capability": 90, "free": 9, "total": 10, "nccl": None,
+        "nccl_missing": "CuPy finds no libnccl.so.2", "cudnn": None,
+    }  # fmt: skip
+
+
+def test_own_gpu_where_there_is_none(monkeypatch):
+    fake_cupy(monkeypatch, 0, "cudaErrorNoDevice: no CUDA-capable device is detected")
+    facts = doctor_gpu.own(0)
+    assert (facts["count"], facts["driver_cuda"]) == (0, 13010)
+    assert facts["problem"].endswith("no CUDA-capable device is detected")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert doctor_gpu.own(0)["cupy"] is None
 
 
 def test_list_of_gpus():

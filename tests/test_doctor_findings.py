@@ -37,6 +37,7 @@ CASES = {
     "unreadable": [
         (error("BLAS", "ImportError: libblas.so", 3), FAIL, "BLAS could not be looked at on rank 3 on node1", "pip"),
         (error("run folder", "no answer in 30 s", *NODE_1), FAIL, "ranks 2-3 on node1: no answer", "hangs"),
+        (error("BLAS", "no answer in 60 s", 2), SLOW, "rank 2 on node1: no answer", "own disk"),
         (error("GPUs", "ValueError: 7", 0), NOTE, "GPUs could not be looked at on rank 0 on node0: Va", "alone"),
     ],
     "missing_packages": [
@@ -148,7 +149,8 @@ CASES = {
                 "ranks 2-3 have one GPU on node1", "--share-gpus")],
     "idle": [(change("GPUs/listed", [{}] * 4, 2), NOTE, "2 of 4 GPUs on node1 have a rank", "start 4 ranks")],
     "driver_too_old": [
-        (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12")
+        (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12"),
+        (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, 2), FAIL, "is of CUDA 12", "cuda12"),
     ],
     "too_old": [(change("own GPU/capability", 70, 3), FAIL, "the GPU of rank 3 on node1 is a H200", "Ampere")],
     "used_by_others": [(change("own GPU/free", 41 * GB, 3), SLOW, "100 GB of the GPU of rank 3 on node1", "nvidia")],

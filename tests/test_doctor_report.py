@@ -104,7 +104,8 @@ def test_the_report_of_a_large_job():
         "ranks          128 on 64 nodes",
         "node0   0-1    8",
         "mlx5_0:1",
-        "GPU1 NV18",
+        "GPU1 NV18, NIC0 SYS",
+        "GPU0 NV18, NIC0 PIX",
         "more: --json has all",
     ):
         assert words in text, words
