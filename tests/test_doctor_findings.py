@@ -150,7 +150,7 @@ CASES = {
     "idle": [(change("GPUs/listed", [{}] * 4, 2), NOTE, "2 of 4 GPUs on node1 have a rank", "start 4 ranks")],
     "driver_too_old": [
         (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12"),
-        (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, 2), FAIL, "is of CUDA 12", "cuda12"),
+        (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, *NODE_1), FAIL, "CUDA 12", ""),
     ],
     "too_old": [(change("own GPU/capability", 70, 3), FAIL, "the GPU of rank 3 on node1 is a H200", "Ampere")],
     "used_by_others": [(change("own GPU/free", 41 * GB, 3), SLOW, "100 GB of the GPU of rank 3 on node1", "nvidia")],
