@@ -6,12 +6,14 @@
 
 Start it as the training will be started. It prints facts, findings ("will fail", "will be slow", "note") and a verdict.
 Exit code: 1 if something will fail, else 0. It takes some seconds, and ends after --limit seconds whatever hangs.
+If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export MPIR_CVAR_CH4_NETMOD=ofi.
 """
 
 import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,7 +31,8 @@ from doctor_report import as_dict, as_text, one_line
 from gpt2.config import PRESETS
 
 USER_MISTAKE = 2  # exit code, as argparse's
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def main():
@@ -39,10 +42,8 @@ def main():
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
     gather(facts, doctor_software.sections() | doctor_machine.sections(settings.out) | doctor_gpu.sections())
     if "MPI" in facts["errors"]:
-        is_first = all(os.environ.get(name, "0") == "0" for name in RANKS)
-        raise SystemExit(report([facts], settings, brief=not is_first))
-    if warning := foreign_launcher(facts.get("launcher", {}).get("kind", ""), facts["MPI"]["family"]):
-        print(f"doctor: will fail: {warning}", file=sys.stderr, flush=True)
+        raise SystemExit(report([facts], settings, brief=not is_first()))
+    warn(facts)
     raise SystemExit(examine_together(facts, settings, limit))
 
 
@@ -55,6 +56,19 @@ def parse() -> argparse.Namespace:
     add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
     add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")
     return parser.parse_args()
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or none of several, as far as its launcher says."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
+def warn(facts: dict) -> None:
+    """Before MPI starts: it may end this process, with an error of its own that names no fix; the first ends all."""
+    launcher = facts.get("launcher", {"kind": "", "variables": {}})
+    if warning := foreign_launcher(launcher["kind"], facts["MPI"]["family"], launcher["variables"]):
+        print(f"doctor: if MPI ends here: {warning}", file=sys.stderr, flush=True)
+        time.sleep(PRINTING_S)
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
@@ -105,14 +119,14 @@ def thread_level(MPI) -> str:
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
     """Print and write what was found; the exit code."""
     findings = find(ranks, settings.model)
-    text = json.dumps(as_dict(ranks, findings), indent=1)
+    whole = json.dumps(as_dict(ranks, findings), indent=1) if settings.json else ""
     if settings.json == "-":
-        print(text, flush=True)
+        print(whole, flush=True)
     else:
         print(one_line(findings) if brief else as_text(ranks, findings), flush=True)
     if settings.json not in (None, "-"):
         try:
-            Path(settings.json).write_text(text + "\n")
+            Path(settings.json).write_text(whole + "\n")
         except OSError as error:
             print(f"error: {settings.json} cannot be written: {error.strerror}: choose another", file=sys.stderr)
             return USER_MISTAKE

@@ -117,15 +117,14 @@ def other_mpirun(ranks, model):
     return found
 
 
-def foreign_launcher(kind: str, family: str | None) -> str | None:
-    """What happens to an MPI library under another MPI's mpirun, or None; before the library is started by it."""
+def foreign_launcher(kind: str, family: str | None, variables: dict[str, str]) -> str | None:
+    """Why the library may end this process when it starts, if the launcher's way is not its own; or None."""
     launcher = mpi_family(kind)
-    if None in (launcher, family) or launcher == family:
-        return None
-    return (
-        f"mpirun is {launcher}'s, and mpi4py has {family}: either MPI ends the job now, or N worlds of 1 rank start; "
-        f"start with {family}'s mpirun, or load {launcher}'s mpi4py"
-    )
+    if None not in (launcher, family) and launcher != family:
+        return f"mpirun is {launcher}'s, and mpi4py has {family}; start with {family}'s mpirun"
+    if kind == "srun" and family == "MPICH" and "PMIX_RANK" in variables:
+        return "srun offers PMIx, and mpi4py has MPICH, most builds of which know PMI only; start with srun --mpi=pmi2"
+    return None
 
 
 def no_launcher(ranks, model):

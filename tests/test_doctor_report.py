@@ -67,17 +67,19 @@ def test_crowded_ranks_are_not_called_slow():
 
 
 @pytest.mark.parametrize(
-    ("kind", "family", "says"),
+    ("kind", "family", "variable", "says"),
     [
-        ("mpirun (Open MPI)", "MPICH", "start with MPICH's mpirun"),
-        ("mpirun (MPICH's Hydra)", "Open MPI", "start with Open MPI's mpirun"),
-        ("mpirun (MPICH's Hydra)", "MPICH", None),
-        ("srun", "MPICH", None),
-        ("mpirun (Open MPI)", None, None),
+        ("mpirun (Open MPI)", "MPICH", "PMIX_RANK", "start with MPICH's mpirun"),
+        ("mpirun (MPICH's Hydra)", "Open MPI", "PMI_RANK", "start with Open MPI's mpirun"),
+        ("mpirun (MPICH's Hydra)", "MPICH", "PMI_RANK", None),
+        ("srun", "MPICH", "PMI_RANK", None),
+        ("srun", "MPICH", "PMIX_RANK", "start with srun --mpi=pmi2"),
+        ("srun", "Open MPI", "PMIX_RANK", None),
+        ("mpirun (Open MPI)", None, "PMIX_RANK", None),
     ],
 )
-def test_a_foreign_launcher_is_said_before_mpi_starts(kind, family, says):
-    text = foreign_launcher(kind, family)
+def test_a_foreign_launcher_is_said_before_mpi_starts(kind, family, variable, says):
+    text = foreign_launcher(kind, family, {variable: "0"})
     assert text is None if says is None else says in text
 
 
