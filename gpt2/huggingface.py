@@ -132,8 +132,11 @@ def open_source(path: Path) -> Source:
     """What a path holds, checked but for the numbers themselves."""
     path = Path(path)
     with file_errors(path, "cannot look into it; check its permissions"):
-        folder, is_folder = (path, True) if path.is_dir() else (path.parent, False)
-        config, is_tied = read_config_file(folder / "config.json")
+        is_folder = path.is_dir()
+        if is_folder:
+            check_holds_tensors(path)
+        # Before the tensors: of another architecture, its name says more than theirs.
+        config, is_tied = read_config_file((path if is_folder else path.parent) / "config.json")
         found = without_prefix(path, read_folder(path) if is_folder else read_tensors(path))
     tensors = {}
     for ours, name, shape in names_and_shapes(config):
@@ -178,15 +181,19 @@ def without_prefix(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, St
     return found
 
 
+def check_holds_tensors(folder: Path) -> None:
+    """UserError if a folder holds no safetensors, and what it holds instead."""
+    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+        return
+    if pickles := sorted(file.name for file in folder.glob("pytorch_model*.bin")):
+        raise UserError(f"{folder}: holds {pickles[0]} and no {SINGLE}; {CONVERT}")
+    raise UserError(f"{folder}: holds no {SINGLE} and no {INDEX}: give the folder of a GPT-2 from transformers")
+
+
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a folder's single file, or of all files that its index names."""
     if (folder / SINGLE).exists():
         return read_tensors(folder / SINGLE)
-    if not (folder / INDEX).exists():
-        pickles = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
-        if pickles:
-            raise UserError(f"{folder}: holds {pickles[0]} and no {SINGLE}; {CONVERT}")
-        raise UserError(f"{folder}: holds no {SINGLE} and no {INDEX}: give the folder of a GPT-2 from transformers")
     index, tensors = read_index(folder / INDEX), {}
     for name in dict.fromkeys(index.values()):
         if not (folder / name).exists():

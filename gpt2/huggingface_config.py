@@ -74,11 +74,11 @@ def read_json(path: Path, expected: str) -> dict:
         if len(content) > LONGEST_FILE:
             raise ValueError(f"longer than {LONGEST_FILE} bytes")
         found = json.loads(content)
+        if not isinstance(found, dict):
+            raise ValueError(f"but a {type(found).__name__}")
     except (ValueError, RecursionError) as error:
-        found = str(error) or type(error).__name__
-    if not isinstance(found, dict):
-        text = found if isinstance(found, str) else f"a {type(found).__name__}"
-        raise UserError(f"{path}: not a JSON object ({text[:200]}), expected {expected}: copy it again")
+        why = str(error) or type(error).__name__
+        raise UserError(f"{path}: not a JSON object ({why}), expected {expected}: copy it again") from None
     return found
 
 
