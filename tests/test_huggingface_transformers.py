@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from gpt2 import huggingface_export, llmc, weights
+from gpt2.config import PRESETS
+from gpt2.huggingface import names_and_shapes
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
 from gpt2.parameters import Layout, Parameters, initialize
@@ -118,3 +120,14 @@ def test_generates_there(tmp_path):
     model = load_there(tmp_path / "ours")
     assert model.config.eos_token_id is None
     assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=False).shape == (1, 6)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("gpt2-")])
+def test_the_names_and_shapes_of_each_size(name):
+    """Without the numbers: torch makes the model on its meta device."""
+    config = PRESETS[name]
+    shape = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd}
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
+    theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    assert theirs == {f"transformer.{name}": shape for _, name, shape in names_and_shapes(config)}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
 
-from gpt2 import huggingface_export, llmc, weights
+from gpt2 import llmc, weights
 from gpt2.errors import UserError
 from gpt2.host_memory import available_bytes
 from gpt2.parameters import Layout, Parameters, initialize
@@ -153,43 +153,9 @@ BAD_FLAGS = {
 
 
 @pytest.mark.parametrize("case", BAD_FLAGS)
-def test_export_refuses(tmp_path, case, capsys, monkeypatch):
+def test_export_refuses(tmp_path, case):
     flags, fact = BAD_FLAGS[case]
     result = export(tmp_path, *flags, "--out", tmp_path / "out")
     assert result.returncode == 2
     assert fact in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-
-
-def test_an_export_is_complete_or_not_there(tmp_path):
-    """Parameters that fail on the way leave no folder; an empty one is filled."""
-
-    def failing_ranges():
-        yield parameters.layout.ranges[0]
-        raise RuntimeError("on the way")
-
-    parameters = new_parameters()
-    with pytest.raises(RuntimeError, match="on the way"):
-        huggingface_export.write_parameters(tmp_path / "gpt2", parameters, failing_ranges())
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "gpt2").mkdir()
-    huggingface_export.write_parameters(tmp_path / "gpt2", parameters)
-    assert (weights.load(tmp_path / "gpt2").flat == parameters.flat).all()
-    with pytest.raises(UserError, match=r"absent/gpt2: No such file.*choose a place that exists"):
-        huggingface_export.write_parameters(tmp_path / "absent" / "gpt2", parameters)
-    with pytest.raises(UserError, match="exists already"):
-        huggingface_export.write_parameters(EXPORT, parameters)
-
-
-def test_exports_range_by_range(tmp_path):
-    """What is only there while its turn lasts, as ZeRO-3's parameters are."""
-    whole, turns = new_parameters(), Parameters.zeros(Layout(CONFIG))
-
-    def ranges():
-        for start, stop in whole.layout.ranges:
-            turns.flat[start:stop] = whole.flat[start:stop]
-            yield start, stop
-            turns.flat[start:stop] = np.nan
-
-    huggingface_export.write_parameters(tmp_path / "gpt2", turns, ranges(), shard_bytes=500)
-    assert (weights.load(tmp_path / "gpt2").flat == whole.flat).all()
