@@ -62,7 +62,7 @@ def find(path: Path) -> tuple[ModuleType, Path]:
 def _in_folder(path: Path) -> tuple[ModuleType, Path]:
     if (path / "checkpoints").is_dir():
         return _in_checkpoint(_newest_checkpoint(path))
-    if (path / "model.bin").exists():
+    if STEP.fullmatch(path.resolve().name):
         return _in_checkpoint(path)
     if any(path.glob("*.safetensors*")) or any(path.glob("pytorch_model*.bin")):
         return huggingface, path
