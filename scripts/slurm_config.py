@@ -25,7 +25,7 @@ SlurmdSpoolDir={FOLDER}/spool.%n
 # The PMIx plugin makes a folder here that carries the job's number alone: with one for all nodes the second would fail.
 TmpFS={FOLDER}/tmp.%n
 # The life of a credential is also what a requeued job waits before it starts again.
-AuthInfo=cred_expire=5
+AuthInfo=cred_expire=10
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -36,6 +36,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 # No MPI unless srun is told: as on many sites, where forgetting --mpi gives worlds of one rank.
 MpiDefault=none
+# Look often for jobs that may start now.
+SchedulerParameters=sched_interval=2,bf_interval=2
 KillWait=10
 ReturnToService=2
 # A node may have more CPUs than the machine.
@@ -56,6 +58,8 @@ def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, s
         "slurm.conf": SETTINGS + "\n".join(lines) + "\n",
         "gres.conf": "".join(f"NodeName={name} Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" for name in nodes if gpus),
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        # An Open MPI from PyPI has no MUNGE in its PMIx, and would say so for every rank.
+        "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
     }
 
 

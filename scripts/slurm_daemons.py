@@ -14,7 +14,7 @@ from cluster_launch import PLACEMENT_VARIABLES
 from cluster_network import Port, connect, host_addresses
 from slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
 
-from dist.launcher import mpirun_environment
+from dist.launcher import OPEN_MPI_AS_ROOT
 
 START_LIMIT_S = 30
 KEY_BYTES = 128
@@ -32,11 +32,10 @@ class Slurm:
 
     def environment(self) -> dict[str, str]:
         """Ours, without what an outer batch system or mpirun left, with what SLURM and MPI want on these hosts."""
-        ranks = len(self.nodes) * self.cpus_per_node
-        kept = {
-            name: text for name, text in mpirun_environment(ranks).items() if not name.startswith(PLACEMENT_VARIABLES)
-        }
-        return kept | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
+        # A job may bring another MPI than this process's. Ranks that wait must leave their core: hosts share them.
+        open_mpi = OPEN_MPI_AS_ROOT | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+        return kept | open_mpi | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
 
     def output(self, *words: str) -> str:
         """What a command prints, run on the head. ClusterError with its own words if it fails."""
@@ -109,7 +108,12 @@ def start_daemon(slurm: Slurm, host: Host, name: str, words: list[str]) -> subpr
     with open(outside(slurm.head, f"{FOLDER}/{name}.log"), "w") as log:
         environment = os.environ | {"SLURM_CONF": CONFIG}
         return subprocess.Popen(
-            host.enter(*words), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            host.enter(*words),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
