@@ -254,6 +254,7 @@ class TrainingRun:
         if self.watchdog:
             self.watchdog.close()
         self.backend.close()
+        self.signals.close()
         return is_done
 
     def _save_last(self, step: int, is_done: bool) -> None:
