@@ -1,4 +1,4 @@
-"""scripts/slurm/train.sbatch without a SLURM: what it makes of the ways a training ends. Here the launcher is a stand-in.
+"""scripts/slurm/train.sbatch without a SLURM: what it makes of the ways a training ends; its launcher is a stand-in.
 
 tests/test_slurm.py runs the same scripts on a real SLURM.
 """
@@ -95,9 +95,10 @@ def test_the_launch_line(folder):
     [
         ("mkdir -p $run; touch $run/summary.json", 0, None, "ended with exit code 0"),
         ("exit 0", 1, None, "there is no runs/one/summary.json"),
+        ("checkpoint 00000008.part; exit 75", 1, None, "interrupted without a new checkpoint"),
         ("checkpoint 00000004; exit 9", 9, None, "ended with exit code 9"),
         ("exit 2", 2, None, "ended with exit code 2"),
-        ("checkpoint 00000004; exit 75", 75, "requeue 7", "queued again, to go on from runs/one/checkpoints/step-00000004/"),
+        ("checkpoint 00000004; exit 75", 75, "requeue 7", "go on from runs/one/checkpoints/step-00000004/"),
         ("exit 75", 1, None, "interrupted without a new checkpoint"),
     ],
 )  # fmt: skip
@@ -112,11 +113,18 @@ def test_no_step_since_the_checkpoint_ends_the_circle(folder):
     """A job that begins from a checkpoint and is interrupted before another would go on queueing for ever."""
     (folder / "runs/one/checkpoints/step-00000004").mkdir(parents=True)
     (folder / "runs/one/checkpoints/step-00000004/checkpoint.json").touch()
-    # One that is being written is none.
-    code, output = end_of(start(folder, "mkdir -p $run/checkpoints/step-00000008.part; exit 75"))
+    code, output = end_of(start(folder, "exit 75"))
     assert code == 1, output
     assert ", from runs/one/checkpoints/step-00000004/" in output
     assert asked(folder) is None
+
+
+def test_the_summary_of_an_earlier_start_does_not_count(folder):
+    """Open MPI's mpirun has been seen to report 0 when its daemons were killed."""
+    (folder / "runs/one").mkdir(parents=True)
+    (folder / "runs/one/summary.json").touch()
+    code, output = end_of(start(folder, "exit 0"))
+    assert code == 1, output
 
 
 def test_a_task_of_an_array_queues_itself_alone(folder):
