@@ -61,7 +61,7 @@ def train(settings, world) -> bool:
                 run.begin_checkpoint(step)
             if meeting.asked == END:
                 break
-        return run.finish(step)
+    return run.finish(step)
 
 
 if __name__ == "__main__":

@@ -227,11 +227,11 @@ class TrainingRun:
     def begin_checkpoint(self, step: int) -> None:
         """The step's state is copied, and written while training goes on."""
         with self.tracer.phase("checkpoint"):
-            self.checkpoints.begin(self.facts(step) | self._updates())
+            self._begin_checkpoint(step)
 
-    def _updates(self) -> dict[str, int]:
-        """How many updates rank 0 has made, as all ranks that made any."""
-        return {"updates": next((one.optimizer.step for one in self.strategy.state()), 0)}
+    def _begin_checkpoint(self, step: int) -> None:
+        updates = next((one.optimizer.step for one in self.strategy.state()), 0)  # rank 0 has made all of them
+        self.checkpoints.begin(self.facts(step) | {"updates": updates})
 
     def finish(self, step: int) -> bool:
         """Leave the last checkpoint, after that step, and the summary; whether all steps have been made."""
@@ -261,7 +261,7 @@ class TrainingRun:
         """The checkpoint of the last step, if that was not the one that this run went on from."""
         model_bytes = problem = None
         if self.settings.strategy != "none" and step >= self.steps.start:
-            self.begin_checkpoint(step)
+            self._begin_checkpoint(step)
             if is_done:
                 model_bytes, problem = self._write_model(self.checkpoints.part_folder(step))
         problem = self.checkpoints.finish(model_bytes) or problem
