@@ -18,6 +18,14 @@ from dist.launcher import OPEN_MPI_AS_ROOT
 
 START_LIMIT_S = 30
 KEY_BYTES = 128
+# A job may bring another MPI than this process's.
+MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
+    # Else a rank that waits never leaves its core to one that works: all hosts share the machine's.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # MPICH tells SLURM's PMI2 where its ranks can be reached, in lines of which that reads 1,024 characters: those of
+    # UCX are now and then too long ("value not properly terminated in client request").
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+}
 
 
 class Slurm:
@@ -33,9 +41,7 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         """Ours, without what an outer batch system or mpirun left, with what SLURM and MPI want on these hosts."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
-        # A job may bring another MPI than this process's. Ranks that wait must leave their core: hosts share them.
-        open_mpi = OPEN_MPI_AS_ROOT | {"OMPI_MCA_mpi_yield_when_idle": "1"}
-        return kept | open_mpi | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
+        return kept | MPI_SETTINGS | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
 
     def output(self, *words: str) -> str:
         """What a command prints, run on the head. ClusterError with its own words if it fails."""

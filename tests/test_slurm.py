@@ -22,11 +22,11 @@ from slurm_daemons import running_slurm  # noqa: E402
 from dist.launcher import find_mpirun, is_open_mpi  # noqa: E402
 
 NODES = 3
-TIME_LIMIT_S = 30
+TIME_LIMIT_S = 90
 # A host in small.
 TRIAL = "ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root tbf rate 1mbit burst 10kb limit 10kb"
 SHAPE = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--context", "16", "--batch-size", "1", "--threads", "1"]
-STEPS = 40
+STEPS = 30
 TRAINING = [*SHAPE, "--steps", str(STEPS), "--eval-every", "0"]
 
 
@@ -179,10 +179,10 @@ def test_near_the_limit_a_job_goes_on_in_its_next_start(jobs):
     """Under both launchers: a signal, a checkpoint, the queue, and the losses of a run that nothing disturbed."""
     started = {}
     for launcher in ("srun", "mpirun"):
-        started[launcher] = jobs.submit("--nodes=2", "--ntasks=3", jobs.fill_in_train(launcher), launcher, *TRAINING)
+        started[launcher] = jobs.submit("--nodes=2", "--ntasks=2", jobs.fill_in_train(launcher), launcher, *TRAINING)
         interrupt(jobs, launcher, started[launcher])
     # SLURM lets the two wait a little. Meanwhile:
-    started["undisturbed"] = jobs.submit("--nodes=2", "--ntasks=3", jobs.fill_in_train(), "undisturbed", *TRAINING)
+    started["undisturbed"] = jobs.submit("--nodes=2", "--ntasks=2", jobs.fill_in_train(), "undisturbed", *TRAINING)
     for run, job in started.items():
         facts = jobs.wait_for_end(job)
         assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), jobs.told(job)
@@ -209,7 +209,7 @@ def interrupt(jobs, run, job):
 @needs_slurm
 def test_a_cancelled_job_leaves_a_checkpoint_and_the_same_line_goes_on(jobs):
     script = jobs.fill_in_train()
-    line = ["--nodes=2", "--ntasks=3", script, "run", *TRAINING]
+    line = ["--nodes=2", "--ntasks=2", script, "run", *TRAINING]
     job = jobs.submit(*line)
     jobs.wait_for_steps("run", 5, job)
     jobs.slurm.output("scancel", job)
@@ -236,7 +236,7 @@ def test_a_sweep_gives_one_figure(jobs):
     jobs.fill_in_train()
     strategies = 'strategies=("reduce-scatter" "ring --wire bfloat16" "none")'
     script = jobs.fill_in("sweep.sbatch", python=f"python={sys.executable}", strategies=strategies)
-    job = jobs.submit("--array=0-2%2", "--nodes=2", "--ntasks=2", script, "sweep", *SHAPE, "--steps", "4")
+    job = jobs.submit("--array=0-2", "--nodes=1", "--ntasks=2", script, "sweep", *SHAPE, "--steps", "4")
     figure = jobs.folder / "sweep" / "plots" / "comparison.png"
     jobs.wait(lambda: list(jobs.folder.glob("sweep/compare-*.out")), job)
     compare = next(jobs.folder.glob("sweep/compare-*.out"))
@@ -263,7 +263,7 @@ def test_the_command_its_exit_code_and_the_jobs_it_leaves(tmp_path):
     line = f"sbatch --output=/dev/null --wrap 'sleep 0.5; uname -n > {file}'; uname -n; exit 7"
     result = run_script("run", "--nodes", 1, command=["sh", "-c", line])
     assert result.returncode == 7, result.stderr
-    assert result.stdout.splitlines()[-3:-1] == ["head", "waiting for these jobs (Ctrl-C ends them):"]
+    assert "head\nwaiting for these jobs (Ctrl-C ends them):\n1 wrap " in result.stdout
     assert file.read_text() == "node0\n"
 
 
