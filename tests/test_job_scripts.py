@@ -120,7 +120,7 @@ def test_no_step_since_the_checkpoint_ends_the_circle(folder):
 
 
 def test_the_summary_of_an_earlier_start_does_not_count(folder):
-    """Open MPI's mpirun has been seen to report 0 when its daemons were killed."""
+    """Open MPI's launcher has been seen to report 0 when its daemons were killed."""
     (folder / "runs/one").mkdir(parents=True)
     (folder / "runs/one/summary.json").touch()
     code, output = end_of(start(folder, "exit 0"))

