@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -170,3 +171,13 @@ def test_no_run_folder(folder):
     process = subprocess.run(["bash", SCRIPT], cwd=folder, env=os.environ | JOB, capture_output=True, text=True)
     assert process.returncode != 0
     assert "sbatch scripts/slurm/train.sbatch RUN [FLAGS...]" in process.stderr
+
+
+def test_a_run_that_has_ended_keeps_its_exit_code(tmp_path):
+    """srun sends SIGTERM to the ranks that end last, when no Python handler is left: as after exec."""
+    afterwards = "import os, signal, sys; os.kill(os.getpid(), signal.SIGTERM); sys.exit(75)"
+    program = (
+        f"import os, sys, signals\nsignals.Signals().close()\nos.execv(sys.executable, ['p', '-c', {afterwards!r}])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path).returncode == 75

@@ -19,7 +19,7 @@ from test_virtual_slurm import what_is_missing  # noqa: E402
 from dist.launcher import find_mpirun, is_open_mpi  # noqa: E402
 
 NODES = 3
-TIME_LIMIT_S = 90
+TIME_LIMIT_S = 180
 SHAPE = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--context", "16", "--batch-size", "1", "--threads", "1"]
 STEPS = 30
 TRAINING = [*SHAPE, "--steps", str(STEPS), "--eval-every", "0"]
