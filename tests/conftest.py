@@ -61,6 +61,12 @@ def comm(rank_count, pytestconfig):
     return start_mpi()
 
 
+@pytest.fixture
+def shared_path(comm, tmp_path):
+    """One temporary folder for all ranks: rank 0's."""
+    return comm.bcast(tmp_path) if comm else tmp_path
+
+
 class Launcher:
     """In the pytest that a user starts: runs tests marked `ranks` under mpirun, and tells what became of them."""
 
