@@ -80,7 +80,7 @@ def cases(ranks):
         yield ["--strategy", "reduce-bcast", "--server", "dedicated", "--transport", "host"], "host"
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 3)
 def test_every_transport_gives_numpys_curve(comm, trainer):
     """One step: the validation loss is that of the new parameters. The tests below go on to a second."""
     steps = ["--steps", 1, "--eval-every", 1]
@@ -107,6 +107,7 @@ LATE = (
 )
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
     """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
@@ -124,7 +125,8 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
             assert other_checkpoint == checkpoint, flags
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
 def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
     """The same global batch on one rank; and NumPy's float32, further off."""
     serial, _ = trainer.run("--backend", "cupy", "--dtype", "bfloat16", "--batch-size", comm.size, world=alone())
@@ -139,6 +141,7 @@ def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
         np.testing.assert_allclose(curve, serial, rtol=5e-3, err_msg=str(flags))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
     _, (before,) = trainer.run("--backend", "cupy", "--strategy", "sliced")
@@ -186,6 +189,7 @@ def broken_waits():
     }  # fmt: skip
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
     import gpu_copies
@@ -227,6 +231,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
     import transports
@@ -246,6 +251,7 @@ def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, caps
         assert comm.rank == 0 or not text, what
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     """Backend and transport, and the reasons that are recorded."""
