@@ -8,6 +8,7 @@ ends at a time limit, with the place where it hangs. What comes after a failed t
 
 import faulthandler
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,8 +143,12 @@ class OneOfTheRanks:
             self.skipped = report.longrepr[2]
 
     def _limit_time(self) -> None:
-        """From now, to the next test or to the end of the process; also where nothing of Python runs any more."""
-        faulthandler.dump_traceback_later(TIME_LIMIT_S, exit=True, file=sys.__stderr__)
+        """Of a test, or of the end: all ranks tell where they are, and three seconds later they are ended.
+
+        Neither needs Python, which a rank that hangs in a library may hold up.
+        """
+        faulthandler.dump_traceback_later(TIME_LIMIT_S, file=sys.__stderr__)
+        signal.alarm(TIME_LIMIT_S + 3)
 
     def _meet(self, item) -> None:
         from dist.world import start_mpi
