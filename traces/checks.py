@@ -17,11 +17,20 @@ import numpy as np
 from traces.phases import INDEX, STEP
 
 MOST_RANKS = 100_000  # five digits in the files' names
-MOST_PARAMETERS = 10**14
+MOST_PARAMETERS = 10**11
 LATEST_NS = 1 << 58  # nine years after the machine has started; the exports multiply times by eight
 MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
-LARGEST, LARGEST_LOSS = 1e30, 1e100
+LARGEST, LARGEST_LOSS = 1e15, 1e100
 LONGEST_NAME = 255
+
+
+def shown(value) -> str:
+    """A value as a message may show it: short, on one line."""
+    return reprlib.repr(value)
+
+
+def shown_list(values: list) -> str:
+    return ", ".join(value if _is_name(value) else shown(value) for value in values[:5])
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,14 @@ def integer(low: int, high: int) -> Rule:
     return Rule(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low} to {high}")
 
 
-def exactly(wanted) -> Rule:
-    return Rule(lambda value: type(value) is type(wanted) and value == wanted, shown(wanted))
+def number(low: float, high: float) -> Rule:
+    return Rule(lambda value: _is_number(value) and low <= value <= high, f"a number from {low:g} to {high:g}")
+
+
+def one_of(*values) -> Rule:
+    """A value of the same type, too: 1 is not True."""
+    known = [(type(value), value) for value in values]
+    return Rule(lambda value: (type(value), value) in known, " or ".join(map(shown, values)))
 
 
 def _is_number(value) -> bool:
@@ -71,8 +86,8 @@ def _is_plain(value) -> bool:
 
 NAME = Rule(_is_name, "a name without spaces or $")
 TEXT = Rule(lambda value: type(value) is str, "text")
-POSITIVE = Rule(lambda value: _is_number(value) and 1 / LARGEST < value < LARGEST, "a number above 0")
-NOT_NEGATIVE = Rule(lambda value: _is_number(value) and 0 <= value < LARGEST, "a number, 0 or more")
+POSITIVE = number(1 / LARGEST, LARGEST)
+NOT_NEGATIVE = number(0, LARGEST)
 ANY_NUMBER = Rule(lambda value: _is_number(value) and not LARGEST_LOSS <= abs(value) < math.inf, "a number")
 SETTING = Rule(lambda value: _is_plain(value) or (type(value) is list and all(map(_is_plain, value))), "a plain value")
 TIME_NS, OFFSET_NS = integer(0, LATEST_NS), integer(-LATEST_NS, LATEST_NS)
@@ -81,7 +96,14 @@ RANK = integer(0, MOST_RANKS - 1)
 PLACE = {"rank": RANK, "node": RANK, "host": NAME}
 IDENTITY = {"rank": RANK, "ranks": integer(1, MOST_RANKS), "node": RANK, "host": NAME}
 CLOCK = {"offset_ns": OFFSET_NS, "error_ns": TIME_NS}
-LINK = {"node": RANK, "host": NAME, "latency_s": NOT_NEGATIVE, "in": POSITIVE, "out": POSITIVE, "both": POSITIVE}
+RATE, LATENCY = number(1e3, 1e13), number(0, 10)  # from a modem to 10 TB/s; the slowest satellite
+LINK = {"node": RANK, "host": NAME, "latency_s": LATENCY, "in": RATE, "out": RATE, "both": RATE}
+SETTINGS = {
+    "strategy": NAME,
+    "server": one_of("colocated", "dedicated"),
+    "wire": one_of("float32", "bfloat16"),
+    "overlap": one_of(False, True),
+}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
     "mpi_library": TEXT,
@@ -120,15 +142,6 @@ def check_fields(what: str, found, required: dict[str, Rule], optional: dict[str
             raise ValueError(f"{what} says {name} {shown(found[name])}, expected {rule.expected}")
 
 
-def shown(value) -> str:
-    """A value as a message may show it: short, on one line."""
-    return reprlib.repr(value)
-
-
-def shown_list(values: list) -> str:
-    return ", ".join(value if _is_name(value) else shown(value) for value in values[:5])
-
-
 def read_config(path) -> dict:
     """config.json, checked. OSError, or ValueError with what is wrong."""
     config = parse(path.read_bytes())
@@ -140,7 +153,7 @@ def check_config(config) -> None:
     """config.json: settings.strategy must be there; of all else what is there must be right."""
     check_fields("it", config, {"settings": Rule(lambda value: type(value) is dict, "an object")}, CONFIG)
     settings = config["settings"]
-    check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | {"strategy": NAME})
+    check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
     places, links = (_objects(config, name, rules) for name, rules in (("ranks", PLACE), ("links", LINK)))
