@@ -7,3 +7,18 @@ def cut(count: int, parts: int) -> list[tuple[int, int]]:
     """[start, stop) of each of `parts` ranges that tile [0, count); their sizes differ by at most one."""
     points = [count * part // parts for part in range(parts + 1)]
     return list(pairwise(points))
+
+
+def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:
+    """Parts that tile what the ranks hold of [0, stop), each for one rank that holds it, by rank; held: ranges by rank.
+
+    What several ranks hold is cut among them.
+    """
+    points = sorted({0, stop} | {min(point, stop) for ranges in held for one in ranges for point in one})
+    parts = [[] for _ in held]
+    for low, high in pairwise(points):
+        holders = [rank for rank, ranges in enumerate(held) if any(a <= low and high <= b for a, b in ranges)]
+        for rank, (start, end) in zip(holders, cut(high - low, len(holders) or 1), strict=False):
+            if start < end:
+                parts[rank].append((low + start, low + end))
+    return parts

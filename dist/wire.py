@@ -11,6 +11,7 @@ class Float32Wire:
     """Sends the vector's own memory, and receives final values straight into it."""
 
     dtype = np.float32
+    errors = None
 
     def packed(self, flat, start, stop):
         """What to send for flat[start:stop], a partial sum; untouched until the exchange ends."""

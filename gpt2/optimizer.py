@@ -40,6 +40,10 @@ class AdamW:
         self.master = None
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
+    def moments(self) -> list[tuple[int, object, object]]:
+        """[(start, m, v), ...]: where in the flat buffer the moments begin, and themselves, to be saved or filled."""
+        return [(self._start, self.m, self.v)]
+
     def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
         """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,)."""
         self.step += 1

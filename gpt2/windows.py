@@ -4,6 +4,7 @@ One integer, the next window's number, is the whole position: epoch w // count, 
 not depend on the number of ranks, so a run can be split over any number of them, or resumed, and see the same data.
 """
 
+import zlib
 from bisect import bisect_right
 from itertools import accumulate
 
@@ -12,6 +13,7 @@ import numpy as np
 from gpt2.errors import UserError
 
 SCAN_TOKENS = 1 << 20  # tokens looked at together by check_tokens: 2 MiB
+COMPARED_TOKENS = 4096  # of each shard, by facts
 
 
 class Windows:
@@ -55,6 +57,13 @@ class Windows:
         first = shard_name(self.shards[0], 0) if lengths else "no shards"
         others = f" and {len(lengths) - 1} more" if len(lengths) > 1 else ""
         return f"{first}{others}: {sum(lengths)} tokens in shards of at most {max(lengths, default=0)}"
+
+    def facts(self) -> dict[str, int]:
+        """What tells other data from these, at a glance: how much there is, and a checksum of how each shard begins."""
+        checksum = 0
+        for tokens in self._tokens:
+            checksum = zlib.crc32(np.ascontiguousarray(tokens[:COMPARED_TOKENS], "<u2"), checksum)
+        return {"shards": len(self.shards), "tokens": sum(map(len, self.shards)), "crc32": checksum}
 
     def read(self, first: int, inputs, targets) -> None:
         """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.

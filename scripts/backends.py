@@ -2,7 +2,7 @@
 
 Each of the three has: kernels, for the model, and model, its flat arrays; world, buffers, sum_of_squares and
 new_optimizer(start, stop), for the strategy; new_strategy(job): it, as training calls it; host_parameters, which are
-filled before training, and fetch(start, stop), which brings a range there for a checkpoint; close(). All are
+filled before training, and fetch(start, stop), which brings a range there for model.bin; close(). All are
 collective, so that a GPU without enough memory ends the job in one line.
 """
 

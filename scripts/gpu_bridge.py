@@ -33,6 +33,15 @@ class Bridge:
     def poke(self):
         self.strategy.poke()
 
+    def state(self):
+        return self.strategy.state()
+
+    def errors(self):
+        return self.strategy.errors()
+
+    def resumed(self):
+        self.strategy.resumed()
+
 
 class CastingBridge(Bridge):
     """Both sides on the GPU, the model's in fewer bits: casts, queued on the one stream."""
@@ -50,6 +59,10 @@ class CastingBridge(Bridge):
         with self.tracer.phase("copy_in", bytes=self.exchanged.parameters.nbytes):
             self._share()
         return norm
+
+    def resumed(self):
+        super().resumed()
+        self._share()
 
     def _share(self):
         self.model.parameters[:] = self.exchanged.parameters

@@ -109,7 +109,7 @@ class StagedAdamW:
     def __init__(self, new_adamw, copies: Copies, start: int, stop: int):
         self._new_adamw, self._copies = new_adamw, copies
         self._start, self._chunks = start, _chunks(stop - start)
-        self._is_first = True
+        self._is_first, self._step, self._optimizers = True, 0, []
 
     def allocate(self) -> None:
         """Take the GPU memory for it; UserError where that is short."""
@@ -117,9 +117,24 @@ class StagedAdamW:
         self._master = self._copies.device.empty((size,), np.float32)
         self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
 
+    @property
+    def step(self) -> int:
+        """How many updates it has made."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        for optimizer in self._optimizers:
+            optimizer.step = step
+
+    def moments(self) -> list:
+        return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
+
     def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
         """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
         copies = self._copies
+        self._step += 1
         for array in (parameters, gradients):
             copies.pin(array)
         if self._is_first:

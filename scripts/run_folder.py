@@ -1,6 +1,8 @@
-"""The run folder: config.json, log.jsonl, checkpoints, summary.json; written by rank 0."""
+"""The run folder: config.json, log.jsonl, summary.json; written by rank 0."""
 
 import json
+import math
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -8,21 +10,46 @@ from pathlib import Path
 
 from machine import machine, versions
 
-from gpt2 import llmc
+from gpt2 import checkpoints
 from gpt2.errors import UserError
-from gpt2.shards import file_errors
+from gpt2.shards import file_errors, replacing
 
 
 class RunFolder:
-    """RUN/config.json and RUN/log.jsonl. Making one fails with UserError if it cannot be written or holds a run."""
+    """RUN/config.json and RUN/log.jsonl. Making one fails with UserError if it cannot be written or holds a run.
 
-    def __init__(self, path: Path):
-        self.path = Path(path)
+    resumed_step: None for a new run. Of one that is taken up again the step to go on after: what its log and its traces
+    say of later steps is dropped, what they say of earlier ones is kept, the traces in earlier-traces/.
+    """
+
+    def __init__(self, path: Path, resumed_step: int | None = None):
+        self.path, self._earlier = Path(path), []
         with file_errors(self.path, "choose another --out"):
-            if (self.path / "config.json").exists():
-                raise UserError(f"{self.path} already holds a run (config.json): choose another --out, or remove it")
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._log = (self.path / "log.jsonl").open("w", buffering=1)
+            if resumed_step is not None:
+                self._take_up(resumed_step)
+            elif (self.path / "config.json").exists():
+                raise UserError(
+                    f"{self.path} already holds a run (config.json): choose another --out, remove it, or go on with it "
+                    "(--resume)"
+                )
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._log = (self.path / "log.jsonl").open("a", buffering=1)
+
+    def _take_up(self, step: int) -> None:
+        """Bring the folder to what it was after that step."""
+        checkpoints.remove_parts(self.path / "checkpoints")
+        log, traces, config = self.path / "log.jsonl", self.path / "traces", self.path / "config.json"
+        if log.exists():
+            kept = [line for line in log.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+            with replacing(log) as file:
+                file.writelines(kept)
+        if config.exists():
+            self._earlier = _earlier_runs(config)
+        if traces.exists():
+            earlier = self.path / "earlier-traces" / f"to-{checkpoints.folder_name(step)}"
+            shutil.rmtree(earlier, ignore_errors=True)
+            earlier.parent.mkdir(exist_ok=True)
+            traces.rename(earlier)
 
     def write_config(self, settings, world, mpi_library: str, facts: dict) -> None:
         """facts: of this run, beside its settings."""
@@ -34,30 +61,40 @@ class RunFolder:
             "machine": machine(),
             "mpi_library": mpi_library,
             "ranks": world.places,
+            "earlier": self._earlier,
         } | facts
-        with file_errors(self.path, "choose another --out"):
-            (self.path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
+            file.write(f"{json.dumps(config, indent=1)}\n".encode())
 
     def log(self, record: dict) -> None:
-        """One line of log.jsonl, on disk when it returns."""
-        self._log.write(json.dumps(record) + "\n")
+        """One line of log.jsonl, handed to the file system when it returns. UserError: it cannot be, or the folder is
+        gone, where an open file would take lines that nobody will ever read."""
+        with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
+            (self.path / "config.json").stat()
+            self._log.write(json.dumps(record) + "\n")
 
     def write_summary(self, **facts) -> None:
         """summary.json: what is known only at the end of a run."""
-        (self.path / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
+        with replacing(self.path / "summary.json") as file:
+            file.write(f"{json.dumps(facts, indent=1)}\n".encode())
 
-    def save_checkpoint(self, step: int, parameters, next_window: int, ranges) -> None:
-        """checkpoints/step-00000100/: model.bin in llm.c's format and data.json; there once complete, or not at all.
 
-        ranges: the layout's, each given when its parameters are there.
-        """
-        final = self.path / "checkpoints" / f"step-{step:08d}"
-        part = final.with_suffix(".part")
-        with file_errors(final, "free some space, or choose another --out"):
-            part.mkdir(parents=True)
-            llmc.write_parameters(part / "model.bin", parameters, ranges)
-            (part / "data.json").write_text(json.dumps({"step": step, "next_window": next_window}) + "\n")
-            part.rename(final)
+def _step_of(line: bytes) -> float:
+    """The step of a line of log.jsonl; infinity of one that a crash has cut."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _earlier_runs(config: Path) -> list[dict]:
+    """What config.json says of the runs of this folder so far, the last one last."""
+    try:
+        last = json.loads(config.read_text())
+        facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
+        return [*last["earlier"], facts]
+    except (ValueError, KeyError, TypeError):
+        return []  # cut by a crash: it is only for people to read
 
 
 def default_run_folder(strategy: str) -> Path:

@@ -3,6 +3,8 @@
 mpirun -n 4 python scripts/train.py                                  a minute on a laptop: embedded corpus, small model
 mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
 srun -n 8 python scripts/train.py --model gpt2-124M --train-data 'fineweb/*_train_*.bin' --val-data 'fineweb/*_val_*'
+
+Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
 """
 
 from contextlib import closing
@@ -13,6 +15,7 @@ mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help 
 
 from report import Progress, settings_table, slowest
 from run_facts import run_facts
+from signals import END, INTERRUPTED
 from train_settings import complete, parse_settings
 from training_run import TrainingRun
 
@@ -22,11 +25,15 @@ from gpt2.errors import UserError
 
 def main():
     settings = parse_settings(__doc__)
-    train(settings, start_world(settings.expect_ranks))
+    if not train(settings, start_world(settings.expect_ranks)):
+        raise SystemExit(INTERRUPTED)
 
 
-def train(settings, world):
-    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business."""
+def train(settings, world) -> bool:
+    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business.
+
+    Returns whether all steps have been made.
+    """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
     run = TrainingRun(settings, config, world)
@@ -34,22 +41,27 @@ def train(settings, world):
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
     progress = Progress(settings.steps, world.print, world.places)
     world.print(settings_table(settings, run_facts(run)))
+    step = run.steps.start - 1
     with closing(tracer):
-        for step in range(1, settings.steps + 1):
+        for step in run.steps:
             lr = run.schedule.at(step)
             with tracer.step(step):
                 loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
                 norm = strategy.update(lr)
                 with tracer.phase("wait"):
-                    loss, exposed_s, compute_s = run.meet(loss_part)
-            record = run.record(step, loss, norm, lr, exposed_s) | slowest(compute_s)
+                    meeting = run.meet(loss_part)
+            record = run.record(step, meeting, norm, lr) | slowest(meeting.compute_s)
             if run.validates_after(step):
                 record["val_loss"] = run.validation_loss()
             if world.rank == 0:
                 run.folder.log(record)
-                progress.step(record, compute_s)
-            run.end_if_diverged(step, loss)
-    run.finish()
+                progress.step(record, meeting.compute_s)
+            run.end_if_diverged(step, meeting.loss)
+            if run.leaves_checkpoint(step, meeting):
+                run.begin_checkpoint(step)
+            if meeting.asked == END:
+                break
+        return run.finish(step)
 
 
 if __name__ == "__main__":

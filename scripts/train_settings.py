@@ -77,6 +77,9 @@ class Settings:
     threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
     eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
+    checkpoint_every: int = setting(0, "steps between checkpoints, 0 for one at the end")
+    keep: int = setting(2, "newest checkpoints that stay")
+    resume: bool = setting(False, "go on from the newest checkpoint of --out; where there is none, begin")
     trace: str = setting("on", "steps to trace: on, off or FROM:TO")
     out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
     stall_after: float = setting(60.0, "seconds: name a rank that others have waited for so long, 0 for never")
@@ -126,6 +129,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         )
     if settings.tokenizer and settings.train_data:
         raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
+    check_checkpoints(settings)
     config = model_config(settings)
     settings = replace(
         settings,
@@ -190,6 +194,15 @@ def checkpoint_file(init: str) -> Path:
     return files[-1]
 
 
+def check_checkpoints(settings: Settings) -> None:
+    if settings.resume and not settings.out:
+        raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
+    if settings.strategy == "none" and (settings.resume or settings.checkpoint_every):
+        raise UserError(
+            "--resume or --checkpoint-every with --strategy none, whose ranks train models of their own: leave it out"
+        )
+
+
 def check_trace(steps: str) -> None:
     try:
         parse_steps(steps)
@@ -202,7 +215,7 @@ def check_numbers(settings: Settings) -> None:
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
-        "stall_after": 0,
+        "stall_after": 0, "checkpoint_every": 0, "keep": 1,
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)

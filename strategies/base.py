@@ -39,6 +39,15 @@ class Job:
     bucket_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Updated:
+    """Parameters (n,) float32 from `start` of the flat buffer on, in which updates add up, and the AdamW of theirs."""
+
+    start: int
+    parameters: object
+    optimizer: AdamW
+
+
 class Strategy:
     """How gradients become updated parameters on every rank: one subclass a file.
 
@@ -53,6 +62,8 @@ class Strategy:
         self.parameters, self.gradients = job.buffers.parameters, job.buffers.gradients
         self.sum_of_squares, self.max_norm = job.sum_of_squares, job.max_norm
         self.workers, self.worker = self.comm.size, self.comm.rank
+        self.own = slice(0, self.parameters.shape[0])  # what it updates, unless it says otherwise
+        self.optimizer = None
 
     def before_use(self, start: int, stop: int) -> None:
         """Called before parameters [start, stop), one of the layout's ranges, are used: see gpt2.model.GPT2.
@@ -73,3 +84,13 @@ class Strategy:
         """Exchange and update: on return every rank holds the same new parameters. Returns, on rank 0 at least,
         the global norm of the gradients before clipping."""
         raise NotImplementedError
+
+    def state(self) -> list[Updated]:
+        """What this rank updates: what a checkpoint saves of it. Together the ranks' ranges are the whole buffer."""
+        return [Updated(self.own.start, self.parameters[self.own], self.optimizer)] if self.optimizer else []
+
+    def errors(self):
+        """What rounding for the wire has taken from this rank's gradients so far, (size,) float32, or None."""
+
+    def resumed(self) -> None:
+        """The parameters, and all that `state` gave, were filled from a checkpoint. Collective."""

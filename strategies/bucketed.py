@@ -37,6 +37,9 @@ class Bucketed(Strategy):
     def poke(self):
         self.progress.poke()
 
+    def errors(self):
+        return self.wire.errors
+
     def finish_exchange(self) -> None:
         """Exchange what has not begun, and return when all buckets are through."""
         while self.started < len(self.buckets):

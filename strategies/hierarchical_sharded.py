@@ -19,6 +19,7 @@ from dist.ranges import cut
 from dist.waiting import Condition, sum_everywhere
 from dist.wire import new_wire
 from gpt2.optimizer import clip_scale
+from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
 
 FORWARD_IS_ONE_IN = 3  # of the compute: backward makes two products for each of forward's
@@ -50,6 +51,19 @@ class HierarchicalSharded(Hierarchical):
         if self.overlaps:
             yield from ring.allreduce(self.lane_comm, self.node_sum, self.addends, start, middle, self.wire, tag)
 
+    def state(self):
+        sharded = [
+            Updated(part.start, self.parameters[part] if self.masters is None else self.masters[index], optimizer)
+            for index, (part, optimizer) in enumerate(self.sharded)
+        ]
+        return sharded + [Updated(part.start, self.parameters[part], optimizer) for part, optimizer in self.replicated]
+
+    def resumed(self):
+        if self._rounds_parameters:
+            self._keep_masters()
+            self._start_gathering()
+            self._await_gathered(len(self.parameters))
+
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
             self.finish_exchange()
@@ -69,14 +83,22 @@ class HierarchicalSharded(Hierarchical):
     def _update_parts(self, lr, scale):
         for part, optimizer in self.replicated:
             optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-        if self.wire.dtype != self.parameters.dtype and self.masters is None:
-            self.masters = [self.parameters[part].copy() for part, _ in self.sharded]
+        if self._rounds_parameters and self.masters is None:
+            self._keep_masters()
         for index, (part, optimizer) in enumerate(self.sharded):
             if self.masters is None:
                 optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
             else:
                 optimizer.update(self.masters[index], self.node_sum[part], lr, scale)
                 self.parameters[part] = self.masters[index]
+
+    @property
+    def _rounds_parameters(self):
+        return self.wire.dtype != self.parameters.dtype
+
+    def _keep_masters(self):
+        """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
+        self.masters = [self.parameters[part].copy() for part, _ in self.sharded]
 
     def _start_gathering(self):
         """Begin to gather the buckets in the order in which forward uses them. Nobody uses the old parameters any more:

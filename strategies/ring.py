@@ -16,7 +16,7 @@ class Ring(Bucketed):
     def __init__(self, job):
         super().__init__(job)
         self.optimizer = job.new_optimizer(0, len(self.parameters))
-        self.own = slice(*ring.own_chunk(self.comm.size, self.comm.rank, 0, len(self.gradients)))
+        self.squares_own = slice(*ring.own_chunk(self.comm.size, self.comm.rank, 0, len(self.gradients)))
 
     def start_exchange(self, start, stop):
         self.progress.start(
@@ -27,7 +27,7 @@ class Ring(Bucketed):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
             self.finish_exchange()
         with self.tracer.phase("allreduce", bytes=8):
-            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.own]))
+            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))
         with self.tracer.phase("update"):
             norm, scale = clip_scale(squares, self.max_norm)
             self.optimizer.update(self.parameters, self.gradients, lr, scale)

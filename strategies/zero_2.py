@@ -18,7 +18,7 @@ from dist.sharded import Parts, ShardedGradients
 from dist.waiting import sum_everywhere
 from dist.wire import new_wire
 from gpt2.optimizer import clip_scale
-from strategies.base import Strategy
+from strategies.base import Strategy, Updated
 
 TAG = 1  # one for all: no exchange begins before the one before it has ended
 
@@ -78,6 +78,14 @@ class Zero2(Strategy):
             self.sums.flat.fill(0.0)
         self._share_parameters()
         return norm
+
+    def state(self):
+        bounds = self.sums.bounds
+        return [Updated(bounds[part][0], self.own[part], optimizer) for part, optimizer in self.optimizers.items()]
+
+    def resumed(self):
+        if self.wire.dtype != self.parameters.dtype:
+            self._share_parameters()
 
     def _share_parameters(self):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
