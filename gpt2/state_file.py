@@ -101,7 +101,7 @@ def _ranges(path: Path, text: bytes, size: int) -> list[StoredRange]:
         array, start, stop = RANGE.fullmatch(name).groups()
         start, stop = int(start), int(stop)
         low, high = entry["data_offsets"]
-        fits = low >= 0 and data + high <= size and 0 < stop - start <= LONGEST
+        fits = type(low) is type(high) is int and low >= 0 and data + high <= size and 0 < stop - start <= LONGEST
         if entry["dtype"] != "F32" or entry["shape"] != [stop - start] or high - low != 4 * (stop - start) or not fits:
             raise ValueError(name)
         found.append(StoredRange(path, array, start, stop, data + low, int(checksums[name])))

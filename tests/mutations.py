@@ -76,6 +76,14 @@ class Mutator:
         whole = [records[at : at + itemsize] for at in range(0, len(records), itemsize)]
         return line + b"\n" + self.of_items(whole)
 
+    def of_sized_header(self, content: bytes) -> bytes:
+        """Eight bytes of length, a JSON header so long, data (safetensors): the header's values; sizes stay right."""
+        length = int.from_bytes(content[:8], "little")
+        header = self.of_json(content[8 : 8 + length])
+        if len(header) <= length:  # as far as it fits, no byte of the file moves
+            return content[:8] + header.ljust(length) + content[8 + length :]
+        return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
     def of_items(self, items: list[bytes]) -> bytes:
         at, other = (self.random.randrange(len(items)) for _ in range(2))
         change = self.random.randrange(3)
@@ -145,7 +153,7 @@ class Mutator:
         elif change == 1:
             other, name = self.random.choice(places)
             holder[key] = copy.deepcopy(other[name])
-        elif change == 2 and type(holder[key]) in (int, float):
+        elif change == 2 and type(holder[key]) in (int, float) and abs(holder[key]) < 2**63:
             holder[key] *= self.random.choice((-1, 2, 1 + 1e-9, 1e6, 2**40))
         else:
             holder[key] = self.random.choice(ODD_VALUES)
@@ -202,7 +210,7 @@ def read_mutants(path: Path, mutate, read, errors, named: Path | None = None, co
                 check_message(error, named or path, number)
                 result = None
             except BaseException as error:
-                error.add_note(f"mutant {number} of {path}: {mutant[:3000]!r}")
+                error.add_note(f"mutant {number} of {path}: {mutant[:600]!r}")
                 raise
             yield mutant, result
     finally:

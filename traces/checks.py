@@ -103,7 +103,9 @@ SETTINGS = {
     "server": one_of("colocated", "dedicated"),
     "wire": one_of("float32", "bfloat16"),
     "overlap": one_of(False, True),
-}
+    "model": NAME.or_none(),
+    "grad_accum": integer(1, 10_000),
+} | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
     "mpi_library": TEXT,

@@ -74,16 +74,16 @@ def read_run(path, allow_missing: bool = False) -> Run:
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
-    """RunError where config.json seats the ranks otherwise than their traces do."""
-    places = config.get("ranks")
-    if not places:
-        return
+    """RunError where config.json names another strategy, or seats the ranks otherwise, than their traces do."""
+    places, strategy = config.get("ranks"), config["settings"]["strategy"]
     for identity in (trace.identity for trace in ranks):
-        place = places[identity["rank"]] if identity["ranks"] == len(places) else {}
-        if any(place.get(name) != identity[name] for name in PLACE):
+        place = identity
+        if places:
+            place = places[identity["rank"]] if identity["ranks"] == len(places) else {}
+        if identity.get("strategy", strategy) != strategy or any(place.get(name) != identity[name] for name in PLACE):
             raise RunError(
                 f"{path / 'config.json'} and the trace of rank {identity['rank']} are from different runs, or one is "
-                f"damaged: they say otherwise where the rank sat; restore both from one run"
+                f"damaged: strategy, or where the rank sat, is another; restore both from one run"
             )
 
 
