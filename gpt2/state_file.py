@@ -88,7 +88,7 @@ def read_index(path: Path, size: int) -> list[StoredRange]:
         text = file.read(length)
     try:
         return sorted(_ranges(path, text, found), key=lambda stored: stored.offset)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, f"its header cannot be understood ({type(error).__name__})") from None
 
 

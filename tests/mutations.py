@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 COUNT = 1000
-SECONDS_EACH = 10  # a reader that takes longer hangs
+SECONDS_EACH = 10  # of computing: a reader that takes longer hangs
 MEMORY_BYTES = 1 << 30  # beyond what the process has: a reader that asks for more believes a damaged header
 
 EXTREMES = (
@@ -229,15 +229,15 @@ def limited():
     """TimeoutError in what takes too long, MemoryError in what takes too much."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, _too_long)
+    before = signal.signal(signal.SIGPROF, _too_long)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, hard))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS_EACH)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS_EACH)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _too_long(*signal_and_frame):
