@@ -76,6 +76,15 @@ def test_drifting_clocks_are_interpolated():
     assert abs(to_rank_0(own, start, None)[-1] - true[-1]) == pytest.approx(24e6, rel=1e-3)
 
 
+@pytest.mark.parametrize(("offset_ns", "at_ns"), [(-2000, 2000), (500, 2000), (0, 500)])
+def test_clocks_that_are_not_one_nodes(offset_ns, at_ns):
+    """Backwards, far too fast, or the end before the start."""
+    with pytest.raises(ValueError, match="not the same node's"):
+        to_rank_0(
+            np.arange(9), {"offset_ns": 0, "error_ns": 0, "at_ns": 1000}, {"offset_ns": offset_ns, "at_ns": at_ns}
+        )
+
+
 def test_a_run_is_read_with_its_end_clocks_and_counters(tmp_path):
     run = write_run(tmp_path, three_ranks(), NODES)
     header = {"format": "gpt2-mpi counters", "version": 1, "node": 1, "host": "cn01", "ports": ["ib0"]}

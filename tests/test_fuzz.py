@@ -209,20 +209,33 @@ def read_both_ways(folder: Path):
     except RunError:
         run = read_run(folder, allow_missing=True)
         assert run.missing
-    check_run(run)
     return run
 
 
 def check_run(run) -> None:
-    """Every span after the one before it, on rank 0's clock; numbers that can be reckoned with."""
+    """A rank's spans as no tracer could write them otherwise, on rank 0's clock; one run's files; a log in order."""
+    places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
     for trace in run.ranks:
         records, is_step = trace.records, trace.records["phase"] == INDEX[STEP]
         assert (records["start"] <= records["end"]).all()
+        assert np.isin(records["phase"], range(len(NAMES))).all()
         for spans in (records[is_step], records[~is_step]):
             assert (spans["start"][1:] >= spans["end"][:-1]).all()
-        assert np.isin(records["phase"], range(len(NAMES))).all()
+        for step in records[is_step]:
+            apart = (records["end"] <= step["start"]) | (records["start"] >= step["end"])
+            assert (apart | ((records["start"] >= step["start"]) & (records["end"] <= step["end"]))).all()
+        (place,) = (place for place in places if place["rank"] == trace.identity["rank"])
+        assert (place["node"], place["host"]) == (trace.identity["node"], trace.identity["host"])
+        assert trace.identity.get("strategy", run.strategy) == run.strategy
     assert all((np.diff(one.records["time"]) >= 0).all() for one in run.counters)
     assert [row["step"] for row in run.log] == sorted({row["step"] for row in run.log})
+
+
+def names_one_thing_twice(text: bytes) -> bool:
+    """Whether an object of a JSON text has a name twice: then nobody can say what it means."""
+    found = []
+    json.loads(text, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)) or dict(pairs))
+    return any(found)
 
 
 class Following:
@@ -239,6 +252,7 @@ class Following:
         parts = [run.config, run.log, *(one.records.tobytes() for one in (*run.ranks, *run.counters))]
         if (content := repr(parts)) not in self.seen:
             self.seen.add(content)
+            check_run(run)
             with warnings.catch_warnings(), np.errstate(divide="raise", over="raise", invalid="raise"):
                 warnings.simplefilter("error")
                 self.use(run)
@@ -303,6 +317,7 @@ def test_config(folder, tmp_path):
     for mutant, run in read_mutants(path, of_json, FollowingConfig(folder, tmp_path).read, RunError, folder):
         if run and not run.missing:
             assert run.config == json.loads(mutant)
+            assert not names_one_thing_twice(mutant)
         elif run:
             assert run.config == {"settings": {"strategy": "reduce-bcast"}}
             assert str(path) in run.missing[0]
