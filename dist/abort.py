@@ -10,29 +10,35 @@ import threading
 import time
 import traceback
 
+USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
 ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too
 
 
-def install_abort_hook(comm) -> None:
-    """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher."""
+def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:
+    """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
+
+    Of the types in `mistakes`, which are not the program's, the text is all there is to say.
+    """
 
     def abort(kind, error, trace):
-        lines = traceback.format_exception(kind, error, trace)
+        where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
         sys.stdout.flush()
-        end_job(comm, f"rank {comm.rank} of {comm.size} on {socket.gethostname()} ends the job:\n{''.join(lines)}")
+        if isinstance(error, mistakes):
+            end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
+        end_job(comm, f"{where} ends the job:\n{''.join(traceback.format_exception(kind, error, trace))}")
 
     sys.excepthook = abort
 
 
-def end_job(comm, text: str) -> None:
+def end_job(comm, text: str, code: int = 1) -> None:
     """Print the text and end all ranks, from any thread of any rank. Does not return."""
     sys.stderr.write(text)
     sys.stderr.flush()
     time.sleep(PRINTING_S)
-    last_resort = threading.Timer(ABORTING_S, os._exit, [1])
+    last_resort = threading.Timer(ABORTING_S, os._exit, [code])
     last_resort.daemon = True
     last_resort.start()
-    comm.Abort(1)
+    comm.Abort(code)
     # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
-    os._exit(1)
+    os._exit(code)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from dist.abort import install_abort_hook
-
-USER_MISTAKE = 2  # exit code, as argparse's
+from dist.abort import USER_MISTAKE, install_abort_hook
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,14 @@ def start_mpi() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def start_world(expect_ranks: int | None = None) -> World:
-    """Set up the world of this job; from here on an exception on any rank ends it. Collective.
+def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception], ...] = ()) -> World:
+    """Set up the world of this job; from here on an exception on any rank ends it, one of the types in `mistakes` with
+    its text alone. Collective.
 
     A world smaller than SLURM, the launcher or `expect_ranks` meant ends here with the fix.
     """
     comm = start_mpi()
-    install_abort_hook(comm)
+    install_abort_hook(comm, mistakes)
     if problem := lost_ranks(comm.size, expect_ranks, os.environ):
         end_with_one_line(comm, problem)
     return world_of(comm, comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

@@ -1,9 +1,8 @@
-"""AdamW on any flat range of the parameters, and clipping by the global norm.
+"""AdamW on any flat range of the parameters.
 
 Whoever updates a range makes an AdamW for it and holds the moments of that range only: sharding falls out of it.
 """
 
-import math
 from dataclasses import dataclass
 
 from gpt2.parameters import Layout
@@ -44,8 +43,13 @@ class AdamW:
         """[(start, m, v), ...]: where in the flat buffer the moments begin, and themselves, to be saved or filled."""
         return [(self._start, self.m, self.v)]
 
-    def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
-        """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,)."""
+    def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
+        """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,).
+
+        None: the step is skipped, and nothing changes.
+        """
+        if gradient_scale is None:
+            return
         self.step += 1
         s = self.settings
         if self.master is None and parameters.itemsize < self.m.itemsize:
@@ -55,9 +59,3 @@ class AdamW:
             self.step, lr, s.beta1, s.beta2, s.eps, s.weight_decay, gradient_scale,
             self.master, self._start, s.rounding_seed if s.stochastic_rounding else None,
         )  # fmt: skip
-
-
-def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:
-    """(norm, factor for the gradients): the factor brings a norm above max_norm down to it; max_norm 0 never clips."""
-    norm = math.sqrt(sum_of_squares)
-    return norm, max_norm / norm if 0.0 < max_norm < norm else 1.0

@@ -6,6 +6,7 @@ where the ranks meet at the end of a step; when all are, rank 0 completes the ch
 
 import shutil
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class Checkpointing:
     """Every rank makes one; `begin`, `settle` and `finish` are collective.
 
     folder: RUN/checkpoints. count: elements of the flat buffer without its pad. keep: how many complete ones stay.
+    `costs`: of each of this rank's parts its step, bytes, the seconds that training stood still for it and those that
+    the thread wrote.
     """
 
     def __init__(self, world, folder: Path, strategy, count: int, keep: int):
@@ -33,18 +36,27 @@ class Checkpointing:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
         self._completing: Future | None = None  # rank 0's last word
-        self._facts = None
+        self._facts, self.costs = None, []
 
-    def begin(self, facts: dict) -> None:
+    def begin(self, facts: dict, goes_on: bool = True) -> None:
         """Copy this rank's part of the state and begin to write it; `facts` are for gpt2.checkpoints.complete.
 
-        If the checkpoint before is not on disk yet, wait for that first.
+        If the checkpoint before is not on disk yet, wait for that first. goes_on: else nothing changes the state until
+        `finish` returns, and what is in host memory needs no copy.
         """
+        begun = time.perf_counter()
         if self._facts is not None:
             self._wait_for_all()
         self._facts = facts
-        part, step, rank = self.part_folder(facts["step"]), facts["step"], self.world.rank
-        self._writing = self._thread.submit(checkpoints.write_part, part, step, rank, self._copied())
+        copied = self._copied() if goes_on else [*self._pieces()]
+        self._writing = self._thread.submit(self._write, facts["step"], copied, time.perf_counter() - begun)
+
+    def _write(self, step: int, copied: list, stopped_s: float) -> int:
+        begun = time.perf_counter()
+        size = checkpoints.write_part(self.part_folder(step), step, self.world.rank, copied)
+        writing_s = time.perf_counter() - begun
+        self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
+        return size
 
     def part_folder(self, step: int) -> Path:
         """Where the checkpoint of that step is being written."""
@@ -109,24 +121,25 @@ class Checkpointing:
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"
 
     def _copied(self) -> list:
-        """[(array, start, values in host memory), ...] of this rank's part, as it is now."""
-        pieces = [*self._pieces()]
+        """What `_pieces` gives, as it is now, in memory of this object's."""
         if self._room is None:
-            self._room = np.empty(sum(len(values) for _, _, values in pieces), np.float32)
+            self._room = np.empty(sum(len(values) for _, _, values in self._pieces()), np.float32)
         copied, used = [], 0
-        for array, start, values in pieces:
+        for array, start, values in self._pieces():
             room = self._room[used : used + len(values)]
-            room[:] = values if isinstance(values, np.ndarray) else values.get()  # from a GPU
+            room[:] = values
             copied.append((array, start, room))
             used += len(values)
         return copied
 
     def _pieces(self):
+        """(array, start, values in host memory) of this rank's part."""
         for array, first, values in state_arrays(self._strategy):
             for start, stop in self._parts:
                 low, high = max(start, first), min(stop, first + len(values))
                 if low < high:
-                    yield array, low, values[low - first : high - first]
+                    piece = values[low - first : high - first]
+                    yield array, low, piece.get() if is_on_gpu(piece) else piece
         if (errors := self._strategy.errors()) is not None:
             yield errors_name(self.world.rank), 0, errors[: self._count]
 
@@ -138,6 +151,11 @@ def state_arrays(strategy):
         for start, m, v in updated.optimizer.moments():
             yield "m", start, m
             yield "v", start, v
+
+
+def is_on_gpu(array) -> bool:
+    """Whether it is CuPy's."""
+    return hasattr(array, "get")
 
 
 def errors_name(rank: int) -> str:

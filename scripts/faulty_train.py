@@ -23,7 +23,6 @@ from mpi4py import MPI
 
 from dist.ranges import cut
 from gpt2.model import GPT2
-from gpt2.optimizer import clip_scale
 from gpt2.windows import Windows
 from strategies import STRATEGIES, Strategy
 
@@ -95,7 +94,7 @@ class TensorByTensor(Strategy):
             with self.tracer.phase("allreduce", bytes=4 * (stop - start)):
                 self.comm.Allreduce(MPI.IN_PLACE, self.gradients[start:stop])
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm
 

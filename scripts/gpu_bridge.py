@@ -25,6 +25,7 @@ class Bridge:
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer):
         self.strategy, self.model, self.exchanged, self.tracer = strategy, model, exchanged, tracer
+        self.clipping = strategy.clipping
         self.worker, self.workers, self.keeps_gradients = strategy.worker, strategy.workers, strategy.keeps_gradients
 
     def before_use(self, start, stop):

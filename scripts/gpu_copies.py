@@ -131,8 +131,10 @@ class StagedAdamW:
     def moments(self) -> list:
         return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
 
-    def update(self, parameters, gradients, lr: float, gradient_scale: float) -> None:
+    def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
         """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
+        if gradient_scale is None:
+            return
         copies = self._copies
         self._step += 1
         for array in (parameters, gradients):

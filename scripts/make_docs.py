@@ -20,6 +20,7 @@ PARTS = {
     "ranks": ("docs_training", "two minutes: GPT-2 124M on 1, 2 and 4 ranks"),
     "memory": ("docs_memory", "some minutes: GPT-2 124M with every strategy on 2 ranks"),
     "sharding": ("docs_memory", "ten minutes, 20 GB: what a rank holds, GPT-2 124M and 350M"),
+    "checkpoint": ("docs_checkpoint", "five minutes: what a checkpoint of GPT-2 124M costs, on 1 and 2 ranks"),
     "cluster": ("docs_cluster", "a minute, as root: 9 ranks on 5 virtual hosts"),
     "overlap": ("docs_cluster", "a minute, as root: an exchange during backward, on 2 hosts"),
     "exchange": ("docs_exchange", "three minutes, as root: one exchange of 8 MB on 5 hosts, PyTorch's too (needed)"),

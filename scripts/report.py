@@ -46,16 +46,17 @@ class Progress:
         if record["step"] > WARM_UP_STEPS:
             self.compute_s.append(compute_s)
         now = time.monotonic()
-        always = "val_loss" in record or record["step"] in (1, self.steps)
+        always = "val_loss" in record or "skipped" in record or record["step"] in (1, self.steps)
         if now - self.printed_at < SECONDS_BETWEEN_LINES and not always:
             return
         self.printed_at = now
         val = f"  val loss {record['val_loss']:.4f}" if "val_loss" in record else ""
+        skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
         self.print_line(
             f"step {record['step']:>{len(str(self.steps))}}/{self.steps}  loss {record['loss']:.4f}  "
             f"norm {record['grad_norm']:.3f}  lr {record['lr']:.2e}  {record['step_s'] * 1e3:.1f} ms  "
-            f"{record['tokens_per_s']:,.0f} tokens/s  exchange {exchange:.0%}{self._slowest()}{val}"
+            f"{record['tokens_per_s']:,.0f} tokens/s  exchange {exchange:.0%}{self._slowest()}{skipped}{val}"
         )
 
     def _slowest(self) -> str:

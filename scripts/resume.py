@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from checkpointing import errors_name, state_arrays
+from checkpointing import errors_name, is_on_gpu, state_arrays
 
 from dist.world import end_with_one_line
 from gpt2.checkpoints import Checkpoint, newest_first
@@ -61,6 +61,7 @@ def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
         for array, start, values in state_arrays(strategy):
             if len(values):
                 _fill(values, checkpoint, array, start)
+        strategy.clipping.norms.extend(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
         _restore_errors(checkpoint, strategy, facts, world)
@@ -69,10 +70,9 @@ def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
 
 def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
     """values (n,) float32, in host memory or on a GPU, from element `start` of an array of a checkpoint."""
-    on_host = isinstance(values, np.ndarray)
-    host = values if on_host else np.empty(len(values), np.float32)
+    host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
     checkpoint.read(array, start, host)
-    if not on_host:
+    if is_on_gpu(values):
         values.set(host)
 
 

@@ -32,8 +32,10 @@ class RunFolder:
                     f"{self.path} already holds a run (config.json): choose another --out, remove it, or go on with it "
                     "(--resume)"
                 )
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             self._log = (self.path / "log.jsonl").open("a", buffering=1)
+        with file_errors(self.path / "checkpoints", "choose another --out"):
+            (self.path / "checkpoints").mkdir(exist_ok=True)
 
     def _take_up(self, step: int) -> None:
         """Bring the folder to what it was after that step."""

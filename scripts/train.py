@@ -14,6 +14,7 @@ import mpi4py
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from report import Progress, settings_table, slowest
+from run_end import finish
 from run_facts import run_facts
 from signals import END, INTERRUPTED
 from train_settings import complete, parse_settings
@@ -25,7 +26,7 @@ from gpt2.errors import UserError
 
 def main():
     settings = parse_settings(__doc__)
-    if not train(settings, start_world(settings.expect_ranks)):
+    if not train(settings, start_world(settings.expect_ranks, (UserError,))):
         raise SystemExit(INTERRUPTED)
 
 
@@ -57,11 +58,13 @@ def train(settings, world) -> bool:
                 run.folder.log(record)
                 progress.step(record, meeting.compute_s)
             run.end_if_diverged(step, meeting.loss)
+            run.end_if_drifted(step)
             if run.leaves_checkpoint(step, meeting):
-                run.begin_checkpoint(step)
+                with tracer.phase("checkpoint"):
+                    run.begin_checkpoint(step)
             if meeting.asked == END:
                 break
-        return run.finish(step)
+    return finish(run, step)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ class Settings:
     beta2: float = setting(0.95, "AdamW's second moment")
     eps: float = setting(1e-8, "AdamW's epsilon")
     grad_clip: float = setting(1.0, "highest global norm of the gradients, 0 for any")
+    skip_outliers: float = setting(0.0, "standard deviations: skip a step whose norm is so far up, 0 for none")
     backend: str = setting("auto", "kernels; auto takes what the machine has", choices=(AUTO, "numpy", "cupy"))
     dtype: str = setting("float32", "of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
     transport: str = setting("auto", "between GPUs: what carries the exchange", choices=(AUTO, *TRANSPORTS))
@@ -79,6 +80,7 @@ class Settings:
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
     checkpoint_every: int = setting(0, "steps between checkpoints, 0 for one at the end")
     keep: int = setting(2, "newest checkpoints that stay")
+    check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters, 0 for none")
     resume: bool = setting(False, "go on from the newest checkpoint of --out; where there is none, begin")
     trace: str = setting("on", "steps to trace: on, off or FROM:TO")
     out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
@@ -197,10 +199,11 @@ def checkpoint_file(init: str) -> Path:
 def check_checkpoints(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
-    if settings.strategy == "none" and (settings.resume or settings.checkpoint_every):
-        raise UserError(
-            "--resume or --checkpoint-every with --strategy none, whose ranks train models of their own: leave it out"
-        )
+    for flag in ("resume", "checkpoint_every", "check_replicas"):
+        if settings.strategy == "none" and getattr(settings, flag):
+            raise UserError(
+                f"--{flag.replace('_', '-')} with --strategy none, whose ranks train models of their own: leave it out"
+            )
 
 
 def check_trace(steps: str) -> None:
@@ -215,7 +218,8 @@ def check_numbers(settings: Settings) -> None:
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
-        "stall_after": 0, "checkpoint_every": 0, "keep": 1,
+        "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
+        "skip_outliers": 0,
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)

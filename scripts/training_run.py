@@ -1,7 +1,6 @@
 """What a training run is made of, put together in order: backend, data, parameters, folder, tracer, strategy, model."""
 
 import math
-import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 from auto_strategy import choose_strategy
 from checkpointing import Checkpointing
 from choose_backend import choose_backend
+from replicas import check_replicas
 from resume import check_same_run, find_checkpoint, restore
 from run_data import open_data
 from run_folder import RunFolder, default_run_folder
@@ -17,7 +17,6 @@ from signals import CHECKPOINT, END, Signals
 from train_settings import AUTO, checkpoint_file
 from worker import Worker
 
-from dist.clock import clock_offset
 from dist.cores import threads_per_rank
 from dist.gpu_topology import gpu_topology
 from dist.links import bucket_bytes, probe_links
@@ -31,10 +30,7 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.schedule import Schedule
-from gpt2.shards import file_errors
 from strategies import Job, worker_count
-from traces.clocks import write_end_clocks
-from traces.tracing_cost import tracing_share
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -154,6 +150,7 @@ class TrainingRun:
             new_optimizer=backend.new_optimizer,
             sum_of_squares=backend.sum_of_squares,
             max_norm=s.grad_clip,
+            outlier_z=s.skip_outliers,
             tracer=self.tracer,
             server=s.server,
             wire=s.wire,
@@ -199,7 +196,7 @@ class TrainingRun:
             "step_s": step_s,
             "tokens_per_s": tokens / step_s,
             "exposed_exchange_s": meeting.exposed_s,
-        }
+        } | ({"skipped": True} if self.strategy.clipping.skips else {})
 
     def validates_after(self, step: int) -> bool:
         every = self.settings.eval_every
@@ -218,74 +215,24 @@ class TrainingRun:
             text = f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data"
             end_with_one_line(self.world.comm, text)
 
+    def end_if_drifted(self, step: int) -> None:
+        every = self.settings.check_replicas
+        if every > 0 and step % every == 0:
+            check_replicas(self.world, self.ranges_in_use(), self.parameters.flat, step)
+
     def leaves_checkpoint(self, step: int, meeting: Meeting) -> bool:
         """Whether one begins after this step: it is time for it, or a signal asked. The last one finish leaves."""
         every, is_last = self.settings.checkpoint_every, step == self.settings.steps
         due = meeting.asked == CHECKPOINT or (every > 0 and step % every == 0)
         return due and not is_last and meeting.asked != END and self.settings.strategy != "none"
 
-    def begin_checkpoint(self, step: int) -> None:
-        """The step's state is copied, and written while training goes on."""
-        with self.tracer.phase("checkpoint"):
-            self.checkpoints.begin(self.facts(step) | self._updates())
+    def begin_checkpoint(self, step: int, goes_on: bool = True) -> None:
+        """The step's state is written while training goes on, or while this run ends."""
+        updates = next((one.optimizer.step for one in self.strategy.state()), 0)  # rank 0 has made all of them
+        norms = list(self.strategy.clipping.norms)
+        self.checkpoints.begin(self.facts(step) | {"updates": updates, "norms": norms}, goes_on)
 
-    def _updates(self) -> dict[str, int]:
-        """How many updates rank 0 has made, as all ranks that made any."""
-        return {"updates": next((one.optimizer.step for one in self.strategy.state()), 0)}
-
-    def finish(self, step: int) -> bool:
-        """Leave the last checkpoint, after that step, and the summary; whether all steps have been made."""
-        is_done = step >= self.settings.steps
-        self._save_last(step, is_done)
-        peak_bytes = self.world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        end_clocks = self.world.comm.gather({"node": self.world.node} | clock_offset(self.world))
-        with self.world.together(UserError):
-            if self.world.rank == 0:
-                if self.settings.trace != "off" and self.world.node_count > 1:
-                    write_end_clocks(self.path / "traces", end_clocks)
-                share = tracing_share(self.tracer)
-                self.folder.write_summary(peak_memory_bytes=peak_bytes, tracing_share=share)
-                self.world.print(
-                    f"peak memory of a rank {max(peak_bytes) / 1e9:.2f} GB; tracing took {share:.2%} of the traced "
-                    f"steps; run folder {self.path}"
-                )
-        if not is_done:
-            self.world.print(f"a signal ended the run after step {step}: go on with it by --out {self.path} --resume")
-        if self.watchdog:
-            self.watchdog.close()
-        self.backend.close()
-        return is_done
-
-    def _save_last(self, step: int, is_done: bool) -> None:
-        """The checkpoint of the last step, if that was not the one that this run went on from."""
-        model_bytes = problem = None
-        if self.settings.strategy != "none" and step >= self.steps.start:
-            self.begin_checkpoint(step)
-            if is_done:
-                model_bytes, problem = self._write_model(self.checkpoints.part_folder(step))
-        problem = self.checkpoints.finish(model_bytes) or problem
-        with self.world.together(UserError):
-            if problem:
-                raise UserError(problem)
-
-    def _write_model(self, folder: Path) -> tuple[int | None, str | None]:
-        """Rank 0 writes model.bin: its bytes, or what was wrong. All make the parameters available, range by range,
-        also when the writing has failed."""
-        ranges, path = self._ranges_in_use(), folder / "model.bin"
-        try:
-            if self.world.rank == 0:
-                with file_errors(folder, "free some space, or choose another --out"):
-                    folder.mkdir(exist_ok=True)
-                    llmc.write_parameters(path, self.parameters, ranges)
-                    return path.stat().st_size, None
-        except UserError as error:
-            return None, str(error)
-        finally:
-            for _ in ranges:
-                pass
-        return None, None
-
-    def _ranges_in_use(self):
+    def ranges_in_use(self):
         """The layout's ranges, each when its parameters are there. Collective: all ranks go through all of them."""
         for start, stop in self.layout.ranges:
             self.strategy.before_use(start, stop)

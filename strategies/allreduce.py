@@ -8,7 +8,6 @@ library picks a ring, or reduce-scatter and all-gather. It is what PyTorch's DDP
 
 from mpi4py import MPI
 
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy
 
 
@@ -21,6 +20,6 @@ class Allreduce(Strategy):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
             self.comm.Allreduce(MPI.IN_PLACE, self.gradients)
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm

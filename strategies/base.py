@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.device_buffers import DeviceBuffers
 from dist.world import World
+from gpt2.clipping import Clipping
 from gpt2.optimizer import AdamW
 
 
@@ -17,7 +18,7 @@ class Job:
     rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of the kind that
     the strategy's class names, so perhaps not whole (dist/sharded.py), or, if all it calls is MPI's collectives, on a
     GPU (dist/device_buffers.py). new_optimizer(start, stop): an
-    AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm: clip the global norm to it, 0 never;
+    AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm, outlier_z: as gpt2.clipping's;
     tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
     has a server.
     For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
@@ -35,6 +36,7 @@ class Job:
     server: str = "colocated"
     wire: str = "float32"
     error_feedback: bool = False
+    outlier_z: float = 0.0
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
 
@@ -60,7 +62,7 @@ class Strategy:
     def __init__(self, job: Job):
         self.comm, self.tracer = job.world.comm, job.tracer
         self.parameters, self.gradients = job.buffers.parameters, job.buffers.gradients
-        self.sum_of_squares, self.max_norm = job.sum_of_squares, job.max_norm
+        self.sum_of_squares, self.clipping = job.sum_of_squares, Clipping(job.max_norm, job.outlier_z)
         self.workers, self.worker = self.comm.size, self.comm.rank
         self.own = slice(0, self.parameters.shape[0])  # what it updates, unless it says otherwise
         self.optimizer = None

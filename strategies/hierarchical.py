@@ -14,7 +14,6 @@ from dist import ring
 from dist.buffers import NodeBuffers
 from dist.ranges import cut
 from dist.waiting import sum_everywhere, wait
-from gpt2.optimizer import clip_scale
 from strategies.bucketed import Bucketed
 
 
@@ -55,7 +54,7 @@ class Hierarchical(Bucketed):
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.node_sum[self.squares_own]))
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             self.optimizer.update(self.parameters[self.own], self.node_sum[self.own], lr, scale)
         with self.tracer.phase("wait"):
             self._meet_the_node()

@@ -18,7 +18,6 @@ from dist import ring
 from dist.ranges import cut
 from dist.waiting import Condition, sum_everywhere
 from dist.wire import new_wire
-from gpt2.optimizer import clip_scale
 from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
 
@@ -72,7 +71,7 @@ class HierarchicalSharded(Hierarchical):
             squares = sum(self.sum_of_squares(self.node_sum[part]) for part in self.squares_own)
             (squares,) = sum_everywhere(self.comm, squares)
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             self._update_parts(lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self._start_gathering()

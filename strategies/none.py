@@ -4,7 +4,6 @@ The control for the plots: its step is the compute alone, and what another strat
 Each rank holds parameters, gradients and all optimizer state; no bytes move.
 """
 
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy
 
 
@@ -15,6 +14,6 @@ class NoExchange(Strategy):
 
     def update(self, lr):
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm

@@ -9,7 +9,6 @@ With server "dedicated" rank 0 computes no gradients and N-1 ranks share the bat
 
 from mpi4py import MPI
 
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy
 
 SERVER = 0
@@ -41,6 +40,6 @@ class ReduceBcast(Strategy):
         if not self.serves:
             return None
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(self.sum_of_squares(self.gradients), self.max_norm)
+            norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm

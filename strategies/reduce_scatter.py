@@ -9,7 +9,6 @@ Each rank sends and receives 2 (N-1)/N D, the least there is for one rank a node
 import numpy as np
 from mpi4py import MPI
 
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy
 
 
@@ -27,7 +26,7 @@ class ReduceScatter(Strategy):
         with self.tracer.phase("allreduce", bytes=8):
             squares = self.comm.allreduce(self.sum_of_squares(self.block_sum))
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             self.optimizer.update(self.parameters[self.own], self.block_sum, lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self.comm.Allgather(MPI.IN_PLACE, self.parameters)

@@ -8,7 +8,6 @@ the nodes, as much goes through each node's port: close to the bound of 2 (M-1)/
 
 from dist import ring
 from dist.waiting import sum_everywhere
-from gpt2.optimizer import clip_scale
 from strategies.bucketed import Bucketed
 
 
@@ -29,6 +28,6 @@ class Ring(Bucketed):
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm

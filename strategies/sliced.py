@@ -10,7 +10,6 @@ are fast.
 from mpi4py import MPI
 
 from dist.ranges import cut
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy
 
 
@@ -31,7 +30,7 @@ class Sliced(Strategy):
         with self.tracer.phase("allreduce", bytes=8):
             squares = self.comm.allreduce(self.sum_of_squares(self.gradients[self.own]))
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             self.optimizer.update(self.parameters[self.own], self.gradients[self.own], lr, scale)
         with self.tracer.phase("bcast", bytes=self.parameters.nbytes):
             for root, (start, stop) in enumerate(self.slices):

@@ -17,7 +17,6 @@ from dist.progress import Progress
 from dist.sharded import Parts, ShardedGradients
 from dist.waiting import sum_everywhere
 from dist.wire import new_wire
-from gpt2.optimizer import clip_scale
 from strategies.base import Strategy, Updated
 
 TAG = 1  # one for all: no exchange begins before the one before it has ended
@@ -72,7 +71,7 @@ class Zero2(Strategy):
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
         with self.tracer.phase("update"):
-            norm, scale = clip_scale(squares, self.max_norm)
+            norm, scale = self.clipping.scale(squares)
             for part, optimizer in self.optimizers.items():
                 optimizer.update(self.own[part], self.sums[part], lr, scale)
             self.sums.flat.fill(0.0)

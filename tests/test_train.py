@@ -92,7 +92,8 @@ def test_what_a_run_leaves(tmp_path):
         assert seen == {"step", "data", "forward", "backward", "reduce", "allreduce", "update", "bcast", "wait", "eval"}
 
     checkpoint = run / "checkpoints" / "step-00000006"
-    assert json.loads((checkpoint / "data.json").read_text()) == {"step": 6, "next_window": 6 * 8}
+    marker = json.loads((checkpoint / "checkpoint.json").read_text())
+    assert (marker["step"], marker["next_window"], marker["updates"]) == (6, 6 * 8, 6)
     parameters = Parameters.zeros(Layout(llmc.read_config(checkpoint / "model.bin")))
     llmc.read_parameters(checkpoint / "model.bin", parameters)
     assert parameters.layout.count == config["parameters"]

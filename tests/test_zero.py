@@ -14,10 +14,11 @@ from dist.ranges import cut
 from dist.sharded import Parts, Slots
 from dist.world import world_of
 from gpt2 import llmc
+from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.shards import write_shard
 from strategies import STRATEGIES, Job
