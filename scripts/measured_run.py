@@ -117,7 +117,7 @@ def logged_times(path: Path, notes: list[str]) -> tuple[float, float, float] | N
             continue  # a line that a crash cut off
     if not rows:
         return None
-    notes.append("no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
+    notes.insert(0, "no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
     step_s, exchange_s = np.median(np.array(rows), axis=0)
     return float(step_s - exchange_s), 0.0, float(step_s)
 
