@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from gpt2 import huggingface, llmc
+from gpt2 import checkpoints, huggingface, llmc
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.host_memory import available_bytes
@@ -98,4 +98,6 @@ def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:
     """A checkpoint's own format; each is a line here."""
     if (folder / "model.bin").exists():
         return llmc, folder / "model.bin"
-    raise UserError(f"{folder}: holds no model.bin: give a run that ended")
+    if (folder / checkpoints.MARKER).exists():
+        return checkpoints, folder
+    raise UserError(f"{folder}: holds no model.bin and no {checkpoints.MARKER}: give a complete checkpoint")
