@@ -17,7 +17,13 @@ CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPL
 
 
 def sample_text(
-    kernels, parameters: Parameters, encoding: tiktoken.Encoding, prompt: str, count: int, sampling: Sampling, seed: int
+    kernels,
+    parameters: Parameters,
+    encoding: tiktoken.Encoding,
+    prompt: str,
+    count: int,
+    sampling: Sampling,
+    seed: int | tuple[int, ...],
 ) -> Iterator[str]:
     """Pieces of text that follow `prompt`, together at most `count` tokens; they end early at an end-of-text.
 
@@ -39,9 +45,10 @@ def sample_text(
 def prompt_tokens(prompt: str, encoding: tiktoken.Encoding) -> np.ndarray:
     """Its tokens (n,); of an empty one what stands before a document: end-of-text, or a newline in bytes."""
     try:
-        return tokens_of(prompt, encoding) if prompt else document_start(encoding)
+        prompt.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("the prompt is not UTF-8, expected UTF-8 text: check the terminal's encoding") from None
+    return tokens_of(prompt, encoding) if prompt else document_start(encoding)
 
 
 def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
