@@ -70,10 +70,8 @@ def begin(settings):
     parameters = weights.load(settings.model)
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)))
     pieces = sample_text(kernels, parameters, encoding, settings.prompt, settings.tokens, sampling, settings.seed)
-    facts = (
-        f"{parameters.layout.count / 1e6:.1f}M parameters, {encoding.name} tokens, on {kernels.device.threads} cores"
-    )
-    return settings.prompt, pieces, facts
+    size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
+    return settings.prompt, pieces, f"{size}, {encoding.name} tokens, computing on {cores} CPU cores"
 
 
 def stream(prompt: str, pieces, facts: str) -> None:
