@@ -2,10 +2,12 @@
 
 import itertools
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gpt2 import weights
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.generate import CachedGPT2, check_prompt, generate
@@ -86,6 +88,17 @@ def test_a_prompt_of_several_blocks_of_queries():
     model = CachedGPT2(kernels, parameters)
     for start, stop in ((0, 290), (290, 300)):
         np.testing.assert_allclose(model.forward(text[start:stop]), expected[stop - 1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_logits_of_transformers():
+    """A GPT-2 that transformers has written, token by token against its logits."""
+    folder = Path(__file__).parent / "fixtures" / "huggingface_gpt2"
+    expected = np.load(folder / "expected.npz")
+    model = CachedGPT2(load_kernels("numpy", 1), weights.load(folder))
+    for tokens, logits in zip(expected["tokens"], expected["logits"], strict=True):
+        model.forget()
+        for token, row in zip(tokens[:-1], logits, strict=True):
+            assert np.abs(model.forward([token]) - row).max() < 1e-4
 
 
 def test_a_context_of_one():
