@@ -25,6 +25,7 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 CODES = {stored: code for code, stored in DTYPES.items()}
 LONGEST_HEADER = 100_000_000
 METADATA = "__metadata__"
+FOR_PYTORCH = {"format": "pt"}  # what its programs look for
 GIT_LFS = b"version https://git-lfs"
 
 
@@ -42,6 +43,11 @@ class StoredTensor:
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, in the order of their data. UserError: no such file, or it is damaged."""
+    return read_header(path)[0]
+
+
+def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """`read_tensors`, and the file's metadata: texts by name. UserError as there."""
     with file_errors(path, "cannot read it; check the path and its permissions"):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -53,18 +59,18 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
             length = _header_length(path, begin, status.st_size)
             file.seek(8)
             header = file.read(length)
-    tensors = [_tensor(path, name, entry, 8 + length) for name, entry in _entries(path, header)]
+    entries, metadata = _entries(path, header)
+    tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
     _check_cover(path, tensors, 8 + length, status.st_size)
-    return {tensor.name: tensor for tensor in tensors}
+    return {tensor.name: tensor for tensor in tensors}, metadata
 
 
-def make_header(shapes: dict[str, tuple[int, ...]], stored: str) -> tuple[bytes, dict[str, int]]:
-    """A file's first bytes for tensors of these shapes, one after another, and where each begins in the file.
-
-    The metadata is what PyTorch's programs look for.
-    """
-    header, sizes, stop = {METADATA: {"format": "pt"}}, tensor_sizes(shapes, stored), 0
+def make_header(
+    shapes: dict[str, tuple[int, ...]], stored: str, metadata: dict[str, str] = FOR_PYTORCH
+) -> tuple[bytes, dict[str, int]]:
+    """A file's first bytes for tensors of these shapes, one after another, and where each begins in the file."""
+    header, sizes, stop = {METADATA: metadata}, tensor_sizes(shapes, stored), 0
     for name, shape in shapes.items():
         start, stop = stop, stop + sizes[name]
         header[name] = {"dtype": CODES[stored], "shape": list(shape), "data_offsets": [start, stop]}
@@ -96,16 +102,18 @@ def _header_length(path: Path, begin: bytes, size: int) -> int:
     return length
 
 
-def _entries(path: Path, header: bytes) -> list[tuple[str, dict]]:
-    """The header's (name, entry) of each tensor."""
+def _entries(path: Path, header: bytes) -> tuple[list[tuple[str, dict]], dict[str, str]]:
+    """The header's (name, entry) of each tensor, and its metadata."""
     try:
         names = json.loads(header, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header is not JSON ({str(error) or type(error).__name__})") from None
     if not isinstance(names, dict):
         raise _damaged(path, "its header is not an object of tensors by name")
-    names.pop(METADATA, None)
-    return list(names.items())
+    metadata = names.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise _damaged(path, "its metadata are not texts by name")
+    return list(names.items()), metadata
 
 
 def _without_repetition(pairs: list) -> dict:

@@ -100,4 +100,4 @@ def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:
         return llmc, folder / "model.bin"
     if (folder / checkpoints.MARKER).exists():
         return checkpoints, folder
-    raise UserError(f"{folder}: holds no model.bin and no {checkpoints.MARKER}: give a complete checkpoint")
+    raise UserError(f"{folder}: holds no model.bin: give a run that ended")

@@ -86,10 +86,10 @@ def test_every_strategy_skips_the_same_step(comm):
 
 
 @pytest.mark.ranks(3)
-def test_ranks_that_drift_apart_are_named(comm, tmp_path, monkeypatch, capsys):
+def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys):
     import training_run
 
-    runs, check = Runs(comm, tmp_path), training_run.TrainingRun.end_if_drifted
+    runs, check = Runs(comm, shared_path), training_run.TrainingRun.end_if_drifted
 
     def drift(self, step):
         if self.world.rank == 1 and step == 3:
