@@ -31,15 +31,21 @@ from gpt2.errors import UserError
 from gpt2.shards import replacing
 from gpt2.tokenizers import TOKENIZERS
 
+EVALUATIONS = {"val_data": of_validation, "text": of_text, "hellaswag": of_choices}
+
 
 def main():
     settings = parse()
-    world = start_world(mistakes=(UserError,))
+    evaluate(settings, start_world(mistakes=(UserError,)))
+
+
+def evaluate(settings, world) -> None:
+    """Every rank runs it; rank 0 prints a line an evaluation, and writes --json. A mistake ends the job."""
     model = load_model(settings, world)
     results = {}
-    for name, evaluate in (("val_data", of_validation), ("text", of_text), ("hellaswag", of_choices)):
+    for name, evaluation in EVALUATIONS.items():
         if getattr(settings, name):
-            results[name] = evaluate(model, settings, world)
+            results[name] = evaluation(model, settings, world)
             world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
         if world.rank == 0 and settings.json:
@@ -47,7 +53,7 @@ def main():
                 file.write(f"{json.dumps({'model': settings.model} | results, indent=1)}\n".encode())
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments=None) -> argparse.Namespace:
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -63,14 +69,14 @@ def parse() -> argparse.Namespace:
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
-    settings = parser.parse_args()
+    settings = parser.parse_args(arguments)
     check(parser, settings)
     return settings
 
 
 def check(parser, settings) -> None:
     """Ends with a line where flags mean nothing."""
-    if not (settings.val_data or settings.text or settings.hellaswag):
+    if not any(getattr(settings, name) for name in EVALUATIONS):
         parser.error("nothing to evaluate on: give --val-data, --text or --hellaswag")
     for name, least in (("batch_size", 1), ("seq_len", 1), ("stride", 1), ("threads", 0)):
         value = getattr(settings, name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import launch
+from in_process import ROOT
 
 from gpt2 import llmc
 from gpt2.config import GPT2Config
@@ -19,7 +20,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from gpt2.shards import write_shard
 
-EVALUATE = str(Path(__file__).parent.parent / "scripts" / "evaluate.py")
+EVALUATE = str(ROOT / "scripts" / "evaluate.py")
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=40, vocab_size=256)
 SEQUENCE, STRIDE = 24, 7
 TEXT = "Der Fluß, the river, 川, река. " * 9
@@ -128,24 +129,27 @@ def files(tmp_path_factory):
     return folder, expected
 
 
-def flags(folder):
-    data = {"--val-data": "tokens_val_*.bin", "--text": "text.txt", "--hellaswag": "choices.bin"}
-    return [part for flag, name in data.items() for part in (flag, str(folder / name))]
+@pytest.mark.ranks(1, 2, 3)
+def test_all_three_evaluations(comm, files, shared_path, capsys):
+    """By scripts/evaluate.py; the number of ranks changes nothing but rounding."""
+    import evaluate
 
+    from dist.world import start_world
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_all_three_evaluations(files, tmp_path, ranks):
     folder, expected = files
-    command = [sys.executable, EVALUATE, str(folder / "model.bin"), *flags(folder), "--backend", "numpy"]
-    command += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--json", tmp_path / "found.json"]
-    result = launch(ranks, [str(part) for part in command])
-    assert result.returncode == 0, result.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    data = {"--val-data": "tokens_val_*.bin", "--text": "text.txt", "--hellaswag": "choices.bin"}
+    flags = [part for flag, name in data.items() for part in (flag, folder / name)]
+    flags += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--backend", "numpy"]
+    settings = evaluate.parse([str(part) for part in (folder / "model.bin", *flags, "--json", shared_path / "found")])
+    evaluate.evaluate(settings, start_world())
+    if comm.rank:
+        return
+    found = json.loads((shared_path / "found").read_text())
     assert found.pop("model") == str(folder / "model.bin")
     assert found.keys() == expected.keys()
     for name, numbers in expected.items():
         assert found[name] == pytest.approx(numbers, rel=1e-5), name
-    lines = result.stdout.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"]
     assert f"loss {expected['text']['loss']:.4f}" in lines[1]
 
