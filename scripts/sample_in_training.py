@@ -25,8 +25,6 @@ class TrainingSamples:
     def __init__(self, run, every: int):
         self.run, self.every = run, every
         with run.world.together(UserError):
-            if every < 0:
-                raise UserError(f"--sample-every is {every}, expected a number of at least 0")
             if every and run.world.rank == 0:
                 self._encoding = choose_tokenizer(run.settings.tokenizer, None, run.config.vocab_size)
                 self._kernels = load_kernels("numpy", run.threads)
