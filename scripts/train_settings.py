@@ -77,6 +77,7 @@ class Settings:
     threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
     eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
+    sample_every: int = setting(0, "steps between samples of text that rank 0 draws and prints, 0 for none")
     checkpoint_every: int = setting(0, "steps between checkpoints, 0 for one at the end")
     keep: int = setting(2, "newest checkpoints that stay")
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters, 0 for none")
@@ -205,7 +206,7 @@ def check_numbers(settings: Settings) -> None:
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
-        "skip_outliers": 0,
+        "skip_outliers": 0, "sample_every": 0,
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)
