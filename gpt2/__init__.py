@@ -13,5 +13,7 @@ texts.py           text to shards           tokenizers.py  gpt2 or bytes
 weights.py         parameters from whatever holds them: llmc.py  llm.c's files    huggingface.py  Hugging Face's folders
 safetensors.py     the file format of those folders, and of state_file.py: a rank's part of a checkpoint
 checkpoints.py     folders from which training goes on, complete or not there
+generate.py        one token after another, with a key/value cache    sampling.py  which    generated_text.py  as text
+evaluation.py      losses of rows and of long texts    evaluation_choices.py  HellaSwag in llm.c's files
 errors.py          UserError: the user's mistake, in one line
 """
