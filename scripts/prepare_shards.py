@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ class ShardWriter:
     def __exit__(self, *unused) -> None:
         """Remove a shard that is not complete."""
         if self._file:
-            self._file.close()
+            with suppress(OSError):  # on a full disk, its last bytes cannot be written now either
+                self._file.close()
             self._path.unlink(missing_ok=True)
 
     def _open(self, split: str) -> None:
