@@ -18,7 +18,8 @@ from gpt2.errors import UserError
 from gpt2.texts import join_tokens, tokens_of
 from gpt2.tokenizers import load_tokenizer
 
-BATCH_CHARACTERS = 1 << 18  # about 50 ms of tokenizing
+END_OF_TEXT = "<|endoftext|>"
+BATCH_CHARACTERS = 1 << 18  # some 25 ms of tokenizing
 LONGEST_RUN = 1 << 24  # characters in which there must be one place to cut
 LAST_CUT = re.compile(r"(?s:.*\S)(?=[ \n])")
 NEXT_CUT = re.compile(r"\S(?=[ \n])")
@@ -97,12 +98,19 @@ def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, boo
 
 def tokenize(tokenizer: str, batch: Batch) -> tuple[str, int, np.ndarray]:
     """The batch's split, its characters, and its token ids (n,) uint16."""
-    encoding = encoding_of(tokenizer)
-    separator = separator_of(encoding)
-    tokens = []
-    for separated, text in batch.texts:
+    return batch.split, batch.characters, tokens_of_texts(batch.texts, encoding_of(tokenizer))
+
+
+def tokens_of_texts(texts: list[tuple[bool, str]], encoding) -> np.ndarray:
+    if encoding.special_tokens_set and not any(END_OF_TEXT in text for _, text in texts):
+        # One call for all of them, which is some 5 % quicker for documents of a few kB than one for each.
+        joined = "".join(END_OF_TEXT + text if separated else text for separated, text in texts)
+        tokens = encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
+        return tokens.astype(np.uint16)
+    separator, tokens = separator_of(encoding), []
+    for separated, text in texts:
         tokens += [separator, tokens_of(text, encoding)] if separated else [tokens_of(text, encoding)]
-    return batch.split, batch.characters, np.concatenate(tokens)
+    return np.concatenate(tokens)
 
 
 def separator_of(encoding) -> np.ndarray:

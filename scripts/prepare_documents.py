@@ -50,7 +50,10 @@ def read_text(source: Input) -> Iterator[Chunk]:
 def read_jsonl(source: Input, field: str) -> Iterator[str]:
     for number, line in enumerate(read_lines(source), 1):
         if line.strip():
-            yield text_of_line(line, field, f"{source.path}: line {number}")
+            try:
+                yield text_of_line(line, field)
+            except UserError as error:
+                raise UserError(f"{source.path}: line {number} {error}") from error
 
 
 def read_lines(source: Input) -> Iterator[bytes]:
@@ -72,36 +75,36 @@ def read_lines(source: Input) -> Iterator[bytes]:
     yield b"".join(begun)
 
 
-def text_of_line(line: bytes, field: str, place: str) -> str:
-    """The text in a line of JSON; `place` begins an error's message."""
+def text_of_line(line: bytes, field: str) -> str:
+    """The text in a line of JSON. UserErrors go on from "line 1 "."""
     try:
         found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{place} is not UTF-8 at its byte {error.start} (0x{line[error.start]:02x}): convert the file with iconv"
+            f"is not UTF-8 at its byte {error.start} (0x{line[error.start]:02x}): convert the file with iconv"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not JSON ({error}), expected one object on each line: correct the line") from error
+        raise UserError(f"is not JSON ({error}), expected one object on each line: correct the line") from error
     if not isinstance(found, dict):
-        raise UserError(f"{place} holds {kind_of(found)}, expected an object with the field {field!r}")
+        raise UserError(f"holds {kind_of(found)}, expected an object with the field {field!r}")
     if field not in found:
         names = ", ".join(map(repr, found)) or "no field"
-        raise UserError(f"{place} holds {shortened(names)}, expected the field {field!r}: name the text's with --field")
-    return checked_text(found[field], f"{place}: {field!r}")
-
-
-def checked_text(text, place: str) -> str:
-    """The text itself, none where it is null. UserError where it is no text, or none that UTF-8 can hold."""
-    if text is None:
-        return ""
+        raise UserError(f"holds {shortened(names)}, expected the field {field!r}: name the text's with --field")
+    text = "" if found[field] is None else found[field]
     if not isinstance(text, str):
-        raise UserError(f"{place} is {kind_of(text)}, expected text: name the text's field with --field")
+        raise UserError(f"has as {field!r} {kind_of(text)}, expected text: name the text's field with --field")
+    if not text.isascii():
+        check_characters(text)
+    return text
+
+
+def check_characters(text: str) -> None:
+    """UserError where an escape has put half a pair of surrogates into the text: UTF-8 has no place for it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(f"{place} holds half a character ({half}), expected UTF-8 text: correct the line") from error
-    return text
+        raise UserError(f"holds half a character ({half}), expected UTF-8 text: correct the line") from error
 
 
 def kind_of(found) -> str:

@@ -14,6 +14,7 @@ from threading import Thread
 
 from gpt2.errors import UserError
 
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 AHEAD = 2  # items under way for each process: one worked on, one waiting
 
 
@@ -28,6 +29,7 @@ def ordered_map(processes: int):
         return
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), follow_parent)
     try:
+        start(pool, processes)
         yield partial(map_in_order, pool, AHEAD * processes)
     except BaseException:
         for child in multiprocessing.active_children():  # what they are at is of no use any more
@@ -35,6 +37,14 @@ def ordered_map(processes: int):
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def start(pool: ProcessPoolExecutor, processes: int) -> None:
+    """Start all of them, uninterrupted: one whose parent ends in the midst of it prints a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    for _ in range(processes):
+        pool.submit(os.getpid)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def map_in_order(pool: ProcessPoolExecutor, ahead: int, function: Callable, items: Iterable) -> Iterator:
@@ -56,6 +66,7 @@ def map_in_order(pool: ProcessPoolExecutor, ahead: int, function: Callable, item
 def follow_parent() -> None:
     """Ctrl-C is the parent's to handle; when it is gone, however it ended, so is this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)  # what `start` blocked is inherited
     Thread(target=end_with_parent, daemon=True).start()
 
 

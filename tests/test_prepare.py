@@ -93,7 +93,7 @@ def test_shakespeare(tmp_path):
 def test_tokens_are_those_of_text(tmp_path, monkeypatch, tokenizer, batch):
     """A folder, cut into batches of any size: the very shards of train.py --text, the border inside a document."""
     monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", batch)
-    folder = write_folder(tmp_path / "texts", [nonsense(300, seed) for seed in range(7)])
+    folder = write_folder(tmp_path / "texts", [nonsense(300), *(nonsense(9, seed) for seed in range(99))])
     run(folder, "--out", tmp_path / "out", tokenizer=tokenizer)
     expected = texts.prepare(folder, tokenizer, tmp_path)
     for split, path in zip(("train", "val"), expected, strict=True):
@@ -213,9 +213,9 @@ def test_missing_zstandard(tmp_path, monkeypatch):
         (b"[" * 100_000, "line 1 is not JSON"),
         (b'{"a": 1, "b": 2}', "line 1 holds 'a', 'b', expected the field 'text'"),
         (b"\n\n[1]", "line 3 holds a list, expected an object"),
-        (b'{"text": 5}', "line 1: 'text' is a number, expected text"),
+        (b'{"text": 5}', "line 1 has as 'text' a number, expected text"),
         (b'{"text": "\xff"}', "line 1 is not UTF-8 at its byte 10 (0xff)"),
-        (b'{"text": "a\\ud83d"}', r"line 1: 'text' holds half a character (\ud83d)"),
+        (b'{"text": "a\\ud83d"}', r"line 1 holds half a character (\ud83d)"),
         (b'{"text": ""}\n{"text": null}\n', "no text in it, expected one document or more"),
         (b"", "no text in it"),
     ],
