@@ -11,7 +11,7 @@ Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and
 spin outnumber the cores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -25,6 +25,7 @@ from dist.schedules import schedule
 # counter that sees 1514 makes it 1.045, and so did every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
 MOST_REPLAYED = 10_000  # messages
+MOST_TURNS = 20_000  # of messages in the ports' queues: of more bytes, more are served in a turn
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
     """All stages: those between two that hold all ranks together are replayed. library: whose protocols they use."""
     if sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
+    replayed = sum(stage.repeat * float(stage.size.sum()) for stage in stages if not stage.all_together)
+    cluster = replace(cluster, queue_bytes=max(cluster.queue_bytes, replayed / MOST_TURNS))
     links, seconds = replay_links(cluster, library), 0.0
     for together, some in groupby(stages, lambda stage: stage.all_together):
         if together:

@@ -85,12 +85,13 @@ class Replay:
             self._next_turn(rank)
         while self.events or self.shares.moving:
             event_s = self.events[0][0] if self.events else float("inf")
-            end_s = self.now + self.shares.seconds_to_next_end()
-            ended = self.shares.advance(min(event_s, end_s) - self.now)
-            self.now = min(event_s, end_s)
+            # Not by sums: late in a slow replay the moment until a fast message ends would round to nothing, for ever.
+            to_event_s, to_end_s = event_s - self.now, self.shares.seconds_to_next_end()
+            ended = self.shares.advance(min(to_event_s, to_end_s))
+            self.now = event_s if to_event_s <= to_end_s else self.now + to_end_s
             for message in ended:
                 self._arrive(message)
-            if event_s <= end_s:
+            if to_event_s <= to_end_s:
                 _, _, what, subject = heapq.heappop(self.events)
                 what(subject)
         return self.now

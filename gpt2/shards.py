@@ -32,7 +32,7 @@ KNOWN_FILES = {
     MODEL_MAGIC: "an llm.c model checkpoint: give it to --init",
     20240327: "llm.c's debug state: give a token shard or a model checkpoint instead",
     20240328: "llm.c's tokenizer: it is not needed here, choose one with --tokenizer",
-    20240522: "an llm.c multiple-choice evaluation: only plain token shards can be read",
+    20240522: "an llm.c multiple-choice evaluation: give it to evaluate.py --hellaswag",
     20240801: "a Llama 3 token shard (uint32): tokenize the text anew with --tokenizer gpt2 or bytes",
 }
 

@@ -1,18 +1,14 @@
 """A file of flat float32 ranges, each with its checksum: what one rank writes of a checkpoint.
 
-The format is safetensors (https://github.com/huggingface/safetensors), so other programs can look into it:
+The format is safetensors (gpt2/safetensors.py), so other programs can look into it; its metadata hold the checksums:
 
-    8 bytes     length of the header, little-endian
-    header      JSON: {"m[0:1048576]": {"dtype": "F32", "shape": [1048576], "data_offsets": [0, 4194304]}, ...,
-                "__metadata__": {"m[0:1048576]": "crc32 of label, name and data, in decimal", ...}}
-    the data    one range after another, little-endian
+    {"m[0:1048576]": "crc32 of label, name and data, in decimal", ...}
 
 A range is named ARRAY[START:STOP], in elements of the whole array; no range is longer than LONGEST, so that a reader of
 a part reads and checks little more than that. The checksum of the data goes on from that of `label` and name: a range
 that is moved to another place, or a file to another checkpoint, is noticed, too.
 """
 
-import json
 import os
 import re
 import zlib
@@ -22,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.errors import UserError
+from gpt2.safetensors import StoredTensor, make_header, read_header
 from gpt2.shards import file_errors
 
 LONGEST = 1 << 20  # elements of a range: 4 MiB
-LONGEST_HEADER = 100 << 20  # bytes; safetensors' own limit
 RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
-METADATA = "__metadata__"
+CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -51,25 +47,20 @@ def write_ranges(path: Path, label: str, ranges) -> int:
 
     OSError: it cannot be written.
     """
-    pieces = [
-        (f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]", values[low : low + LONGEST])
+    pieces = {
+        f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
         for array, start, values in ranges
         for low in range(0, len(values), LONGEST)
-    ]
-    header, offset, checksums = {}, 0, {}
-    for name, values in pieces:
-        header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [offset, offset + values.nbytes]}
-        checksums[name] = str(checksum(label, name, values))
-        offset += values.nbytes
-    text = json.dumps(header | {METADATA: checksums}).encode()
-    text += b" " * (-len(text) % 8)
+    }
+    checksums = {name: str(checksum(label, name, values)) for name, values in pieces.items()}
+    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", checksums)
     with open(path, "xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, values in pieces:
+        file.write(header)
+        for values in pieces.values():
             file.write(values)
         file.flush()
         os.fsync(file.fileno())
-    return 8 + len(text) + offset
+        return file.tell()
 
 
 def checksum(label: str, name: str, values) -> int:
@@ -78,34 +69,21 @@ def checksum(label: str, name: str, values) -> int:
 
 def read_index(path: Path, size: int) -> list[StoredRange]:
     """The ranges of a file that is to have `size` bytes. UserError: it has not, or is no such file."""
-    with file_errors(path, "cannot read it; check the disk"), open(path, "rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != size:
-            raise damaged(path, f"{found} bytes, expected {size}")
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(found - 8, LONGEST_HEADER):
-            raise damaged(path, f"a header of {length} bytes")
-        text = file.read(length)
-    try:
-        return sorted(_ranges(path, text, found), key=lambda stored: stored.offset)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, f"its header cannot be understood ({type(error).__name__})") from None
+    with file_errors(path, "cannot read it; check the disk"):
+        found = os.stat(path).st_size
+    if found != size:
+        raise damaged(path, f"{found} bytes, expected {size}")
+    tensors, checksums = read_header(path)
+    return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
 
 
-def _ranges(path: Path, text: bytes, size: int) -> list[StoredRange]:
-    """From the header's text; any error of a wrong one."""
-    header, data = json.loads(text), 8 + len(text)
-    checksums = header.pop(METADATA)
-    found = []
-    for name, entry in header.items():
-        array, start, stop = RANGE.fullmatch(name).groups()
-        start, stop = int(start), int(stop)
-        low, high = entry["data_offsets"]
-        fits = low >= 0 and data + high <= size and 0 < stop - start <= LONGEST
-        if entry["dtype"] != "F32" or entry["shape"] != [stop - start] or high - low != 4 * (stop - start) or not fits:
-            raise ValueError(name)
-        found.append(StoredRange(path, array, start, stop, data + low, int(checksums[name])))
-    return found
+def _range(tensor: StoredTensor, text: str) -> StoredRange:
+    named = RANGE.fullmatch(tensor.name)
+    start, stop = (int(named[2]), int(named[3])) if named else (0, 0)
+    fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
+    if not fits or not CHECKSUM.fullmatch(text):
+        raise damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
+    return StoredRange(tensor.path, named[1], start, stop, tensor.offset, int(text))
 
 
 def read_range(stored: StoredRange, label: str) -> np.ndarray:

@@ -90,12 +90,16 @@ class Host:
 
 
 @contextmanager
-def running_hosts(addresses: dict[str, str]):
-    """(head, nodes): one node for each name but the head's in {name: IP address}; all gone at the end of the block."""
+def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None):
+    """(head, nodes): one node for each name but the head's in {name: IP address}; all gone at the end of the block.
+
+    prepare_head(head) is called before there are nodes, which see the file systems that it mounts.
+    """
     hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
     hosts = []
     try:
         hosts.append(Host(HEAD, hosts_file))
+        prepare_head(hosts[0])
         for name in addresses:
             if name != HEAD:
                 hosts.append(Host(name, hosts_file, inside=hosts[0]))

@@ -1,36 +1,63 @@
 """A run for the tools of others.
 
+    python scripts/export.py runs/sliced --format llmc --out gpt2.bin           the last checkpoint's weights for llm.c
+    python scripts/export.py runs/sliced --format huggingface --out my-gpt2     a folder for transformers
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
 
-A name that ends in .gz is compressed.
+A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, for another format of them.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
+from gpt2 import huggingface_export, llmc, weights
+from gpt2.errors import UserError
+from gpt2.stored_numbers import WRITTEN
 from traces import RunError, chrome, paraver, read_run
 
-
-def export_paraver(run: Path, out: Path) -> list[Path]:
-    return paraver.export(read_run(run, allow_missing=True), out)
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def export_perfetto(run: Path, out: Path) -> list[Path]:
-    return chrome.export(read_run(run, allow_missing=True), out)
+def export_paraver(settings) -> list[Path]:
+    return paraver.export(read_run(settings.run, allow_missing=True), settings.out)
 
 
-# (run folder, --out) -> the paths written
-FORMATS = {"paraver": export_paraver, "perfetto": export_perfetto}
+def export_perfetto(settings) -> list[Path]:
+    return chrome.export(read_run(settings.run, allow_missing=True), settings.out)
+
+
+def export_llmc(settings) -> list[Path]:
+    llmc.write_parameters(settings.out, weights.load(settings.run), stored=settings.dtype or WRITTEN[0])
+    return [settings.out]
+
+
+def export_huggingface(settings) -> list[Path]:
+    shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
+    parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
+    huggingface_export.write_parameters(settings.out, parameters, stored=stored, shard_bytes=shard_bytes)
+    return sorted(settings.out.iterdir())
+
+
+# The flags -> the paths written
+FORMATS = {
+    "llmc": export_llmc,
+    "huggingface": export_huggingface,
+    "paraver": export_paraver,
+    "perfetto": export_perfetto,
+}
+# Of these formats alone.
+FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where the run cannot be used or the file not be written."""
     settings = parse(arguments)
     try:
-        paths = FORMATS[settings.format](settings.run, settings.out)
-    except RunError as error:
+        paths = FORMATS[settings.format](settings)
+    except (RunError, UserError) as error:
         print(f"export.py: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -43,10 +70,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
-    parser.add_argument("--out", metavar="PATH", type=Path, required=True, help="where to")
-    return parser.parse_args(arguments)
+    add = parser.add_argument
+    add(
+        "run", metavar="RUN", type=Path, help="a run folder, written by train.py --out; for weights also a PATH of some"
+    )
+    add("--format", choices=FORMATS, required=True, help="what to write")
+    add("--out", metavar="PATH", type=Path, required=True, help="where to")
+    add("--dtype", choices=WRITTEN, help=f"of the weights written ({WRITTEN[0]}); rounded to nearest even")
+    add("--shard-size", metavar="SIZE", type=size, help="huggingface: of one file, like 500MB (5GB)")
+    settings = parser.parse_args(arguments)
+    for name, formats in FLAGS.items():
+        if getattr(settings, name) is not None and settings.format not in formats:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag} with --format {settings.format}: it is for --format {' or '.join(formats)}")
+    return settings
+
+
+def size(text: str) -> int:
+    """500000000 for "500MB"."""
+    match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: expected a whole number with KB, MB or GB, like 5GB")
+    return int(match[1]) * UNITS[match[2]]
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """What a run folder says about a step: who sat where, over which links, how long ranks computed; as far as it goes."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dist.rank_memory import VECTOR_BYTES, rank_memory
+from dist.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
+from traces import checks
 from traces.analysis import measure
-from traces.files import RunError, read_trace
+from traces.files import RunError
 from traces.phases import INDEX, STEP
-from traces.runs import Run, read_run
+from traces.runs import read_run
 
+KNOWN = (*FORMULAS, "none")
 WORK = ("data", "forward", "backward")
 
 
@@ -52,44 +53,45 @@ def read_measured_run(path: Path) -> MeasuredRun:
         library = config["mpi_library"]
     except (KeyError, TypeError) as missing:
         raise RunError(f"{path}/config.json lacks {missing}: it is not what scripts/train.py writes") from None
-    times = traced_times(path, config, settings["strategy"], notes) or logged_times(path, notes)
+    strategy, links = settings["strategy"], config.get("links") or []
+    if strategy not in KNOWN or not placement:
+        raise RunError(f"{path}/config.json says strategy {strategy} on {len(placement)} ranks: restore it")
+    times = traced_times(path, config, notes) or logged_times(path, notes)
     if times is None:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
     work_s, own_update_s, step_s = times
-    share = updated_share(settings["strategy"], parameters, len(placement), max(placement) + 1)
+    share = updated_share(strategy, parameters, len(placement), max(placement) + 1)
     return MeasuredRun(
-        path, settings, placement, config.get("links", []), library, parameters, model_ranges(settings, parameters),
+        path, settings, placement, links, library, parameters, model_ranges(settings, parameters),
         work_s, own_update_s / share, step_s, notes,
     )  # fmt: skip
 
 
 def read_config(path: Path) -> dict:
     try:
-        config = json.loads((path / "config.json").read_text())
-        config["settings"]["strategy"]
+        return checks.read_config(path / "config.json")
     except OSError:
         raise RunError(
             f"{path} has no config.json, so it is no run folder: give what --out of train.py named"
         ) from None
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path}/config.json is no configuration with settings.strategy: restore it") from None
-    return config
+    except ValueError as error:
+        raise RunError(f"{path}/config.json is no configuration of a run: {error}: restore it") from None
 
 
-def traced_times(path: Path, config: dict, strategy: str, notes: list[str]) -> tuple[float, float, float] | None:
+def traced_times(path: Path, config: dict, notes: list[str]) -> tuple[float, float, float] | None:
     """(work, update, step) in seconds from the traces of the ranks that left any; None without a complete step."""
     try:
-        run = read_run(path)
-    except RunError:
-        run = Run(path, config, [], readable_traces(path))
-        if not run.ranks:
-            return None
-        if len(run.ranks) < len(config["ranks"]):
-            notes.append(
-                f"{len(run.ranks)} of {len(config['ranks'])} ranks left traces: the others' times are not known"
-            )
+        run = read_run(path, allow_missing=True)
+    except RunError as error:
+        notes.append(str(error))
+        return None
+    run = replace(run, ranks=[trace for trace in run.ranks if len(trace.records)])
+    if not run.ranks:
+        return None
+    if len(run.ranks) < len(config["ranks"]):
+        notes.append(f"{len(run.ranks)} of {len(config['ranks'])} ranks left traces: the others' times are not known")
     try:
         seconds = measure(run).seconds
     except RunError:
@@ -99,34 +101,23 @@ def traced_times(path: Path, config: dict, strategy: str, notes: list[str]) -> t
     return float(np.median(work)), float(np.median(update)), float(np.median(step))
 
 
-def readable_traces(path: Path) -> list:
-    traces = []
-    for file in sorted((path / "traces").glob("rank-*.trace")):
-        try:
-            trace = read_trace(file)
-        except (RunError, OSError, KeyError, ValueError):
-            continue
-        if len(trace.records):
-            traces.append(trace)
-    return traces
-
-
 def logged_times(path: Path, notes: list[str]) -> tuple[float, float, float] | None:
     """The same from log.jsonl: what is not exchange counts as work."""
     try:
-        lines = (path / "log.jsonl").read_text().splitlines()
+        lines = (path / "log.jsonl").read_bytes().split(b"\n")
     except OSError:
         return None
     rows = []
     for line in lines:
         try:
-            row = json.loads(line)
+            row = checks.parse(line)
+            checks.check_log_row(row)
             rows.append((row["step_s"], row["exposed_exchange_s"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError):
             continue  # a line that a crash cut off
     if not rows:
         return None
-    notes.append("no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
+    notes.insert(0, "no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
     step_s, exchange_s = np.median(np.array(rows), axis=0)
     return float(step_s - exchange_s), 0.0, float(step_s)
 
@@ -140,7 +131,7 @@ def updated_share(strategy: str, parameters: int, ranks: int, nodes: int) -> flo
 
 def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
     """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
-    config = PRESETS[settings.get("model") or "baby"]
+    config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
     shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
     tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
     vocabulary = settings.get("vocab_size") or max(config.vocab_size, tokens)

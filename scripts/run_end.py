@@ -30,6 +30,7 @@ def finish(run, step: int) -> bool:
     if run.watchdog:
         run.watchdog.close()
     run.backend.close()
+    run.signals.close()
     return is_done
 
 

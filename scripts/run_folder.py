@@ -84,9 +84,10 @@ class RunFolder:
 def _step_of(line: bytes) -> float:
     """The step of a line of log.jsonl; infinity of one that a crash has cut."""
     try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
+    return step if type(step) is int else math.inf
 
 
 def _earlier_runs(config: Path) -> list[dict]:
@@ -95,7 +96,7 @@ def _earlier_runs(config: Path) -> list[dict]:
         last = json.loads(config.read_text())
         facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
         return [*last["earlier"], facts]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []  # cut by a crash: it is only for people to read
 
 

@@ -22,6 +22,12 @@ class Signals:
         for number in ASKS:
             signal.signal(number, self._count)
 
+    def close(self) -> None:
+        """From here on they are ignored. When its first rank has ended with a code that is not 0, `srun
+        --kill-on-bad-exit` sends SIGTERM to the others, and Python takes its own handlers back before MPI ends."""
+        for number in ASKS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _count(self, number, frame) -> None:
         self._arrived[number] += 1
 

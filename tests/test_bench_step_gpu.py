@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_shim.shim import KERNEL, shared_build
+from cuda_shim.shim import KERNEL, lasting_build
 
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.cupy_kernels.compile import FOLDER
@@ -46,10 +46,10 @@ def few_steps(monkeypatch):
 
 @needs_compiler
 @pytest.mark.usefixtures("few_steps")
-def test_the_whole_command(tmp_path, tmp_path_factory, capsys):
+def test_the_whole_command(tmp_path, capsys):
     """Ours is measured; cuDNN, which is not there, costs a line, and so does PyTorch, but it was asked for."""
     script = str(ROOT / "scripts" / "gpu_step_contenders.py")
-    command = [sys.executable, str(ROOT / "tests/gpu/on_fake_gpu.py"), str(shared_build(tmp_path_factory)), script]
+    command = [sys.executable, str(ROOT / "tests/gpu/on_fake_gpu.py"), str(lasting_build()), script]
     file, rates = tmp_path / "gpu.json", {"copy_bytes": 4096, "matmul_size": 64}
     code = gpu_step.bench(settings(json=file, vs="torch"), CONFIG, command, rates)
     report, printed = json.loads(file.read_text()), capsys.readouterr().out

@@ -76,9 +76,18 @@ def test_drifting_clocks_are_interpolated():
     assert abs(to_rank_0(own, start, None)[-1] - true[-1]) == pytest.approx(24e6, rel=1e-3)
 
 
+@pytest.mark.parametrize(("offset_ns", "at_ns"), [(-2000, 2000), (500, 2000), (0, 500)])
+def test_clocks_that_are_not_one_nodes(offset_ns, at_ns):
+    """Backwards, far too fast, or the end before the start."""
+    with pytest.raises(ValueError, match="not the same node's"):
+        to_rank_0(
+            np.arange(9), {"offset_ns": 0, "error_ns": 0, "at_ns": 1000}, {"offset_ns": offset_ns, "at_ns": at_ns}
+        )
+
+
 def test_a_run_is_read_with_its_end_clocks_and_counters(tmp_path):
     run = write_run(tmp_path, three_ranks(), NODES)
-    header = {"format": "gpt2-mpi counters", "version": 1, "node": 1, "host": "b", "ports": ["ib0"]}
+    header = {"format": "gpt2-mpi counters", "version": 1, "node": 1, "host": "cn01", "ports": ["ib0"]}
     header["clock"] = {"offset_ns": 0, "error_ns": 5, "at_ns": 0}
     samples = np.array([(MS, 1, 2, 0), (11 * MS, 5, 6, 0)], COUNTERS)
     counters_path(run / "traces", 1).write_bytes(json.dumps(header).encode() + b"\n" + samples.tobytes())
@@ -86,6 +95,7 @@ def test_a_run_is_read_with_its_end_clocks_and_counters(tmp_path):
     write_end_clocks(run / "traces", [{"node": 1, "offset_ns": 1000, "error_ns": 9, "at_ns": 10 * MS}])
     read = read_run(run)
     (counted,) = read.counters
+    assert "node-00000.counters is damaged and left out" in str(read.missing)
     assert counted.records["time"].tolist() == [MS + 100, 11 * MS + 1100]
     assert [trace.clock["error_ns"] for trace in read.ranks] == [0, 0, 9]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cuda_shim import cases
 from cuda_shim.memory import Memory
-from cuda_shim.shim import KERNEL, Shim, shared_build
+from cuda_shim.shim import KERNEL, Shim, lasting_build
 
 from gpt2.cupy_kernels import launch
 from gpt2.cupy_kernels.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin, parse_log
@@ -43,8 +43,8 @@ def cores():
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory):
-    return Shim(shared_build(tmp_path_factory))
+def shim():
+    return Shim(lasting_build())
 
 
 @needs_compiler

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from cuda_shim.memory import to_bfloat16, widen
-from cuda_shim.shim import Shim, shared_build
+from cuda_shim.shim import Shim, lasting_build
 
 from gpt2 import cupy_kernels
 from gpt2.config import GPT2Config
@@ -21,8 +21,8 @@ SEED = 17
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    return Shim(shared_build(tmp_path_factory))
+def shim():
+    return Shim(lasting_build())
 
 
 def rounded(shim, values, seed, step=1, first=0):

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 from cuda_shim.memory import to_bfloat16, widen
-from cuda_shim.shim import Shim, shared_build
+from cuda_shim.shim import Shim, lasting_build
 
 from gpt2 import cupy_kernels, numpy_kernels
 from gpt2.config import GPT2Config
@@ -41,8 +41,8 @@ def test_the_set_is_complete():
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["gelu apart", "gelu fused"])
-def shim(request, tmp_path_factory):
-    return Shim(shared_build(tmp_path_factory), fused_gelu=request.param)
+def shim(request):
+    return Shim(lasting_build(), fused_gelu=request.param)
 
 
 def models(shim, storage):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cuda_shim import fake_cupy
 from cuda_shim.fake_cublaslt import FakeCublasLt
-from cuda_shim.shim import Shim, shared_build
+from cuda_shim.shim import Shim, lasting_build
 
 from gpt2.cupy_kernels import cublaslt, device
 from gpt2.cupy_kernels.device import Device
@@ -17,8 +17,8 @@ from traces import Tracer
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    return Shim(shared_build(tmp_path_factory))
+def shim():
+    return Shim(lasting_build())
 
 
 @pytest.fixture

@@ -175,19 +175,6 @@ def test_a_run_that_traced_nothing(tmp_path):
             exporter.export(run, tmp_path / "out")
 
 
-def test_what_overlaps_is_cut(tmp_path):
-    """As a stream's times may: phases over each other, across the step's end, one inside another."""
-    spans = [
-        [(1, "forward", -1, 0, 10), (1, "backward", -1, 8, 20), (1, "update", -1, 12, 15), (1, STEP, -1, 0, 18)],
-        [(1, "reduce", -1, 5, 30), (1, STEP, -1, 0, 18), (2, "forward", -1, 24, 28), (2, STEP, -1, 20, 40)],
-    ]
-    prv, slices = export(read_run(write_run(tmp_path / "run", spans, [0, 1])), tmp_path)
-    assert [(name, start // MS, end // MS) for _, name, start, end, _ in slices.slices[1, 1]] == [
-        ("step 1", 0, 18), ("forward", 0, 10), ("backward", 10, 18)
-    ]  # fmt: skip
-    assert sum(end - begin for begin, end, state in prv.states[1] if state == RUNNING) == 18 * MS
-
-
 def test_nothing_is_lost_between_two_windows_of_lines(tmp_path, monkeypatch):
     run = read_run(write_run(tmp_path / "run", simulate("sliced", NODES), NODES))
     export(run, tmp_path, "whole")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_shim.shim import shared_build
+from cuda_shim.shim import lasting_build
 from gpu.on_fake_gpu import install
 
 from gpt2.config import GPT2Config
@@ -26,9 +26,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU
 
 @needs_compiler
 @pytest.mark.parametrize("item", ITEMS)
-def test_each_item(item, capsys, monkeypatch, tmp_path_factory):
+def test_each_item(item, capsys, monkeypatch):
     """Every line of the script but the compiler's runs here once; what it compares has to agree."""
-    install(monkeypatch, shared_build(tmp_path_factory))
+    install(monkeypatch, lasting_build())
     result = gpu_check.run_item(item, SMALL)
     assert result["passed"], result
     printed = capsys.readouterr().out.splitlines()[-1]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_shim.shim import Shim, shared_build
+from cuda_shim.shim import Shim, lasting_build
 
 from gpt2.cupy_kernels.compile import FOLDER
 
@@ -27,9 +27,9 @@ def run_pytest(*arguments):
 
 
 @needs_compiler
-def test_kernels_on_the_fake_gpu(tmp_path, tmp_path_factory):
+def test_kernels_on_the_fake_gpu(tmp_path):
     """One that is right, then the same with a slope that is off by a tenth: its numbers are in the report."""
-    file, build = tmp_path / "runs" / "gpu.json", shared_build(tmp_path_factory)
+    file, build = tmp_path / "runs" / "gpu.json", lasting_build()
     result = run_pytest(GELU, "--fake-gpu", build, "--gpu-report", file)
     assert result.returncode == 0, result.stdout
     assert json.loads(file.read_text())["summary"] == {"passed": 1}
@@ -46,8 +46,8 @@ def test_kernels_on_the_fake_gpu(tmp_path, tmp_path_factory):
 
 
 @needs_compiler
-def test_training_on_the_fake_gpu(tmp_path, tmp_path_factory):
-    result = run_pytest(TRAINING, "--fake-gpu", shared_build(tmp_path_factory))
+def test_training_on_the_fake_gpu(tmp_path):
+    result = run_pytest(TRAINING, "--fake-gpu", lasting_build())
     assert result.returncode == 0, result.stdout
 
 

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from test_gpu_training import Trainer
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+pytestmark = [
+    pytest.mark.any_mpi,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
+]
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
 
 
 def cases():
@@ -18,8 +26,7 @@ def cases():
 
 
 @pytest.mark.ranks(2)
-def test_runs_on_gpus_go_on_bit_for_bit(comm, monkeypatch, tmp_path):
-    trainer = Trainer(comm, monkeypatch, tmp_path)
+def test_runs_on_gpus_go_on_bit_for_bit(comm, trainer):
     for flags in cases():
         flags = ["--backend", "cupy", *flags]
         curve, (model,) = trainer.run(*flags, "--steps", 3, "--checkpoint-every", 1, "--eval-every", 3)
@@ -34,8 +41,7 @@ def test_runs_on_gpus_go_on_bit_for_bit(comm, monkeypatch, tmp_path):
 
 
 @pytest.mark.ranks(2)
-def test_a_run_moves_from_gpus_to_cores(comm, monkeypatch, tmp_path):
-    trainer = Trainer(comm, monkeypatch, tmp_path)
+def test_a_run_moves_from_gpus_to_cores(comm, trainer):
     steps = ["--steps", 3, "--checkpoint-every", 1, "--eval-every", 3, "--eps", 1e-4]
     curve, _ = trainer.run("--backend", "cupy", *steps)
     whole, again = (trainer.folder / f"{number}-0" for number in (1, 2))

@@ -1,25 +1,19 @@
-"""scripts/train.py on GPUs that are none: every strategy over every transport, on a CuPy whose GPU is the CPU shim.
-
-All runs of a test share one mpirun: starting it is most of their time.
-"""
+"""scripts/train.py on GPUs that are none: every strategy over every transport, on a CuPy whose GPU is the CPU shim."""
 
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda_shim import fake_cupy, fake_streams
 from cuda_shim.fake_cublaslt import FakeCublasLt
 from cuda_shim.shim import Shim, lasting_build
+from in_process import alone, log
+from in_process import train as train_here
 
-from dist.world import world_of
 from gpt2.cupy_kernels import cublaslt, device
 from gpt2.shards import write_shard
 from strategies import OWN_EXCHANGES, STRATEGIES
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 SMALL = ["--n-layer", 1, "--n-head", 1, "--n-embd", 64, "--context", 8, "--vocab-size", 100, "--steps", 2]
 USUAL = ["--batch-size", 1, "--lr", 1e-2, "--warmup", 1, "--eval-every", 2, "--eval-steps", 1, "--trace", "off"]
@@ -29,15 +23,14 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shi
 class Trainer:
     """Runs of scripts/train.py in this process, on all ranks of a world, each on a newly made GPU."""
 
-    def __init__(self, comm, monkeypatch, tmp_path):
+    def __init__(self, comm, monkeypatch, folder):
         import choose_backend
-        import train
         import transports
 
         from dist.world import start_world
 
-        self.train, self.monkeypatch, self.world = train, monkeypatch, start_world()
-        self.folder = Path(comm.bcast(str(tmp_path)))
+        self.monkeypatch, self.world = monkeypatch, start_world()
+        self.folder = folder
         self.shim = Shim(lasting_build())
         self.count = 0
         monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
@@ -55,12 +48,10 @@ class Trainer:
         out = self.folder / f"{self.count}-{self.world.rank if world.size == 1 else 0}"
         fake_cupy.install(self.monkeypatch, self.shim, **{"gpus": 4, "nccl": True} | machine)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
-        arguments = map(str, [*SMALL, *USUAL, *data, "--out", out, *flags])
         registered = fake_cupy.Host.registered
-        self.train.train(self.train.parse_settings("", list(arguments)), world)
+        train_here(world, out, *SMALL, *USUAL, *data, *flags)
         assert fake_cupy.Host.registered == registered, "all memory that was pinned is let go"
-        world.comm.Barrier()
-        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        lines = log(out)
         curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]
         checkpoints = [path.read_bytes() for path in out.glob("checkpoints/*/model.bin")]
         self.config = json.loads((out / "config.json").read_text())
@@ -68,15 +59,8 @@ class Trainer:
 
 
 @pytest.fixture
-def trainer(comm, monkeypatch, tmp_path):
-    return None if comm is None else Trainer(comm, monkeypatch, tmp_path)
-
-
-def self_world():
-    """This rank alone."""
-    from mpi4py import MPI
-
-    return world_of(MPI.COMM_SELF, MPI.COMM_SELF)
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
 
 
 def cases(ranks):
@@ -96,7 +80,7 @@ def cases(ranks):
         yield ["--strategy", "reduce-bcast", "--server", "dedicated", "--transport", "host"], "host"
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 3)
 def test_every_transport_gives_numpys_curve(comm, trainer):
     """One step: the validation loss is that of the new parameters. The tests below go on to a second."""
     steps = ["--steps", 1, "--eval-every", 1]
@@ -123,6 +107,7 @@ LATE = (
 )
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
     """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
@@ -140,11 +125,11 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
             assert other_checkpoint == checkpoint, flags
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
 def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
     """The same global batch on one rank; and NumPy's float32, further off."""
-    alone = self_world()
-    serial, _ = trainer.run("--backend", "cupy", "--dtype", "bfloat16", "--batch-size", comm.size, world=alone)
+    serial, _ = trainer.run("--backend", "cupy", "--dtype", "bfloat16", "--batch-size", comm.size, world=alone())
     exact, _ = trainer.run("--backend", "numpy")
     assert 1e-5 < np.abs(serial / exact - 1).max() < 2e-2
     for name, transport in (
@@ -156,6 +141,7 @@ def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
         np.testing.assert_allclose(curve, serial, rtol=5e-3, err_msg=str(flags))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
     _, (before,) = trainer.run("--backend", "cupy", "--strategy", "sliced")
@@ -203,6 +189,7 @@ def broken_waits():
     }  # fmt: skip
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
     import gpu_copies
@@ -244,6 +231,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
     import transports
@@ -263,6 +251,7 @@ def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, caps
         assert comm.rank == 0 or not text, what
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     """Backend and transport, and the reasons that are recorded."""

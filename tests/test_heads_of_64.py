@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from cuda_shim.memory import to_bfloat16, widen
-from cuda_shim.shim import Shim, shared_build
+from cuda_shim.shim import Shim, lasting_build
 from pytorch_fixture import FixtureModel
 
 from gpt2 import cupy_kernels
@@ -27,8 +27,8 @@ def test_on_numpy():
 
 @needs_compiler
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-def test_on_the_cuda_kernels(storage, tmp_path_factory):
-    kernels = bind(cupy_kernels, Shim(shared_build(tmp_path_factory)))
+def test_on_the_cuda_kernels(storage):
+    kernels = bind(cupy_kernels, Shim(lasting_build()))
     if storage == "float32":
         model = FixtureModel("heads_of_64", kernels, np.float32, np.asarray, widen)
         model.assert_logits(1e-5)

@@ -1,20 +1,16 @@
 """A run taken up again: the same bits on the same ranks, the same curve on others, whatever the strategy."""
 
-import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import log, train
 
 from dist.world import start_world, world_of
 from gpt2 import llmc
 from gpt2.parameters import Layout, Parameters
 from gpt2.shards import write_shard
 from strategies import OWN_EXCHANGES, STRATEGIES
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 SMALL = ["--n-layer", 2, "--n-head", 1, "--n-embd", 10, "--context", 8, "--vocab-size", 100, "--trace", "off"]
 # eps: where the true gradient is 0 (the key bias), AdamW makes steps of rounding noise otherwise.
@@ -26,10 +22,7 @@ class Runs:
     """Runs of scripts/train.py in this process, on all ranks of a world or some."""
 
     def __init__(self, comm, folder):
-        import train
-
-        self.train, self.world = train, start_world()
-        self.folder = Path(comm.bcast(str(folder)))
+        self.world, self.folder = start_world(), folder
         if comm.rank == 0:
             tokens = np.sort(np.random.default_rng(1).integers(100, size=3001)).astype(np.uint16)
             write_shard(self.folder / "tokens.bin", tokens)
@@ -40,9 +33,7 @@ class Runs:
         workers = world.size - ("dedicated" in flags)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
         batch = ["--batch-size", GLOBAL_BATCH // workers]
-        arguments = [str(flag) for flag in [*SMALL, *STEPS, *data, *batch, "--out", self.folder / out, *flags]]
-        assert self.train.train(self.train.parse_settings("", arguments), world)
-        world.comm.Barrier()
+        train(world, self.folder / out, *SMALL, *STEPS, *data, *batch, *flags)
 
     def interrupted(self, out, copy, world=None):
         """Copy a run as it would be if it had been killed after its checkpoint of step 3 and before that of step 6."""
@@ -55,7 +46,7 @@ class Runs:
 
     def result(self, out):
         """(loss, norm of each step and the last validation loss), the last model's bytes, and its parameters."""
-        lines = [json.loads(line) for line in (self.folder / out / "log.jsonl").read_text().splitlines()]
+        lines = log(self.folder / out)
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
         curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]
         path = self.folder / out / "checkpoints" / "step-00000006" / "model.bin"
@@ -65,8 +56,8 @@ class Runs:
 
 
 @pytest.fixture
-def runs(comm, tmp_path):
-    return None if comm is None else Runs(comm, tmp_path)
+def runs(comm, shared_path):
+    return None if comm is None else Runs(comm, shared_path)
 
 
 def cases(ranks):

@@ -67,12 +67,14 @@ def test_compare_knows_its_options():
     assert "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap" in result.stderr
 
 
+@pytest.mark.any_mpi
 def test_first_step_tells_import_and_step():
     seconds = json.loads(run("first_step.py").stdout)
     assert set(seconds) == {"import_s", "first_step_s"}
     assert min(seconds.values()) > 0
 
 
+@pytest.mark.any_mpi
 def test_bench_step(tmp_path):
     """Phases add up to the step, kernels to no more than it, on both sides."""
     file = tmp_path / "step.json"
@@ -91,6 +93,7 @@ def test_bench_step(tmp_path):
     assert ours["tokens_per_s"] == pytest.approx(2 * 64 / ours["step_s"])
 
 
+@pytest.mark.any_mpi
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed here")
 def test_bench_step_without_torch():
     result = run("bench_step.py", "--model", "tiny", "--seq-len", 16, "--vs", "torch")

@@ -8,7 +8,7 @@ from make_run import IDENTITY, MS, three_ranks, write_run
 
 from traces import RunError, files, read_run
 from traces.analysis import measure
-from traces.phases import NAMES
+from traces.phases import NAMES, STEP
 
 # --- files ---
 
@@ -130,6 +130,30 @@ def test_a_broken_run_folder_is_one_clear_line(tmp_path, case):
     with pytest.raises(RunError, match=text) as caught:
         read_run(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+SPANS_NO_TRACER_WRITES = {
+    "ends first": ([(1, "forward", -1, 5, 4)], "ends before it begins"),
+    "before the machine started": ([(1, "forward", -1, -5, 4)], "its times are none"),
+    "phases overlap": ([(1, "forward", -1, 0, 10), (1, "backward", -1, 8, 20)], "two phases overlap"),
+    "steps overlap": ([(1, STEP, -1, 0, 10), (2, STEP, -1, 8, 20)], "two steps overlap"),
+    "step twice": ([(1, STEP, -1, 0, 10), (1, STEP, -1, 10, 20)], "a step is there twice"),
+    "steps turned round": ([(2, STEP, -1, 0, 10), (1, STEP, -1, 10, 20)], "a step comes after a later one"),
+    "no time": ([(1, STEP, -1, 10, 10)], "a step took no time"),
+    "not by end": ([(1, "forward", -1, 10, 20), (1, "data", -1, 0, 10)], "written before an earlier one"),
+    "before its step": ([(1, "forward", -1, 0, 10), (1, STEP, -1, 5, 20)], "overlaps the edge of its step"),
+    "into a later step": ([(1, "eval", -1, 0, 10), (2, STEP, -1, 5, 20)], "overlaps the edge of its step"),
+    "out of its step": ([(1, STEP, -1, 0, 10), (1, "eval", -1, 5, 20)], "overlaps the step before it"),
+    "root of nobody": ([(1, "reduce", 1, 0, 10)], "a step, root or size is impossible"),
+    "fewer than no bytes": ([(1, "reduce", 0, 0, 10, -1)], "a step, root or size is impossible"),
+}
+
+
+@pytest.mark.parametrize("case", SPANS_NO_TRACER_WRITES)
+def test_spans_that_no_tracer_writes_are_damage(tmp_path, case):
+    spans, text = SPANS_NO_TRACER_WRITES[case]
+    with pytest.raises(RunError, match=f"rank-00000.trace is damaged: .*{text}"):
+        read_run(write_run(tmp_path, [spans], [0], log=[]))
 
 
 def test_no_folder_and_an_empty_one(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from make_run import IDENTITY, MS, three_ranks, write_run
 
-from traces import RunError, Tracer, files, read_run, recorder
+from traces import RunError, Tracer, files, recorder
 from traces.phases import NAMES, PHASES, STEP
 
 
@@ -177,7 +177,8 @@ with tracer.step(3):
 def test_a_smaller_run_in_the_same_folder_replaces_the_larger(tmp_path):
     write_run(tmp_path, three_ranks(), [0, 0, 1])
     Tracer(tmp_path / "traces", IDENTITY).close()
-    assert [trace.identity["ranks"] for trace in read_run(tmp_path).ranks] == [1]
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank-00000.trace"]
+    assert trace_of(tmp_path / "traces").identity["ranks"] == 1
 
 
 def test_a_phase_costs_little_beside_a_small_product():

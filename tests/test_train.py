@@ -5,30 +5,27 @@ import json
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import launch
+from in_process import ROOT, alone, log
+from in_process import train as train_here
 
 from gpt2 import llmc
 from gpt2.parameters import Layout, Parameters
 from gpt2.schedule import SCHEDULES, Schedule
 from gpt2.shards import write_shard
 
-ROOT = Path(__file__).parent.parent
 TRAIN = str(ROOT / "scripts" / "train.py")
 SMALL = ["--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "16", "--lr", "1e-2", "--warmup", "2"]
 
 
 def train(ranks, out, *flags, check=True):
+    """As a user starts it."""
     result = launch(ranks, [sys.executable, TRAIN, *SMALL, "--out", str(out), *map(str, flags)], cwd=ROOT)
     assert result.returncode == 0 or not check, result.stderr[-3000:]
     return result
-
-
-def log(run):
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +38,29 @@ def tokens(tmp_path_factory):
     return folder
 
 
-def test_the_global_batch_decides_the_curve_not_the_ranks(tmp_path, tokens):
-    """G = 12 sequences as 1, 2, 3, 4 ranks and micro-steps, one of them a dedicated server's."""
-    data = ["--train-data", tokens / "part_*.bin", "--vocab-size", 100, "--steps", 8, "--eval-every", 0]
-    curves = {}
-    for ranks, B, K, more in (
-        (1, 12, 1, []),
-        (1, 4, 3, []),
-        (2, 3, 2, ["--strategy", "sliced"]),
-        (3, 4, 1, ["--strategy", "reduce-bcast"]),
-        (4, 3, 1, ["--strategy", "reduce-scatter"]),
-        (2, 3, 2, ["--strategy", "hierarchical-sharded", "--overlap"]),
-        (3, 4, 1, ["--strategy", "tree", "--overlap"]),
-        (4, 4, 1, ["--strategy", "reduce-bcast", "--server", "dedicated"]),
-    ):
-        out = tmp_path / "-".join(map(str, (ranks, B, K, *more)))
-        train(ranks, out, *data, "--batch-size", B, "--grad-accum", K, *more)
-        curves[out.name] = [(line["loss"], line["grad_norm"]) for line in log(out)]
-    reference = curves.pop("1-12-1")
+CURVES = {  # by ranks: batch size, micro-steps and strategy that make a global batch of 12
+    1: [(4, 3, [])],
+    2: [(3, 2, ["--strategy", "sliced"]), (3, 2, ["--strategy", "hierarchical-sharded", "--overlap"])],
+    3: [(4, 1, ["--strategy", "reduce-bcast"]), (4, 1, ["--strategy", "tree", "--overlap"])],
+    4: [(3, 1, ["--strategy", "reduce-scatter"]), (4, 1, ["--strategy", "reduce-bcast", "--server", "dedicated"])],
+}
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_the_global_batch_decides_the_curve_not_the_ranks(comm, shared_path, tokens):
+    """12 sequences as ranks and micro-steps, one of the ranks a dedicated server, against one rank alone."""
+    from dist.world import start_world
+
+    def curve(world, out, B, K, *flags):
+        data = ["--train-data", tokens / "part_*.bin", "--vocab-size", 100, "--steps", 8, "--eval-every", 0]
+        train_here(world, out, *SMALL, *data, "--batch-size", B, "--grad-accum", K, *flags)
+        return [(line["loss"], line["grad_norm"]) for line in log(out)]
+
+    reference = curve(alone(), shared_path / f"alone-{comm.rank}", 12, 1)
     assert reference[-1][0] < reference[0][0] - 0.1, "it must learn"
-    for name, curve in curves.items():
-        np.testing.assert_allclose(curve, reference, rtol=2e-4, err_msg=name)
+    for number, (B, K, flags) in enumerate(CURVES[comm.size]):
+        found = curve(start_world(), shared_path / f"{number}", B, K, *flags)
+        np.testing.assert_allclose(found, reference, rtol=2e-4, err_msg=str(flags))
 
 
 def test_what_a_run_leaves(tmp_path):
@@ -104,25 +103,30 @@ def test_what_a_run_leaves(tmp_path):
     assert log(again)[-1]["val_loss"] == pytest.approx(lines[-1]["val_loss"], rel=1e-5)
 
 
-def test_validation_does_not_depend_on_ranks_or_batch(tmp_path, tokens):
+@pytest.mark.ranks(2, 3)
+def test_validation_does_not_depend_on_ranks_or_batch(comm, shared_path, tokens):
     """The whole validation set, which no batch size divides: 187 windows of 16 tokens."""
-    data = ["--train-data", tokens / "part_0.bin", "--val-data", tokens / "part_1.bin", "--vocab-size", 100]
-    losses = []
-    for ranks, B in ((1, 8), (2, 4), (3, 7)):
-        out = tmp_path / f"{ranks}"
-        train(ranks, out, *data, "--batch-size", B, "--steps", 1, "--lr", 0, "--eval-every", 1, "--eval-steps", 0)
-        losses.append(log(out)[0]["val_loss"])
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    from dist.world import start_world
+
+    def loss(world, out, B):
+        data = ["--train-data", tokens / "part_0.bin", "--val-data", tokens / "part_1.bin", "--vocab-size", 100]
+        flags = ["--batch-size", B, "--steps", 1, "--lr", 0, "--eval-every", 1, "--eval-steps", 0]
+        train_here(world, out, *SMALL, *data, *flags)
+        return log(out)[0]["val_loss"]
+
+    reference = loss(alone(), shared_path / f"alone-{comm.rank}", 8)
+    assert loss(start_world(), shared_path / "together", {2: 4, 3: 7}[comm.size]) == pytest.approx(reference, rel=1e-6)
 
 
-def test_trace_window_and_off(tmp_path):
-    run = tmp_path / "window"
-    train(1, run, "--steps", 5, "--eval-every", 0, "--trace", "2:3")
+@pytest.mark.ranks(1)
+def test_trace_window_and_off(comm, shared_path):
     from traces import read_run
 
+    run, off = shared_path / "window", shared_path / "off"
+    train_here(alone(), run, *SMALL, "--steps", 5, "--eval-every", 0, "--trace", "2:3")
     assert set(read_run(run).ranks[0].records["step"]) == {2, 3}
-    train(1, tmp_path / "off", "--steps", 2, "--eval-every", 0, "--trace", "off")
-    assert not list((tmp_path / "off" / "traces").glob("*"))
+    train_here(alone(), off, *SMALL, "--steps", 2, "--eval-every", 0, "--trace", "off")
+    assert not list((off / "traces").glob("*"))
 
 
 CORPUS = ROOT.parent / "shared" / "corpus" / "tinyshakespeare.txt"
@@ -130,22 +134,26 @@ VOCABULARY = ROOT.parent / "shared" / "tiktoken_cache"
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="tinyshakespeare.txt is not beside the project")
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_text(tmp_path, tokenizer, monkeypatch):
-    """The second run finds the shards of the first and needs no vocabulary files any more."""
+def test_text(comm, shared_path, tokenizer, monkeypatch):
+    """The second run finds the shards of the first, which are training data like any other."""
+    from dist.world import start_world
+
     if tokenizer == "gpt2" and not VOCABULARY.exists():
         pytest.skip("GPT-2's vocabulary files are not beside the project")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
     flags = ["--text", CORPUS, "--tokenizer", tokenizer, "--steps", 2, "--eval-every", 2, "--eval-steps", 1]
-    train(2, tmp_path / "a", *flags)
-    assert log(tmp_path / "a")[0]["loss"] == pytest.approx(np.log(50257 if tokenizer == "gpt2" else 256), rel=0.02)
-    shards = sorted((tmp_path / "tokens").glob("*.bin"))
+    first, second, third = (shared_path / name for name in "abc")
+    train_here(start_world(), first, *SMALL, *flags)
+    assert log(first)[0]["loss"] == pytest.approx(np.log(50257 if tokenizer == "gpt2" else 256), rel=0.02)
+    shards = sorted((shared_path / "tokens").glob("*.bin"))
     times = [shard.stat().st_mtime_ns for shard in shards]
     assert len(shards) == 2
-    train(2, tmp_path / "b", *flags)
+    train_here(start_world(), second, *SMALL, *flags)
     assert [shard.stat().st_mtime_ns for shard in shards] == times
-    assert [line["loss"] for line in log(tmp_path / "b")] == [line["loss"] for line in log(tmp_path / "a")]
-    train(1, tmp_path / "c", "--train-data", shards[0], "--steps", 1, "--eval-every", 0)
+    assert [line["loss"] for line in log(second)] == [line["loss"] for line in log(first)]
+    train_here(start_world(), third, *SMALL, "--train-data", shards[0], "--steps", 1, "--eval-every", 0)
 
 
 HELP_WITHOUT_MPI = f"""
@@ -200,6 +208,7 @@ MISTAKES = {
     "text and data": (["--text", "a", "--train-data", "b"], "--text and --train-data"),
     "none, once": (["--strategy", "none"], "--no-exchange"),
     "server without one": (["--strategy", "sliced", "--server", "dedicated"], "has no server"),
+    "server of zero-3": (["--strategy", "zero-3", "--server", "dedicated"], "--strategy zero-3, which has no server"),
     "feedback of nothing": (["--strategy", "auto", "--error-feedback"], "--error-feedback with --wire float32"),
     "too few ranks": (["--expect-ranks", "64"], "2 ranks, expected 64"),
 }
@@ -223,18 +232,34 @@ def bad_files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_users_mistake_is_one_line(tmp_path, bad_files, mistake):
+def test_a_users_mistake_is_one_line(comm, shared_path, bad_files, mistake, monkeypatch, capsys):
+    import train
+
     flags, says = MISTAKES[mistake]
-    out = tmp_path / "run"
-    result = train(2, out, *(flag.format(tmp=bad_files) for flag in flags), check=False)
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert result.returncode == 2, result.stderr
-    assert len(errors) == 1, result.stderr
-    assert says in errors[0]
-    assert "Traceback" not in result.stderr
+    out = shared_path / "run"
+    arguments = [*SMALL, "--out", str(out), *(flag.format(tmp=bad_files) for flag in flags)]
+    monkeypatch.setattr(sys, "argv", [TRAIN, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    printed = capsys.readouterr()
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert ended.value.code == 2
+    assert len(errors) == (1 if comm.rank == 0 else 0), printed.err
+    assert all(says in error for error in errors)
     assert not out.exists(), "nothing may be left behind"
-    assert "step 1/" not in result.stdout
+    assert "step 1/" not in printed.out
+
+
+@pytest.mark.parametrize("mistake", ["unknown flag", "heads", "token beyond the vocabulary", "a run is there"])
+def test_with_it_the_command_ends(tmp_path, bad_files, mistake):
+    """One mistake of each place where they are found: the line is all that is said, and mpirun gives its exit code."""
+    flags, says = MISTAKES[mistake]
+    result = train(2, tmp_path / "run", *(flag.format(tmp=bad_files) for flag in flags), check=False)
+    assert result.returncode == 2, result.stderr
+    assert [says in line for line in result.stderr.splitlines() if line.startswith("error: ")] == [True]
+    assert "Traceback" not in result.stderr
 
 
 def test_divergence_ends_the_run(tmp_path):
@@ -243,13 +268,17 @@ def test_divergence_ends_the_run(tmp_path):
     assert result.stderr.count("error: the loss of step") == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_auto_takes_a_strategy_and_says_why(tmp_path, ranks):
-    result = train(ranks, tmp_path / "run", "--strategy", "auto", "--wire", "bfloat16", "--steps", 2)
-    chosen = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["strategy"]
+@pytest.mark.ranks(1, 3)
+def test_auto_takes_a_strategy_and_says_why(comm, shared_path, capsys):
+    from dist.world import start_world
+
+    run = shared_path / "run"
+    train_here(start_world(), run, *SMALL, "--strategy", "auto", "--wire", "bfloat16", "--steps", 2)
+    chosen = json.loads((run / "config.json").read_text())["settings"]["strategy"]
     assert chosen in ("ring", "tree", "hierarchical", "hierarchical-sharded")
-    assert f"--strategy auto takes {chosen}; of " in result.stdout
-    assert result.stdout.count(" ms (model: ") == 3
+    printed = capsys.readouterr().out
+    assert comm.rank or f"--strategy auto takes {chosen}; of " in printed
+    assert comm.rank or printed.count(" ms (model: ") == 3
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,13 +1,13 @@
 """zero-2 and zero-3: what no rank holds, layers that take turns in memory, micro-steps, and runs from end to end."""
 
-import subprocess
 import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 from conftest import launch
-from test_train import ROOT, TRAIN, log
+from in_process import ROOT, alone, log
+from in_process import train as train_here
 
 from dist.progress import poking
 from dist.ranges import cut
@@ -215,10 +215,6 @@ def tokens(tmp_path_factory):
     return ["--train-data", str(folder / "train.bin"), "--val-data", str(folder / "val.bin"), "--eval-steps", "0"]
 
 
-def train(ranks, out, *flags) -> subprocess.CompletedProcess:
-    return launch(ranks, [sys.executable, TRAIN, *FLAGS, "--out", str(out), *map(str, flags)], cwd=ROOT)
-
-
 def parameters_of(run):
     path = max(run.glob("checkpoints/*/model.bin"))
     parameters = Parameters.zeros(Layout(llmc.read_config(path)))
@@ -226,34 +222,48 @@ def parameters_of(run):
     return parameters.flat
 
 
-def test_runs_are_the_same_run(tmp_path, tokens):
-    """Curves, validation of windows that three ranks cannot share evenly, the last checkpoint, and a start from it."""
-    training = [*tokens, "--steps", 6, "--eval-every", 3]
-    cases = {
-        "serial": (1, ["--batch-size", 12]),
-        "zero-2": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-2", "--overlap"]),
-        "zero-3": (3, ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-3"]),
-        "ahead": (2, ["--batch-size", 3, "--grad-accum", 2, "--strategy", "zero-3", "--overlap"]),
-        "sharded": (3, ["--batch-size", 4, "--strategy", "hierarchical-sharded", "--overlap"]),
-        "half": (2, ["--batch-size", 6, "--strategy", "zero-3", "--wire", "bfloat16"]),
-    }
-    for name, (ranks, flags) in cases.items():
-        result = train(ranks, tmp_path / name, *training, *flags)
-        assert result.returncode == 0, result.stderr[-3000:]
-    expected = [[line["loss"], line["grad_norm"], line.get("val_loss", 0)] for line in log(tmp_path / "serial")]
-    for name in cases:
-        curve = [[line["loss"], line["grad_norm"], line.get("val_loss", 0)] for line in log(tmp_path / name)]
+SAME_RUNS = {  # by ranks
+    2: {
+        "ahead": ["--batch-size", 3, "--grad-accum", 2, "--strategy", "zero-3", "--overlap"],
+        "half": ["--batch-size", 6, "--strategy", "zero-3", "--wire", "bfloat16"],
+    },
+    3: {
+        "zero-2": ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-2", "--overlap"],
+        "zero-3": ["--batch-size", 2, "--grad-accum", 2, "--strategy", "zero-3"],
+        "sharded": ["--batch-size", 4, "--strategy", "hierarchical-sharded", "--overlap"],
+    },
+}
+
+
+@pytest.mark.ranks(2, 3)
+def test_runs_are_the_same_run(comm, shared_path, tokens):
+    """Curves, validation of windows that three ranks cannot share evenly, the last checkpoint: as of one rank alone."""
+    from dist.world import start_world
+
+    def curve_and_parameters(world, out, *flags):
+        train_here(world, out, *FLAGS, *tokens, "--steps", 6, "--eval-every", 3, *flags)
+        return [[line["loss"], line["grad_norm"], line.get("val_loss", 0)] for line in log(out)], parameters_of(out)
+
+    expected, parameters = curve_and_parameters(alone(), shared_path / f"alone-{comm.rank}", "--batch-size", 12)
+    for name, flags in SAME_RUNS[comm.size].items():
+        curve, found = curve_and_parameters(start_world(), shared_path / name, *flags)
         np.testing.assert_allclose(curve, expected, rtol=5e-2 if name == "half" else 2e-4, err_msg=name)
-        error = np.abs(parameters_of(tmp_path / name) - parameters_of(tmp_path / "serial")).max()
-        assert error < (2e-2 if name == "half" else 1e-3), name
-
-    flags = ["--init", tmp_path / "zero-3", "--strategy", "zero-3", "--steps", 1, "--lr", 0, "--eval-every", 1]
-    result = train(3, tmp_path / "again", *tokens, *flags, "--batch-size", 2)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert log(tmp_path / "again")[0]["val_loss"] == pytest.approx(log(tmp_path / "zero-3")[-1]["val_loss"], rel=1e-6)
-    assert (parameters_of(tmp_path / "again") == parameters_of(tmp_path / "zero-3")).all()
+        assert np.abs(found - parameters).max() < (2e-2 if name == "half" else 1e-3), name
 
 
+@pytest.mark.ranks(3)
+def test_a_run_goes_on_from_a_checkpoint(comm, shared_path, tokens):
+    from dist.world import start_world
+
+    flags = [*FLAGS, *tokens, "--strategy", "zero-3", "--eval-every", 1, "--batch-size", 2]
+    first, again = shared_path / "first", shared_path / "again"
+    train_here(start_world(), first, *flags, "--steps", 2)
+    train_here(start_world(), again, *flags, "--init", first, "--steps", 1, "--lr", 0)
+    assert log(again)[0]["val_loss"] == pytest.approx(log(first)[-1]["val_loss"], rel=1e-6)
+    assert (parameters_of(again) == parameters_of(first)).all()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("flags", "reduce_scatters", "all_gathers"),
     [
@@ -262,14 +272,17 @@ def test_runs_are_the_same_run(tmp_path, tokens):
         (["--strategy", "hierarchical-sharded", "--overlap"], 1, 1 + 1),  # all of it is one bucket
     ],
 )
-def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens, flags, reduce_scatters, all_gathers):
+def test_exchanges_inside_forward_and_backward_are_traced(
+    comm, shared_path, tokens, flags, reduce_scatters, all_gathers
+):
     """They interrupt the phases, so that nothing counts twice; all ranks make the same calls."""
+    from dist.world import start_world
     from traces import read_run
     from traces.phases import EXCHANGE, INDEX
 
-    result = train(2, tmp_path / "run", *tokens, *flags, "--steps", 2, "--eval-every", 0, "--batch-size", 2)
-    assert result.returncode == 0, result.stderr[-3000:]
-    ranks = read_run(tmp_path / "run").ranks
+    run = shared_path / "run"
+    train_here(start_world(), run, *FLAGS, *tokens, *flags, "--steps", 2, "--eval-every", 0, "--batch-size", 2)
+    ranks = read_run(run).ranks
     calls = []
     for trace in ranks:
         records = trace.records[trace.records["step"] == 2]
@@ -281,7 +294,7 @@ def test_exchanges_inside_forward_and_backward_are_traced(tmp_path, tokens, flag
     kinds = [phase for phase, _ in calls[0]]
     assert kinds.count(INDEX["reduce_scatter"]) == reduce_scatters
     assert kinds.count(INDEX["allgather"]) == all_gathers
-    line = log(tmp_path / "run")[-1]
+    line = log(run)[-1]
     assert 0 < line["exposed_exchange_s"] < line["step_s"]
 
 
@@ -289,14 +302,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, tokens):
     out = tmp_path / "run"
     out.mkdir()
     (out / "checkpoints").write_text("a file where the folder is to be")
-    result = train(3, out, *tokens, "--strategy", "zero-3", "--steps", 1, "--eval-every", 0, "--batch-size", 2)
+    flags = [*FLAGS, *tokens, "--strategy", "zero-3", "--steps", "1", "--eval-every", "0", "--batch-size", "2"]
+    result = launch(3, [sys.executable, str(ROOT / "scripts" / "train.py"), *flags, "--out", str(out)], cwd=ROOT)
     assert result.returncode == 2, result.stderr
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert "checkpoints" in errors[0]
-
-
-def test_a_server_of_its_own_is_refused(tmp_path, tokens):
-    result = train(2, tmp_path / "run", *tokens, "--strategy", "zero-3", "--server", "dedicated")
-    assert result.returncode == 2
-    assert "--strategy zero-3, which has no server" in result.stderr

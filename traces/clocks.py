@@ -11,6 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from traces import checks
+
+MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
+
 
 def write_end_clocks(folder, clocks: list[dict]) -> None:
     """clocks: of each node its number and its clock, measured at the end of the run."""
@@ -18,18 +22,28 @@ def write_end_clocks(folder, clocks: list[dict]) -> None:
 
 
 def read_end_clocks(folder) -> dict[int, dict]:
-    """The clocks at the end by node; none where the run did not come to its end."""
-    try:
-        return {clock["node"]: clock for clock in json.loads((Path(folder) / "clocks.json").read_text())}
-    except (OSError, ValueError, KeyError, TypeError):
+    """The clocks at the end by node; none where the run did not come to its end. OSError, ValueError: damaged."""
+    path = Path(folder) / "clocks.json"
+    if not path.exists():
         return {}
+    found = checks.parse(path.read_bytes())
+    if type(found) is not list:
+        raise ValueError("no list of clocks")
+    for clock in found:
+        checks.check_fields("a clock", clock, checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS})
+    return {clock["node"]: clock for clock in found}
 
 
 def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:
-    """Times (int64 ns) of a node on rank 0's clock, from the node's clocks at the start and, if known, at the end."""
-    if end is None or "at_ns" not in start or end["at_ns"] <= start["at_ns"]:
+    """Times (int64 ns) of a node on rank 0's clock, from the node's clocks at the start and, if known, at the end.
+
+    ValueError: the two cannot be of one clock.
+    """
+    if end is None or "at_ns" not in start or end["at_ns"] == start["at_ns"]:
         return times + start["offset_ns"]
     drift = (end["offset_ns"] - start["offset_ns"]) / (end["at_ns"] - start["at_ns"])
+    if end["at_ns"] < start["at_ns"] or abs(drift) > MOST_DRIFT:
+        raise ValueError("its clock and the one in clocks.json are not the same node's")
     return times + start["offset_ns"] + np.rint((times - start["at_ns"]) * drift).astype(np.int64)
 
 

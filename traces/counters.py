@@ -15,6 +15,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from traces import checks
 from traces.clocks import to_rank_0
 
 FORMAT = "gpt2-mpi counters"
@@ -24,6 +25,14 @@ SAMPLE_NS = 5_000_000  # a reading takes 5 to 20 us: at this distance below half
 # time: time.perf_counter_ns(). in, out: bytes through the node's ports since some moment; stalled: InfiniBand's
 # port_xmit_wait, 0 without.
 COUNTERS = np.dtype([("time", "<i8"), ("in", "<i8"), ("out", "<i8"), ("stalled", "<i8")])
+
+HEADER = {
+    "format": checks.one_of(FORMAT),
+    "version": checks.one_of(VERSION),
+    "node": checks.RANK,
+    "host": checks.NAME,
+    "ports": checks.TEXT.listed(),
+}
 
 
 class CounterFile:
@@ -74,13 +83,14 @@ def counters_path(folder, node: int) -> Path:
 
 
 def read_counters(path, end_clocks: dict[int, dict]) -> NodeCounters:
-    """Read one node's file; end_clocks: the nodes' clocks at the end of the run. ValueError if it is none."""
+    """Read one node's file; end_clocks: the nodes' clocks at the end of the run. OSError, ValueError if it is none."""
     with open(path, "rb") as file:
-        header = json.loads(file.readline(1 << 20))
-        if header["format"] != FORMAT or header["version"] != VERSION:
-            raise ValueError(f"not a file of {FORMAT}, version {VERSION}")
-        start = file.tell()
+        line = file.readline(1 << 20)
         size = file.seek(0, 2)
-    records = np.fromfile(path, COUNTERS, count=(size - start) // COUNTERS.itemsize, offset=start)
+    header = checks.parse(line)
+    checks.check_fields("its header", header, HEADER)
+    checks.check_clock(header.get("clock"))
+    records = np.fromfile(path, COUNTERS, count=(size - len(line)) // COUNTERS.itemsize, offset=len(line))
+    checks.check_samples(records)
     records["time"] = to_rank_0(records["time"], header["clock"], end_clocks.get(header["node"]))
     return NodeCounters(header["node"], header["host"], header["ports"], records)

@@ -74,8 +74,9 @@ def efficiency(run: Run, times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     # Clocks that differ by microseconds may make a replayed step longer than the step.
     ideal = max(min(float(ideal_s.sum()), runtime_s), float(useful_s.max()))
     kept = set(times.steps.tolist())
-    tokens = [row["tokens_per_s"] * row["step_s"] for row in run.log if row["step"] in kept and "tokens_per_s" in row]
-    return Efficiency(useful_s, runtime_s, ideal, sum(tokens) or None)
+    rows = [row for row in run.log if row["step"] in kept and {"tokens_per_s", "step_s"} <= row.keys()]
+    tokens = sum(row["tokens_per_s"] * row["step_s"] for row in rows) or None
+    return Efficiency(useful_s, runtime_s, ideal, tokens)
 
 
 def scaling(runs: list[Efficiency]) -> list[dict[str, float]]:

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traces import clocks
+from traces import checks, clocks
 from traces.phases import INDEX, NAMES
 
 FORMAT = "gpt2-mpi trace"
 VERSION = 1
-IDENTITY_NAMES = ("rank", "ranks", "node", "host")
-HEADER_NAMES = ("identity", "phases", "clock")
+HEADER_NAMES = ("identity", "phases", "fields", "clock")
 
 # start and end: time.perf_counter_ns(). root: the world rank that collects or sends, -1 without one.
 RECORD = np.dtype(
@@ -79,43 +78,59 @@ def append(file, data) -> None:
 
 
 def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
-    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known."""
-    with open(path, "rb") as file:
-        header = _parse_header(path, file.readline(1 << 20))
-        size = file.seek(0, 2)
-        start = header["length"]
-        records = np.fromfile(path, RECORD, count=(size - start) // RECORD.itemsize, offset=start)
+    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known.
+
+    RunError with one line for a file that cannot be read, is none, or holds what no tracer writes (checks.py).
+    """
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(1 << 20)
+            size = file.seek(0, 2)
+        header = _parse_header(path, line)
+        records = np.fromfile(path, RECORD, count=(size - len(line)) // RECORD.itemsize, offset=len(line))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
+    try:
+        return _on_rank_0s_clock(header, records, end_clocks or {})
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}; run the training again") from None
+
+
+def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, dict]) -> RankTrace:
+    """The checked trace, its phases in the order of NAMES; ValueError where something cannot be."""
+    identity, clock = header["identity"], header["clock"]
+    checks.check_identity(identity)
+    checks.check_clock(clock)
     if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
-        raise RunError(
-            f"{path} is damaged: a record names a phase that its header does not list; run the training again"
-        )
+        raise ValueError("a record names a phase that its header does not list")
     if header["phases"] != list(NAMES):
-        records["phase"] = np.array([INDEX[name] for name in header["phases"]])[records["phase"]]
-    clock, end_clock = header["clock"], (end_clocks or {}).get(header["identity"]["node"])
+        records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
+    checks.check_records(records, identity["ranks"])
+    end_clock = end_clocks.get(identity["node"])
     for name in ("start", "end"):
         records[name] = clocks.to_rank_0(records[name], clock, end_clock)
-    return RankTrace(header["identity"], clock | {"error_ns": clocks.error_ns(clock, end_clock)}, records)
+    return RankTrace(identity, clock | {"error_ns": clocks.error_ns(clock, end_clock)}, records)
 
 
 def _parse_header(path, line: bytes) -> dict:
-    """The checked header of a trace file, with its length in bytes added."""
+    """The header of a trace file of this version, its parts there and its phases known."""
     try:
-        header = json.loads(line)
-        is_trace = header["format"] == FORMAT
+        header = checks.parse(line)
+        is_trace = line.endswith(b"\n") and header["format"] == FORMAT
     except (ValueError, KeyError, TypeError):
         is_trace = False
     if not is_trace:
         raise RunError(f"{path} is not a trace file: its first line is not the header of a {FORMAT}; remove it")
-    if header["version"] != VERSION:
-        raise RunError(
-            f"{path} has trace version {header['version']}, this program reads {VERSION}; update the older one"
-        )
-    missing = [name for name in HEADER_NAMES if name not in header] or [
-        name for name in IDENTITY_NAMES if name not in header["identity"]
-    ]
+    if header.get("version") != VERSION:
+        found = checks.shown(header.get("version"))
+        raise RunError(f"{path} has trace version {found}, this program reads {VERSION}; update the older one")
+    missing = [name for name in HEADER_NAMES if name not in header]
     if missing:
         raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
-    unknown = [name for name in header["phases"] if name not in INDEX]
+    phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
+    unknown = [name for name in phases if type(name) is not str or name not in INDEX]
     if unknown:
-        raise RunError(f"{path} holds phases unknown here: {', '.join(unknown)}; update this program")
-    return header | {"length": len(line)}
+        raise RunError(f"{path} holds phases unknown here: {checks.shown_list(unknown)}; update this program")
+    if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
+        raise RunError(f"{path} is damaged: its header lists other phases or fields; run the training again")
+    return header

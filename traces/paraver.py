@@ -64,7 +64,7 @@ def _header(run: Run, spans: Spans) -> str:
 def _started(run: Run) -> datetime:
     if "started" in run.config:
         return datetime.fromisoformat(run.config["started"])
-    return datetime.fromtimestamp((run.path / "config.json").stat().st_mtime)
+    return datetime.fromtimestamp(run.path.stat().st_mtime)
 
 
 def _sources(spans: Spans, cpus: dict[int, int]) -> list[Lines]:

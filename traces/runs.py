@@ -1,12 +1,11 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traces import clocks
-from traces.counters import NodeCounters, read_counters
+from traces import checks, clocks
+from traces.checks import PLACE
+from traces.counters import NodeCounters, counters_path, read_counters
 from traces.files import RankTrace, RunError, read_trace, trace_path
 
 
@@ -51,22 +50,49 @@ class _Gaps:
             raise RunError(problem)
         self.found.append(problem)
 
+    def left_out(self, path: Path, error: Exception) -> None:
+        """Of what a run can do without."""
+        self.found.append(f"{path} is damaged and left out: {error}")
+
 
 def read_run(path, allow_missing: bool = False) -> Run:
     """Read a run folder; RunError with one line where something is missing or broken.
 
     allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
-    left at all.
+    left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
     if not path.is_dir():
         raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
     config = _read_config(path / "config.json", gaps)
     log = _read_log(path / "log.jsonl", gaps)
-    end_clocks = clocks.read_end_clocks(path / "traces")
+    end_clocks = _read_end_clocks(path / "traces", gaps)
     ranks = _read_traces(path / "traces", end_clocks, gaps)
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
-    return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks), gaps.found)
+    _check_places(path, config, ranks)
+    return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
+
+
+def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
+    """RunError where config.json names another strategy, or seats the ranks otherwise, than their traces do."""
+    places, strategy = config.get("ranks"), config["settings"]["strategy"]
+    for identity in (trace.identity for trace in ranks):
+        place = identity
+        if places:
+            place = places[identity["rank"]] if identity["ranks"] == len(places) else {}
+        if identity.get("strategy", strategy) != strategy or any(place.get(name) != identity[name] for name in PLACE):
+            raise RunError(
+                f"{path / 'config.json'} and the trace of rank {identity['rank']} are from different runs, or one is "
+                f"damaged: strategy, or where the rank sat, is another; restore both from one run"
+            )
+
+
+def _read_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
+    try:
+        return clocks.read_end_clocks(folder)
+    except (OSError, ValueError) as error:
+        gaps.left_out(folder / "clocks.json", error)
+        return {}
 
 
 def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
@@ -85,7 +111,8 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
                 f"{first.name} says {ranks} ranks); remove it"
             )
             del traces[path]
-    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in found]
+    there = set(found)
+    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in there]
     if missing:
         names = ", ".join(trace_path(folder, rank).name for rank in missing[:3])
         gaps.add(
@@ -103,40 +130,52 @@ def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrac
         return None
 
 
-def _read_all_counters(folder: Path, end_clocks: dict[int, dict]) -> list[NodeCounters]:
+def _read_all_counters(
+    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps
+) -> list[NodeCounters]:
     """Of the nodes that have them: a run without them lacks nothing that it needs."""
+    hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            counters.append(read_counters(path, end_clocks))
+        try:
+            one = read_counters(path, end_clocks)
+            if path != counters_path(folder, one.node) or hosts.get(one.node, one.host) != one.host:
+                raise ValueError(f"it says that it is of node {one.node}, {one.host}")
+        except (OSError, ValueError) as error:
+            gaps.left_out(path, error)
+            continue
+        if one.node in hosts:
+            counters.append(one)
     return counters
 
 
 def _read_config(path: Path, gaps: _Gaps) -> dict:
     try:
-        config = json.loads(path.read_text())
-        config["settings"]["strategy"]
+        return checks.read_config(path)
     except FileNotFoundError:
         gaps.add(f"{path} is missing, so {path.parent} is not a run folder; give what --out named")
-    except (ValueError, KeyError, TypeError):
-        gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy); restore it")
-    else:
-        return config
+    except (OSError, ValueError) as error:
+        gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy): {error}; restore it")
     return {}
 
 
 def _read_log(path: Path, gaps: _Gaps) -> list[dict]:
     """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
-    if not path.is_file():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         gaps.add(f"{path} is missing; a training run writes it from its first step on")
         return []
-    lines = path.read_text(errors="replace").split("\n")
+    except OSError as error:
+        gaps.add(f"{path} cannot be read ({error.strerror}); check its permissions and the disk")
+        return []
     rows = {}
     # What follows the last newline is empty, or torn by a crash.
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = json.loads(line)
-            rows[int(row["step"])] = row
-        except (ValueError, KeyError, TypeError):
-            gaps.add(f"{path}, line {number}, is not a JSON object with a step; remove the line")
+            row = checks.parse(line)
+            checks.check_log_row(row)
+            rows[row["step"]] = row
+        except ValueError as error:
+            gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
     return [rows[step] for step in sorted(rows)]

@@ -1,7 +1,6 @@
 """A run as viewers of other tools take it: per rank, spans that never overlap, in nanoseconds from the run's start.
 
-A tracer's spans do not overlap on its own clock. Times taken elsewhere (a GPU's stream) or a damaged file may; viewers
-drop or move such spans without a word, so what overlaps is cut here.
+Reading a trace has made sure that phases neither overlap each other nor the edge of a step (checks.py).
 """
 
 from dataclasses import dataclass
@@ -75,25 +74,10 @@ def _spans_of(records: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.nd
     for name in RECORD.names:
         spans[name] = records[name]
     spans["waited"] = waits
+    spans = spans[spans["end"] > spans["start"]]
     is_step = spans["phase"] == INDEX[STEP]
-    phases = _disjoint(spans[~is_step])
-    steps = _disjoint(_with_the_last(spans[is_step], phases))
-    edges = np.sort(np.concatenate([steps["start"], steps["end"], phases["end"][-1:]]))
-    if len(phases):
-        next_edge = np.searchsorted(edges, phases["start"], side="right").clip(max=len(edges) - 1)
-        phases["end"] = np.minimum(phases["end"], edges[next_edge])
-    phases["waited"] = np.minimum(phases["waited"], phases["end"] - phases["start"])
-    return phases, steps
-
-
-def _disjoint(spans: np.ndarray) -> np.ndarray:
-    """By start, each beginning when those before it have ended; what then has no length is left out."""
-    spans = spans[np.argsort(spans["start"], kind="stable")]
-    if len(spans):
-        late = np.maximum(spans["start"][1:], np.maximum.accumulate(spans["end"])[:-1])
-        spans["waited"][1:] = np.maximum(0, spans["waited"][1:] - (late - spans["start"][1:]))
-        spans["start"][1:] = late
-    return spans[spans["end"] > spans["start"]]
+    phases = spans[~is_step]
+    return phases, _with_the_last(spans[is_step], phases)
 
 
 def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:

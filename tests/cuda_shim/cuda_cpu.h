@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <type_traits>
 #include <ucontext.h>
 #include <utility>
@@ -45,13 +46,15 @@ struct Copy {
     const void* from;  // null: zeros
 };
 
+// Made once, as making one takes system calls; its next block begins with a jump back to where it began.
 struct Fiber {
-    jmp_buf resume;
+    jmp_buf begin, resume;
     std::vector<Copy> copies;  // asynchronous ones that have not been carried out
+    std::vector<char> stack = std::vector<char>(STACK);
     ucontext_t start;
     Dim index;
     unsigned number;
-    bool started;
+    bool exists = false, started;
 };
 
 struct Warp {
@@ -68,7 +71,7 @@ struct Block {
     size_t dynamic_bytes;
     uint64_t random;
     bool stay;  // with one warp for as long as it can run
-    std::vector<Fiber> fibers;
+    unsigned threads;
     std::vector<Warp> warps;
     std::vector<Fiber*> at_barrier;
     Fiber* current;
@@ -78,6 +81,12 @@ struct Block {
 
 // CUDA's threadIdx and its like are global by definition, so what they stand for has to be as well.
 inline Block* block;
+
+inline Fiber& fiber(size_t number) {
+    static std::deque<Fiber> fibers;
+    while (fibers.size() <= number) fibers.emplace_back();
+    return fibers[number];
+}
 
 inline size_t random_below(uint64_t& state, size_t limit) {
     state ^= state << 13;
@@ -108,6 +117,8 @@ inline Warp* choose_warp() {
     warp->ready.pop_back();
     if (next->started) _longjmp(next->resume, 1);
     next->started = true;
+    if (next->exists) _longjmp(next->begin, 1);
+    next->exists = true;
     setcontext(&next->start);
     __builtin_unreachable();
 }
@@ -125,6 +136,7 @@ __attribute__((noinline)) inline void wait(std::vector<Fiber*>& waiting, unsigne
 }
 
 inline void fiber_main() {
+    _setjmp(block->current->begin);
     block->kernel(block->arguments);
     block->alive--;
     if (block->alive && block->at_barrier.size() == block->alive) release(block->at_barrier);
@@ -165,21 +177,25 @@ inline void* assert_aligned(const void* pointer, size_t bytes) {
     return const_cast<void*>(pointer);  // as CUDA's
 }
 
-inline void prepare(Block& b, char* stacks) {
+inline void make_context(Fiber& f) {
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = f.stack.data();
+    f.start.uc_stack.ss_size = STACK;
+    makecontext(&f.start, fiber_main, 0);
+}
+
+inline void prepare(Block& b) {
     b.at_barrier.clear();
     b.current = nullptr;
-    b.alive = b.fibers.size();
-    for (unsigned i = 0; i < b.alive; i++) {
-        Fiber& fiber = b.fibers[i];
-        fiber.index = {i % b.size.x, i / b.size.x % b.size.y, i / (b.size.x * b.size.y)};
-        fiber.number = i;
-        fiber.started = false;
-        fiber.copies.clear();
-        getcontext(&fiber.start);
-        fiber.start.uc_stack.ss_sp = stacks + i * STACK;
-        fiber.start.uc_stack.ss_size = STACK;
-        makecontext(&fiber.start, fiber_main, 0);
-        b.warps[i / WARP].ready.push_back(&fiber);
+    b.alive = b.threads;
+    for (unsigned i = 0; i < b.threads; i++) {
+        Fiber& f = fiber(i);
+        f.index = {i % b.size.x, i / b.size.x % b.size.y, i / (b.size.x * b.size.y)};
+        f.number = i;
+        f.started = false;
+        f.copies.clear();
+        if (!f.exists) make_context(f);
+        b.warps[i / WARP].ready.push_back(&f);
     }
 }
 
@@ -190,8 +206,8 @@ __attribute__((noinline)) inline Outcome run_fibers(Block& b) {
     return static_cast<Outcome>(outcome - 1);
 }
 
-inline Outcome run_block(Block& b, char* stacks) {
-    prepare(b, stacks);
+inline Outcome run_block(Block& b) {
+    prepare(b);
     std::memset(b.dynamic_shared, 0xff, b.dynamic_bytes + MARGIN);
     if (__start_cuda_shared) std::memset(__start_cuda_shared, 0xff, __stop_cuda_shared - __start_cuda_shared);
     if (const Outcome outcome = run_fibers(b)) return outcome;
@@ -218,18 +234,15 @@ inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed,
     b.arguments = arguments;
     b.random = seed * 0x9e3779b97f4a7c15u + 1;
     b.stay = seed % 2;
-    const size_t threads = size_t(b.size.x) * b.size.y * b.size.z;
-    b.fibers.resize(threads);
-    b.warps.resize(threads / WARP);
-    static std::vector<char> stacks;
-    if (stacks.size() < threads * STACK) stacks.resize(threads * STACK);
+    b.threads = b.size.x * b.size.y * b.size.z;
+    b.warps.resize(b.threads / WARP);
     std::vector<char> shared(shared_bytes + MARGIN + 16);
     b.dynamic_shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared.data()) + 15) / 16 * 16);
     b.dynamic_bytes = shared_bytes;
     block = &b;
     for (const Dim& index : shuffled_blocks(b)) {
         b.index = index;
-        if (const Outcome outcome = run_block(b, stacks.data())) return outcome;
+        if (const Outcome outcome = run_block(b)) return outcome;
     }
     return finished;
 }

@@ -97,7 +97,7 @@ class Shim:
         kernels = {name: int(threads) for threads, name in KERNEL.findall(path.read_text())}
         self._largest_block.update(kernels)
         unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
-        if library.exists():  # another test of this session has built it
+        if library.exists():  # another test has built it
             return ctypes.CDLL(str(library))
         lines = ('#include "cuda_cpu.h"', f'#include "{path}"', *(LAUNCHER.replace("NAME", name) for name in kernels))
         unit, part = (file.with_suffix(f".{os.getpid()}{file.suffix}") for file in (unit, library))  # ranks build, too
@@ -108,15 +108,8 @@ class Shim:
         return ctypes.CDLL(str(library))
 
 
-def shared_build(tmp_path_factory) -> Path:
-    """A folder for what every test of this session builds from the project's own sources."""
-    folder = tmp_path_factory.getbasetemp() / "cuda_shim"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def lasting_build() -> Path:
-    """A folder for what tests in several processes build: one for each state of the sources, found again next time."""
+    """A folder for what all tests build, in any process: one for each state of the sources, found again next time."""
     sources = sorted([*FOLDER.glob("*.cu*"), *SHIM.glob("*.h"), Path(__file__)])
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"cuda_shim-{os.getuid()}-{key}"

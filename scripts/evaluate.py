@@ -1,0 +1,94 @@
+"""How well a model predicts: validation loss, perplexity of a text, HellaSwag; on any number of ranks.
+
+    mpirun -n 4 python scripts/evaluate.py runs/sliced --val-data 'tokens/*_val_*.bin'
+    mpirun -n 4 python scripts/evaluate.py gpt2_124M.bin --hellaswag hellaswag_val.bin --json hellaswag.json
+    python scripts/evaluate.py my-gpt2/ --text wikitext.txt --stride 256
+
+The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a folder of Hugging Face's; each rank holds
+all of it. Rows are dealt to the ranks, so a number depends on how many there are by rounding alone.
+
+--val-data   mean loss over all whole windows of --seq-len tokens, as train.py --eval-steps 0 takes it.
+--text       each token's loss, also the first one's: a text begins as a document does, after an end-of-text or, in
+             bytes, a newline. Windows of --seq-len tokens advance by --stride, and score what is new in each.
+--hellaswag  llm.c's evaluation file. acc: the ending with the highest probability is right; acc_norm: that with the
+             highest probability per token (EleutherAI's harness takes it per character).
+"""
+# ruff: noqa: E402
+
+import argparse
+import json
+from pathlib import Path
+
+import mpi4py
+
+mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
+
+from evaluate_model import load_model, of_choices, of_text, of_validation
+from train_settings import AUTO, OneLineParser
+
+from dist.world import start_world
+from gpt2.errors import UserError
+from gpt2.shards import replacing
+from gpt2.tokenizers import TOKENIZERS
+
+EVALUATIONS = {"val_data": of_validation, "text": of_text, "hellaswag": of_choices}
+
+
+def main():
+    settings = parse()
+    evaluate(settings, start_world(mistakes=(UserError,)))
+
+
+def evaluate(settings, world) -> None:
+    """Every rank runs it; rank 0 prints a line an evaluation, and writes --json. A mistake ends the job."""
+    model = load_model(settings, world)
+    results = {}
+    for name, evaluation in EVALUATIONS.items():
+        if getattr(settings, name):
+            results[name] = evaluation(model, settings, world)
+            world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
+    with world.together(UserError):
+        if world.rank == 0 and settings.json:
+            with replacing(settings.json) as file:
+                file.write(f"{json.dumps({'model': settings.model} | results, indent=1)}\n".encode())
+
+
+def parse(arguments=None) -> argparse.Namespace:
+    parser = OneLineParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
+    add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
+    add("--text", type=Path, metavar="FILE", help="a text in UTF-8")
+    add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
+    add("--tokenizer", choices=TOKENIZERS, help="of --text: the run's; else gpt2 for 50257 tokens, bytes for 256")
+    add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")
+    add("--seq-len", type=int, metavar="T", help="of --val-data and --text (the model's context)")
+    add("--stride", type=int, metavar="S", help="of --text (half of --seq-len); a small one is exact, and slow")
+    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
+    add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
+    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
+    settings = parser.parse_args(arguments)
+    check(parser, settings)
+    return settings
+
+
+def check(parser, settings) -> None:
+    """Ends with a line where flags mean nothing."""
+    if not any(getattr(settings, name) for name in EVALUATIONS):
+        parser.error("nothing to evaluate on: give --val-data, --text or --hellaswag")
+    for name, least in (("batch_size", 1), ("seq_len", 1), ("stride", 1), ("threads", 0)):
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            parser.error(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+
+
+def as_line(numbers: dict) -> str:
+    """loss 3.2918  perplexity 26.8901  tokens 1,048,576"""
+    words = (f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in numbers.values())
+    return "  ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A real SLURM on one Linux machine, and a command on its login node: to try job scripts before a cluster sees them.
+
+    sudo python scripts/virtual_slurm.py run --nodes 4 --ranks-per-node 2 -- sbatch my.sbatch
+    sudo python scripts/virtual_slurm.py run --nodes 2 --ranks-per-node 2 -- srun --mpi=pmi2 -N2 -n4 python my.py
+    sudo python scripts/virtual_slurm.py run --nodes 2 -- bash
+
+Needs root, iproute2, util-linux and Debian's slurm-wlm and munge (with libpmix-dev, srun --mpi=pmix works too). The
+hosts are those of virtual_cluster.py: node0, node1, ... and head, where the command runs with SLURM_CONF set. Jobs see
+this machine's files. The end comes when the command has ended and no job is left, or with Ctrl-C or SIGTERM; the exit
+code is the command's, or 2 for a mistake.
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from cluster_hosts import ClusterError, end_clusters
+from cluster_launch import Stopped, raise_stopped
+from cluster_network import bits_per_s, host_addresses
+from slurm_daemons import Slurm, running_slurm
+from virtual_cluster import USER_MISTAKE, check_machine, split_command
+
+TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "munged": "munge"}
+POLL_S = 0.5
+GRACE_S = 5  # for a command that is told to end
+
+
+def main():
+    own, command = split_command(sys.argv[1:])
+    arguments = parser().parse_args(own)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, raise_stopped)
+    try:
+        check_slurm()
+        raise SystemExit(run(arguments, command))
+    except ClusterError as error:
+        print(f"virtual_slurm.py: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE) from None
+    except Stopped as stopped:
+        raise SystemExit(stopped.exit_code) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    run_flags = result.add_subparsers(dest="verb", required=True).add_parser(
+        "run", help="a SLURM for one command", usage="%(prog)s FLAGS -- COMMAND..."
+    )
+    add = run_flags.add_argument
+    add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
+    add("--ranks-per-node", type=int, default=2, metavar="P", help="CPUs that SLURM gives out on each (2)")
+    add("--gpus-per-node", type=int, default=0, metavar="G", help="stand-ins for GPUs, to see what each rank is given")
+    add("--rate", default="10gbit", help="of every port, each way at once (10gbit)")
+    return result
+
+
+def check_slurm() -> None:
+    """ClusterError unless this machine can have virtual hosts and has SLURM's programs."""
+    check_machine()
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            raise ClusterError(f"no command {tool!r}: install {package} (apt-get install slurm-wlm munge libpmix-dev)")
+
+
+def run(arguments, command: list[str]) -> int:
+    """One SLURM for one command and the jobs it leaves; the command's exit code."""
+    if not command:
+        raise ClusterError("no command: end the line with -- COMMAND...")
+    if arguments.ranks_per_node < 1 or arguments.gpus_per_node < 0:
+        raise ClusterError("--ranks-per-node is 1 or more, --gpus-per-node 0 or more")
+    host_addresses(arguments.nodes)
+    bits_per_s(arguments.rate)
+    end_clusters()
+    with running_slurm(arguments.nodes, arguments.ranks_per_node, arguments.gpus_per_node, arguments.rate) as slurm:
+        print(slurm.output("sinfo", "--format", "%P %D nodes, %c CPUs each, GPUs: %G: %N", "--noheader"), flush=True)
+        code = run_command(slurm, command)
+        wait_for_jobs(slurm)
+        return code
+
+
+def run_command(slurm: Slurm, command: list[str]) -> int:
+    """The command's exit code, or 128 + the signal that ended it."""
+    process = subprocess.Popen(slurm.command(*command), env=slurm.environment())
+    if sys.stdin.isatty():
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches the command as well
+    try:
+        code = process.wait()
+    except Stopped:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    finally:
+        signal.signal(signal.SIGINT, raise_stopped)
+    return code if code >= 0 else 128 - code
+
+
+def wait_for_jobs(slurm: Slurm) -> None:
+    """Until none waits or runs; what they wait for is said whenever it changes."""
+    told = []
+    while jobs := slurm.jobs():
+        if jobs != told:
+            print("\n".join(["waiting for these jobs (Ctrl-C ends them):", *jobs]), flush=True)
+        told = jobs
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    main()
