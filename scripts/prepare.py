@@ -1,0 +1,209 @@
+"""Text to token shards in llm.c's format, for --train-data and --val-data.
+
+    python scripts/prepare.py my.txt --tokenizer gpt2 --out data/my
+    python scripts/prepare.py corpus/ more.jsonl.zst --tokenizer gpt2 --out data/corpus --val-percent 0.5
+    python scripts/prepare.py fineweb/*.parquet --out data/fineweb --processes 64
+
+Reads .txt, .jsonl (of each line the field --field), both also as .gz or .zst (needs the package zstandard), and
+.parquet (needs pyarrow); of a folder, every such file at any depth, sorted by path. A .txt file, a line, a row is a
+document. The end-of-text token goes between documents (a newline with --tokenizer bytes); empty documents are left out
+and counted.
+
+The last --val-percent of the characters are the validation split. The tokens are those of `train.py --text`, the files
+DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., the same to the last bit for any number of processes.
+manifest.json beside them says what was read, how, and what was written, with checksums. Interrupted at any moment, the
+same command goes on from the last complete shard. The input is read twice, as a stream: it may be larger than memory.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+from fractions import Fraction
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from prepare_batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
+from prepare_files import Input, bare_name, find_inputs
+from prepare_manifest import (
+    check_made_alike,
+    check_same_inputs,
+    owned_folder,
+    read_manifest,
+    whole_shards,
+    write_manifest,
+)
+from prepare_processes import ordered_map
+from prepare_progress import Progress
+from prepare_shards import ShardWriter
+from prepare_survey import check_text, survey, total
+from signals import INTERRUPTED
+
+from gpt2.errors import UserError
+from gpt2.shards import MAX_COUNT
+from gpt2.tokenizers import TOKENIZERS
+
+SPLITS = {"train": "training", "val": "validation"}
+NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 2 after a mistake of the user's, 75 where the work was interrupted."""
+    settings = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        prepare(settings)
+    except UserError as error:
+        print(f"prepare.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("prepare.py: interrupted: the same command goes on from the last complete shard", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def prepare(settings: argparse.Namespace) -> None:
+    """Write what is missing of the folder's shards. UserError: see the modules."""
+    inputs = find_inputs(settings.inputs)
+    making = how_to_make(settings)
+    with owned_folder(settings.out), ordered_map(settings.processes) as mapped:
+        found = read_manifest(settings.out)
+        if found:
+            check_made_alike(settings.out, found, making)
+        surveyed = survey_all(inputs, settings.field, mapped)
+        shards = []
+        if found:
+            check_same_inputs(settings.out, found, surveyed)
+            shards = whole_shards(settings.out, found["shards"])
+        manifest = {**making, "inputs": surveyed, "shards": shards, "complete": False}
+        if found and found["complete"] and len(shards) == len(found["shards"]):
+            print(f"{settings.out}: complete already, its checksums are right")
+        else:
+            write_shards(settings, inputs, manifest, mapped)
+    report(settings.out, manifest)
+
+
+def how_to_make(settings: argparse.Namespace) -> dict:
+    """The part of the manifest that is known before the input is read. UserError: the tokenizer cannot be had."""
+    options = {
+        "field": settings.field,
+        "shard_tokens": settings.shard_tokens,
+        "val_percent": float(settings.val_percent),
+        "name": settings.name or NAME_BREAKS.sub("-", bare_name(settings.inputs[0])),
+        "batch_characters": BATCH_CHARACTERS,
+    }
+    encoding = encoding_of(settings.tokenizer)
+    separator = separator_of(encoding).tolist()
+    return {
+        "tokenizer": settings.tokenizer,
+        "vocabulary": encoding.n_vocab,
+        "separator": separator,
+        "options": options,
+    }
+
+
+def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
+    """What the manifest says of each file. UserError: one cannot be used, or there is no text in any."""
+    surveyed = []
+    with Progress("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
+        for facts in mapped(partial(survey, field), inputs):
+            surveyed.append(facts)
+            progress.advance(facts["bytes"])
+    check_text(surveyed)
+    return surveyed
+
+
+def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: dict, mapped) -> None:
+    """Write the shards that are not in the manifest yet, and the manifest after each."""
+
+    def completed(shard: dict) -> None:
+        manifest["shards"].append(shard)
+        write_manifest(settings.out, manifest)
+
+    write_manifest(settings.out, manifest)
+    characters = total(manifest["inputs"], "characters")
+    pieces = chain.from_iterable(read_pieces(source, settings.field) for source in inputs)
+    work = batches(pieces, int(characters * (100 - settings.val_percent) // 100))
+    number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
+    options = manifest["options"]
+    writer = ShardWriter(settings.out, options["name"], options["shard_tokens"], manifest["shards"], completed)
+    with writer, Progress("tokenizing", "characters", characters) as progress:
+        progress.skip(sum(batch.characters for batch in islice(work, number)))
+        for split, size, tokens in mapped(partial(tokenize, settings.tokenizer), work):
+            writer.add(split, tokens, number, first)
+            number, first = number + 1, 0
+            progress.advance(size)
+        writer.finish(number)
+    check_splits(settings, manifest["shards"])
+    manifest["complete"] = True
+    write_manifest(settings.out, manifest)
+
+
+def check_splits(settings: argparse.Namespace, shards: list[dict]) -> None:
+    for split, purpose in SPLITS.items():
+        tokens = total((shard for shard in shards if shard["split"] == split), "tokens")
+        if tokens < 2 and (split == "train" or settings.val_percent):
+            raise UserError(
+                f"{settings.out}: {tokens} tokens for {purpose}, expected at least 2: remove the folder and give more "
+                "text, or another --val-percent"
+            )
+
+
+def report(folder: Path, manifest: dict) -> None:
+    inputs, name = manifest["inputs"], manifest["options"]["name"]
+    empty = total(inputs, "empty_documents")
+    print(
+        f"{len(inputs)} file(s), {total(inputs, 'documents'):,} document(s), {total(inputs, 'characters'):,} characters"
+        + (f"; {empty:,} empty document(s) left out" if empty else "")
+    )
+    for split, flag in (("train", "--train-data"), ("val", "--val-data")):
+        shards = [shard for shard in manifest["shards"] if shard["split"] == split]
+        if shards:
+            pattern = folder / f"{name}_{split}_*.bin"
+            print(f"{total(shards, 'tokens'):,} tokens in {len(shards)} shard(s): {flag} '{pattern}'")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
+    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
+    parser.add_argument("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
+    parser.add_argument("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
+    parser.add_argument("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
+    parser.add_argument("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def plain_name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected letters, digits and _ . - only")
+    return text
+
+
+def token_count(text: str) -> int:
+    return integer(text, 2, MAX_COUNT)
+
+
+def process_count(text: str) -> int:
+    return integer(text, 1, 4096)
+
+
+def integer(text: str, low: int, high: int) -> int:
+    if not re.fullmatch(r"\d+(_\d+)*", text) or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected an integer from {low} to {high}")
+    return int(text)
+
+
+def percent(text: str) -> Fraction:
+    if not re.fullmatch(r"\d{1,2}(\.\d{0,6})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 0 to below 100, such as 0.5")
+    return Fraction(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The files that prepare.py reads: which they are, and their bytes, unpacked, without holding a file in memory."""
+
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gpt2.errors import UserError
+from gpt2.shards import file_errors
+
+KINDS = (".txt", ".jsonl", ".parquet")
+PACKINGS = (".gz", ".zst")
+KNOWN = "expected .txt, .jsonl or .parquet, the first two also with .gz or .zst behind it"
+BLOCK_BYTES = 1 << 20
+PACKED_BYTES = 1 << 16  # of a zstd file at a time: what they unpack to is held at once
+LARGEST_ZSTD_WINDOW = 1 << 31  # what `zstd --long=31` writes
+
+
+class Input(NamedTuple):
+    """A file, what is in it (one of KINDS), and how it is packed (one of PACKINGS, or an empty text)."""
+
+    path: Path
+    kind: str
+    packing: str
+
+
+def find_inputs(paths: list[Path]) -> list[Input]:
+    """The given files in the given order; of a folder, those of known extension at any depth, sorted by path.
+
+    UserError: missing, no file, an unknown extension, nothing known in a folder.
+    """
+    return [found for path in paths for found in (files_of(path) if os.path.isdir(path) else [file_of(path)])]
+
+
+def file_of(path: Path) -> Input:
+    with file_errors(path, "expected a file or a folder; check the path and its permissions"):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UserError(f"{path}: not a file, expected one that can be read twice: write its text to a file")
+    found = classify(path)
+    if not found:
+        raise UserError(f"{path}: unknown extension, {KNOWN}: rename or link it to what it is")
+    if found.kind == ".parquet" and found.packing:
+        raise UserError(f"{path}: a packed Parquet file cannot be read, Parquet is packed inside: unpack it first")
+    return found
+
+
+def files_of(folder: Path) -> list[Input]:
+    def refuse(error: OSError):
+        raise error
+
+    with file_errors(folder, "check the permissions of the folder and of those in it"):
+        paths = [Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names]
+    found = [file_of(path) for path in sorted(paths) if classify(path) and path.is_file()]
+    if not found:
+        raise UserError(f"{folder}: nothing to read in this folder, {KNOWN}: give another")
+    return found
+
+
+def classify(path: Path) -> Input | None:
+    """What the path's extensions say, in capitals or not; None where they say nothing."""
+    inner, packing = os.path.splitext(path.name.lower())
+    if packing not in PACKINGS:
+        inner, packing = path.name.lower(), ""
+    kind = os.path.splitext(inner)[1]
+    return Input(path, kind, packing) if kind in KINDS else None
+
+
+def bare_name(path: Path) -> str:
+    """The path's last part without the extensions that say how to read it."""
+    name, found = path.resolve().name, classify(path)
+    return name[: len(name) - len(found.kind + found.packing)] if found else name
+
+
+def blocks(source: Input) -> Iterator[bytes]:
+    """The file's bytes, unpacked, about BLOCK_BYTES at a time, never none. UserError: unreadable or damaged."""
+    with file_errors(source.path, "expected a sound file that can be read; check its permissions, or write it again"):
+        try:
+            yield from filter(None, READERS[source.packing](source.path))
+        except (EOFError, zlib.error) as error:
+            raise UserError(f"{source.path}: the gzip file is damaged ({error}): write or copy it again") from error
+
+
+def plain_blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from read_on(file)
+
+
+def gzip_blocks(path: Path) -> Iterator[bytes]:
+    with gzip.open(path, "rb") as file:
+        yield from read_on(file)
+
+
+def read_on(file) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def zstd_blocks(path: Path) -> Iterator[bytes]:
+    """Every frame of the file, one by one: zstandard's own reader takes a file cut short for a whole one."""
+    zstandard = import_zstandard(path)
+    decompressor, frame = zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW), None
+    with open(path, "rb") as file:
+        while packed := file.read(PACKED_BYTES):
+            while packed:
+                frame = frame or decompressor.decompressobj()
+                try:
+                    yield frame.decompress(packed)
+                except zstandard.ZstdError as error:
+                    raise UserError(f"{path}: the zstd file is damaged ({error}): write or copy it again") from error
+                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise UserError(f"{path}: the zstd file is cut short: write or copy it again")
+
+
+def import_zstandard(path: Path):
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(f"{path}: reading zstd needs the package zstandard: pip install zstandard") from error
+    return zstandard
+
+
+READERS = {"": plain_blocks, ".gz": gzip_blocks, ".zst": zstd_blocks}
