@@ -9,7 +9,7 @@ launcher.py       the mpirun command of this machine
 buffers.py        a rank's flat buffers: its own memory, or memory that its node's ranks share
 sharded.py        vectors that no rank holds whole (ZeRO)
 live.py           which phase every rank is in, readable while MPI hangs
-watchdog.py       a rank that others wait for is named while the job hangs
+watchdog.py       a rank that others wait for is named while the job hangs; stalls.py: how it is found
 device_buffers.py both buffers on a GPU, and what exchanges them there under mpi4py's names:
   nccl.py         NCCL        gpu_aware.py  an MPI library that takes them        alone.py  one rank, nobody to ask
 waiting.py        waiting that leaves the core to those who work

@@ -4,11 +4,12 @@ Without this, a rank that dies of an exception waits in MPI_Finalize for the oth
 """
 
 import os
+import signal
 import socket
 import sys
-import threading
 import time
 import traceback
+from contextlib import suppress
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
@@ -26,19 +27,20 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
         sys.stdout.flush()
         if isinstance(error, mistakes):
             end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
-        end_job(comm, f"{where} ends the job:\n{''.join(traceback.format_exception(kind, error, trace))}")
+        what = "".join(traceback.format_exception_only(error)).strip()
+        end_job(comm, f"{where} ends the job: {what}\n{''.join(traceback.format_exception(kind, error, trace))}")
 
     sys.excepthook = abort
 
 
 def end_job(comm, text: str, code: int = 1) -> None:
     """Print the text and end all ranks, from any thread of any rank. Does not return."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    with suppress(OSError):  # who would read it may be gone
+        sys.stderr.write(text)
+        sys.stderr.flush()
     time.sleep(PRINTING_S)
-    last_resort = threading.Timer(ABORTING_S, os._exit, [code])
-    last_resort.daemon = True
-    last_resort.start()
+    # mpi4py keeps Python's lock in Abort: no thread of ours could do anything if that hangs, but the kernel can.
+    signal.setitimer(signal.ITIMER_REAL, ABORTING_S)
     comm.Abort(code)
     # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
     os._exit(code)

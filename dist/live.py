@@ -12,13 +12,16 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from dist.ports import Ports
 from dist.waiting import barrier
 from dist.world import World
 
 # run: a number unlike other runs'. pulse: counts up while the rank's threads run. changes: phases entered and left.
 # meetings: phases of the step entered so far in which ranks meet. phase: 0 between phases, else counted from 1.
-POSITION = np.dtype([(name, "<i8") for name in ("run", "rank", "pid", "pulse", "changes", "step", "meetings", "phase")])
-RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE = range(len(POSITION))
+# moved: bytes through the node's ports so far. cut_off: 1 where one of them has lost its link. Both 0 on a single node.
+FIELDS = ("run", "rank", "pid", "pulse", "changes", "step", "meetings", "phase", "moved", "cut_off")
+POSITION = np.dtype([(name, "<i8") for name in FIELDS])
+RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF = range(len(POSITION))
 LEFT = 1 << 40  # the step of a rank that has nothing more to do
 SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
 
@@ -39,7 +42,8 @@ class LivePositions:
         self._node = [np.frombuffer(one, POSITION, 1) for one in memory]
         self._own = memoryview(memory[world.local_rank]).cast("B").cast("q")
         self._changes = self._step = self._meetings = 0
-        self._node[world.local_rank][0] = (self._run, world.rank, os.getpid(), 0, 0, 0, 0, 0)
+        self._node[world.local_rank][0] = (self._run, world.rank, os.getpid(), *[0] * (len(POSITION) - 3))
+        self._ports = Ports() if world.node_count > 1 else None
         barrier(world.local_comm)
         if world.node_count > 1:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +67,9 @@ class LivePositions:
         self._own[STEP] = LEFT
 
     def pulse(self) -> None:
+        if self._ports:
+            self._own[MOVED] = sum(self._ports.read())
+            self._own[CUT_OFF] = self._ports.has_lost_link()
         self._own[PULSE] += 1
 
     def node_positions(self) -> np.ndarray:
@@ -80,9 +87,9 @@ class LivePositions:
         except OSError:
             pass  # a full or absent disk: the others see that nothing changes any more, and training goes on
 
-    def read(self) -> np.ndarray:
-        """(ranks that can be seen,) POSITION, by rank."""
-        nodes = [self.node_positions(), *map(self._read, range(self._world.node_count))]
+    def read(self, others) -> np.ndarray:
+        """(ranks that can be seen,) POSITION, by rank: those of this node and of the nodes in `others`."""
+        nodes = [self.node_positions(), *map(self._read, others)]
         seen = np.concatenate(nodes)
         return seen[np.unique(seen["rank"], return_index=True)[1]]
 
@@ -116,7 +123,7 @@ class LivePositions:
             self.publish()
         barrier(self._world.comm)
         patience = time.monotonic() + SHARED_WITHIN_S
-        while len(seen := self.read()) < self._world.size and time.monotonic() < patience:
+        while len(seen := self.read(range(self._world.node_count))) < self._world.size and time.monotonic() < patience:
             time.sleep(0.05)
         hosts = [place["host"] for place in self._world.places if place["rank"] not in seen["rank"]]
         return list(dict.fromkeys(hosts))

@@ -25,6 +25,8 @@ class Ports:
         self.names = [name for name, *_ in ethernet + infiniband]
         self._counters = [(unit, _open(into), _open(out)) for _, unit, into, out in ethernet + infiniband]
         self._stalls = [_open(into.parent / "port_xmit_wait") for _, _, into, _ in infiniband]
+        links = [_open(into.parent.parent / "carrier") for _, _, into, _ in ethernet]
+        self._links = [link for link in links if link()]
 
     def read(self) -> tuple[int, int]:
         """(bytes in, bytes out) of all ports together, since their start; differences of two calls are what matters."""
@@ -37,6 +39,10 @@ class Ports:
     def stalls(self) -> int:
         """Ticks that InfiniBand ports waited to send, all together; 0 without such ports."""
         return sum(counter() for counter in self._stalls)
+
+    def has_lost_link(self) -> bool:
+        """Whether an interface that was connected when this was made is not any more: a cable, a switch."""
+        return not all(link() for link in self._links)
 
 
 def _ethernet(folder: Path) -> list[tuple]:

@@ -1,6 +1,8 @@
 """The ranks of the job, the nodes they sit on, and speaking with one voice."""
 
+import atexit
 import os
+import signal
 import socket
 import sys
 from contextlib import contextmanager
@@ -66,9 +68,14 @@ def library_name() -> str:
 
 
 def start_mpi() -> MPI.Intracomm:
-    """The world's communicator, with MPI initialized if importing mpi4py was told not to."""
+    """The world's communicator, with MPI initialized if importing mpi4py was told not to.
+
+    At the end all ranks meet in MPI_Finalize. srun --kill-on-bad-exit sends SIGTERM to those that still are in there
+    when the first one has left with an exit code of ours: that code is to count, not the signal.
+    """
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
     return MPI.COMM_WORLD
 
 

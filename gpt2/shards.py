@@ -23,6 +23,7 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 SHARD_MAGIC, SHARD_VERSION = 20240520, 1
 MODEL_MAGIC = 20240326
+TEMPORARY = ".*.tmp"  # what `replacing` writes, before it has its name
 MAX_TOKEN = np.iinfo(np.uint16).max
 MAX_COUNT = np.iinfo(np.int32).max  # the header counts tokens in an int32
 

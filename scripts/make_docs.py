@@ -31,6 +31,8 @@ PARTS = {
     "model": ("docs_model", "twenty minutes, as root: the cost model beside measured exchanges"),
     "faults": ("docs_diagnosis", "fifteen minutes, as root: what the verdict says of runs with known faults"),
     "report": ("docs_diagnosis", "a minute, as root: the report of 9 ranks on 5 virtual hosts, in chromium (needed)"),
+    "failures": ("docs_failures", "ten minutes, as root: what fails, under this Python's mpirun and under srun"),
+    "random_kills": ("docs_failures", "35 minutes: a run under random kills beside an undisturbed one"),
     "start": ("docs_step", "seconds: what compiled loops cost a process at its start"),
     "step": ("docs_step", "ten minutes: one step, its floor, PyTorch (which it needs)"),
 }

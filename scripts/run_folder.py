@@ -12,7 +12,7 @@ from machine import machine, versions
 
 from gpt2 import checkpoints
 from gpt2.errors import UserError
-from gpt2.shards import file_errors, replacing
+from gpt2.shards import TEMPORARY, file_errors, replacing
 
 
 class RunFolder:
@@ -40,6 +40,8 @@ class RunFolder:
     def _take_up(self, step: int) -> None:
         """Bring the folder to what it was after that step."""
         checkpoints.remove_parts(self.path / "checkpoints")
+        for temporary in self.path.glob(TEMPORARY):  # of a writer that was killed
+            temporary.unlink()
         log, traces, config = self.path / "log.jsonl", self.path / "traces", self.path / "config.json"
         if log.exists():
             kept = [line for line in log.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]

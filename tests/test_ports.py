@@ -53,3 +53,12 @@ def test_a_containers_ports(tmp_path):
     assert (ports.names, ports.read()) == (["eth0"], (30, 40))
     nothing = Ports(tmp_path / "none")
     assert (nothing.names, nothing.read(), nothing.stalls()) == ([], (0, 0), 0)
+
+
+def test_a_link_that_is_lost(tmp_path):
+    """Only what was connected at first can be lost."""
+    system = write_tree(tmp_path, interface("eth0", 1, 0, 0, carrier=1) | interface("eth1", 1, 0, 0, carrier=0))
+    ports = Ports(system)
+    assert not ports.has_lost_link()
+    write_tree(system, interface("eth0", 1, 0, 0, carrier=0))
+    assert ports.has_lost_link()

@@ -11,7 +11,7 @@ import pytest
 from conftest import launch
 
 from dist.live import LEFT, POSITION
-from dist.watchdog import Observation
+from dist.stalls import STANDING_BYTES_S, Observation
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,6 +49,7 @@ watchdog.close()
 world.print("went on to the end")
 """
 TWO_NODES = "world = world_of(world.comm, world.comm.Split(world.rank % 2, world.rank))"
+STOP_THE_FIRST_NODE = "world.rank < 2 and stop()"
 FOLDERS_APART = f"{TWO_NODES}; folder += str(world.node)"
 
 
@@ -91,6 +92,16 @@ def test_a_rank_on_another_node_is_named(tmp_path):
     """Stopped, and nobody there to tell where: what it last wrote may be a step old."""
     _, told = run(tmp_path, rank=1, setup=TWO_NODES, ends=True, backward="stop()")
     assert re.search(r"rank 1 on \S+ shows no sign of life .*last seen in .* while 2 ranks wait in allreduce", told[0])
+
+
+def test_where_the_first_two_are_gone_the_next_node_looks(tmp_path):
+    """Stopped, both of them, as on a host that died; nobody is left who would hear of an abort."""
+    setup = "world = world_of(world.comm, world.comm.Split(world.rank // 2, world.rank))"
+    _, told = run(tmp_path, rank="world.rank", ranks=4, setup=setup, ends=True, backward=STOP_THE_FIRST_NODE)
+    assert len(told) == 1
+    assert re.search(
+        r"rank 0 on \S+, rank 1 on \S+ shows? no sign of life .* while \d ranks? waits? in allreduce", told[0]
+    )
 
 
 def test_without_a_shared_file_system_it_says_so_and_watches_its_own_node(tmp_path):
@@ -155,18 +166,24 @@ IS_MEETING = np.array([False, False, False, True])
 
 def seen(*rows, pulse=0):
     """Ranks by (step, meetings, phase)."""
-    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase)) for rank, (step, meetings, phase) in
-            enumerate(rows)]  # fmt: skip
+    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase), 0, 0)
+            for rank, (step, meetings, phase) in enumerate(rows)]  # fmt: skip
     return np.array(rows, POSITION)
 
 
-def watch(positions, seconds=100, silent=(), every=1):
+def observe(positions, seconds=100, silent=(), bytes_s=0, at_first=0):
+    """bytes_s: through each rank's node's ports; at_first: in the first second besides."""
     observation = Observation(IS_MEETING, 60, 2)
-    for second in range(0, seconds, every):
+    for second in range(seconds):
         positions["pulse"] += 1
         positions["pulse"][list(silent)] = 0
+        positions["moved"] += np.asarray(bytes_s, int) + (at_first if second == 1 else 0)
         observation.look(positions, second)
-    return observation.find_stall()
+    return observation
+
+
+def watch(positions, **options):
+    return observe(positions, **options).find_stall()
 
 
 def test_the_one_that_has_come_least_far_is_named():
@@ -220,3 +237,26 @@ def test_a_node_that_is_seen_late_or_no_more():
         observation.look(everyone[:1], second)
     stall = observation.find_stall()
     assert (stall.ranks, stall.is_silent, stall.waiting) == ([1], True, 1)
+
+
+def test_a_node_without_a_link_is_named():
+    """All wait in the exchange, one of them behind another; the cable of the third is out."""
+    positions = seen((17, 1, "reduce"), (17, 2, "reduce"), (17, 2, "reduce"))
+    assert watch(positions.copy()).ranks == [0]
+    positions["cut_off"][2] = 1
+    stall = watch(positions)
+    assert (stall.ranks, stall.is_cut_off, stall.waiting) == ([2], True, 2)
+    assert watch(seen((17, 0, "backward"), (17, 0, "forward"), (17, 0, "forward"))) is None
+
+
+def test_a_network_that_stands_still_is_no_slow_exchange():
+    rows = [(17, 1, "reduce"), (17, 1, "reduce"), (17, 1, "reduce")]
+    little, much = STANDING_BYTES_S / 2, 2 * STANDING_BYTES_S
+    stall = observe(seen(*rows), at_first=int(much)).find_standstill()
+    assert (stall.ranks, stall.waiting, PHASES[stall.phase]) == ([], 3, "reduce")
+    assert observe(seen(*rows), at_first=int(much), bytes_s=[little] * 3).find_standstill() is not None
+    assert observe(seen(*rows), at_first=int(much), bytes_s=[little, little, much]).find_standstill() is None
+    assert observe(seen(*rows), at_first=int(much), seconds=60).find_standstill() is None
+    assert observe(seen(*rows[:2], (17, 0, "backward")), at_first=int(much)).find_standstill() is None
+    assert observe(seen(*rows[:2], (17, 2, "reduce")), at_first=int(much)).find_standstill() is None
+    assert observe(seen(*rows)).find_standstill() is None, "ports that are not what MPI uses"
