@@ -29,7 +29,6 @@ def ordered_map(processes: int):
         return
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), follow_parent)
     try:
-        start(pool, processes)
         yield partial(map_in_order, pool, AHEAD * processes)
     except BaseException:
         for child in multiprocessing.active_children():  # what they are at is of no use any more
@@ -39,19 +38,12 @@ def ordered_map(processes: int):
         pool.shutdown(cancel_futures=True)
 
 
-def start(pool: ProcessPoolExecutor, processes: int) -> None:
-    """Start all of them, uninterrupted: one whose parent ends in the midst of it prints a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
-    for _ in range(processes):
-        pool.submit(os.getpid)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def map_in_order(pool: ProcessPoolExecutor, ahead: int, function: Callable, items: Iterable) -> Iterator:
     under_way = deque()
     try:
         for item in items:
-            under_way.append(pool.submit(function, item))
+            with uninterrupted():
+                under_way.append(pool.submit(function, item))
             if len(under_way) >= ahead:
                 yield under_way.popleft().result()
         while under_way:
@@ -63,10 +55,29 @@ def map_in_order(pool: ProcessPoolExecutor, ahead: int, function: Callable, item
         ) from error
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block, where a process starts: cut off in that, it prints a traceback.
+
+    Ctrl-C is blocked, too, which the process inherits: it may come before `follow_parent`. That alone is not enough
+    here: a signal finds another thread of this process, such as the BLAS library's, and Python handles it in this one.
+    """
+    arrived = []
+    handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in INTERRUPTS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
+
+
 def follow_parent() -> None:
     """Ctrl-C is the parent's to handle; when it is gone, however it ended, so is this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)  # what `start` blocked is inherited
     Thread(target=end_with_parent, daemon=True).start()
 
 
