@@ -1,66 +1,127 @@
-"""A function over many items, in parallel processes, the results in the items' order."""
+"""A function over many items, in parallel processes, the results in the items' order.
+
+Each process has a pipe of its own and shares no lock with another: the end of one, at whatever moment, is seen here as
+the end of its pipe, and the end of this process is seen there in the same way. The standard library's pools wait for
+ever where a process is ended while it sends.
+"""
 
 import multiprocessing
 import os
+import queue
 import signal
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import wait
+from itertools import islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from threading import Thread
 
 from gpt2.errors import UserError
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
-AHEAD = 2  # items under way for each process: one worked on, one waiting
+AHEAD = 2  # items given to each process: one it works on, one that waits
 
 
 @contextmanager
 def ordered_map(processes: int):
     """A map(function, items) over that many processes, which end with the block; one is this process itself.
 
-    It takes only so many items ahead of the results that are asked for: neither is ever held whole.
+    It takes only so many items ahead of the results that are asked for: neither is ever held whole. An exception of the
+    function is raised here when it is that item's turn. UserError: a process was ended from outside.
     """
     if processes == 1:
         yield map
         return
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), follow_parent)
+    resource_tracker.ensure_running()  # or the first process starts it, which unblocks what `uninterrupted` blocks
+    workers = []
     try:
-        yield partial(map_in_order, pool, AHEAD * processes)
-    except BaseException:
-        for child in multiprocessing.active_children():  # what they are at is of no use any more
-            child.terminate()
-        raise
+        with uninterrupted():
+            workers += [start() for _ in range(processes)]
+        yield partial(map_in_order, [connection for _, connection in workers])
     finally:
-        pool.shutdown(cancel_futures=True)
+        for process, connection in workers:
+            connection.close()
+            process.kill()
+            process.join()
 
 
-def map_in_order(pool: ProcessPoolExecutor, ahead: int, function: Callable, items: Iterable) -> Iterator:
-    under_way = deque()
+def start() -> tuple[multiprocessing.Process, Connection]:
+    """A process that waits for work, and our end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def map_in_order(connections: list[Connection], function: Callable, items: Iterable) -> Iterator:
     try:
-        for item in items:
-            with uninterrupted():
-                under_way.append(pool.submit(function, item))
-            if len(under_way) >= ahead:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    except BrokenProcessPool as error:
+        for result, error in outcomes(connections, function, enumerate(items)):
+            if error:
+                raise error
+            yield result
+    except (EOFError, ConnectionError) as error:
         raise UserError(
             "a process was ended from outside, perhaps for want of memory: run the same command again, "
             "which goes on from the last complete shard, with fewer --processes"
         ) from error
 
 
+def outcomes(connections: list[Connection], function: Callable, numbered: Iterator[tuple]) -> Iterator[tuple]:
+    """(result, error), one of them None, in the order of the numbers 0, 1, ... EOFError: a process has ended."""
+    free, limit = deque(connections * AHEAD), 2 * AHEAD * len(connections)
+    done, given, returned = {}, 0, 0
+    while True:
+        for number, item in islice(numbered, min(len(free), limit - (given - returned))):
+            free.popleft().send((number, function, item))
+            given += 1
+        if returned == given:
+            return
+        if returned in done:
+            yield done.pop(returned)
+            returned += 1
+            continue
+        for connection in wait(connections):
+            number, *outcome = connection.recv()
+            done[number] = outcome
+            free.append(connection)
+
+
+def work(connection: Connection) -> None:
+    """Answer (number, function, item) with (number, result, error), one by one, until the other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    waiting = queue.SimpleQueue()
+    Thread(target=receive, args=(connection, waiting), daemon=True).start()
+    while True:
+        number, function, item = waiting.get()
+        try:
+            outcome = number, function(item), None
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            outcome = number, None, error
+        with suppress(OSError):  # nobody is there any more: `receive` sees that
+            connection.send(outcome)
+
+
+def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
+    """Take in what comes while an item is worked on: sending it holds nobody up. At the end, end this process."""
+    try:
+        while True:
+            waiting.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(1)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block, where a process starts: cut off in that, it prints a traceback.
+    """Ctrl-C and SIGTERM wait for the end of the block, where processes start: cut off in that, one prints a traceback.
 
-    Ctrl-C is blocked, too, which the process inherits: it may come before `follow_parent`. That alone is not enough
-    here: a signal finds another thread of this process, such as the BLAS library's, and Python handles it in this one.
+    Ctrl-C is blocked, too, which the processes inherit: it may come before `work` does. That alone is not enough here:
+    a signal finds another thread of this process, such as the BLAS library's, and Python handles it in this one.
     """
     arrived = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in INTERRUPTS}
@@ -73,14 +134,3 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if arrived:
         signal.raise_signal(arrived[0])
-
-
-def follow_parent() -> None:
-    """Ctrl-C is the parent's to handle; when it is gone, however it ended, so is this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -23,6 +25,7 @@ import prepare_batches  # noqa: E402 (found in scripts/)
 import prepare_documents  # noqa: E402
 import prepare_files  # noqa: E402
 import prepare_manifest  # noqa: E402
+import prepare_processes  # noqa: E402
 import prepare_shards  # noqa: E402
 from prepare import parse, prepare  # noqa: E402
 
@@ -405,12 +408,13 @@ def long_text(tmp_path_factory):
 
 
 def test_processes(tmp_path, long_text):
-    """The same files from 1 and 3 processes, and after a SIGKILL and a SIGTERM, which leave no process behind."""
+    """The same files from 1 and 3 processes, though those go on after a SIGKILL and a SIGTERM: none is left behind."""
     options = ["--shard-tokens", 1_000_000]
     run(long_text, "--out", tmp_path / "one", *options)
     out = tmp_path / "three"
     for number in (signal.SIGKILL, signal.SIGTERM, None):
-        process = subprocess.Popen(command(long_text, "--out", out, "--processes", 3, *options), stderr=subprocess.PIPE)
+        flags = ["--out", out, "--processes", 2 if number else 3, *options]
+        process = subprocess.Popen(command(long_text, *flags), stderr=subprocess.PIPE)
         wait_until(lambda process=process: children(process.pid) and list(out.glob("*.bin*")))
         workers = children(process.pid)
         if number:
@@ -422,6 +426,31 @@ def test_processes(tmp_path, long_text):
         wait_until(lambda workers=workers: not any(map(is_running, workers)))
     assert contents(out) == contents(tmp_path / "one")
     assert len(contents(out)) > 5
+
+
+def slow_square(number: int) -> int:
+    time.sleep(0.05 if number == 3 else 0)
+    if number == 17:
+        raise ValueError("seventeen")
+    if number == 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_ordered_map():
+    """In order though the fourth takes longest, not far ahead; errors at their turn; a process that is killed."""
+    taken = []
+    with prepare_processes.ordered_map(2) as mapped:
+        results = mapped(slow_square, (taken.append(number) or number for number in range(17)))
+        assert [next(results) for _ in range(4)] == [0, 1, 4, 9]
+        assert len(taken) <= 4 + 8
+        assert list(results) == [number * number for number in range(4, 17)]
+        assert list(mapped(slow_square, [])) == []
+        with pytest.raises(ValueError, match="seventeen"):
+            list(mapped(slow_square, [17]))
+        message = refusal(lambda: list(mapped(slow_square, range(40, 60))))
+        assert message.startswith("a process was ended from outside")
+    assert not multiprocessing.active_children()
 
 
 def children(process: int) -> list[int]:
