@@ -12,6 +12,7 @@ the machine is decides only how many steps that are. Exit code 1: they are not, 
 
 import argparse
 import json
+import os
 import random
 import signal
 import subprocess
@@ -39,6 +40,14 @@ TRAINING = (
 ENDLESS = 100_000_000  # steps
 END_LIMIT_S, CATCH_UP_S = 120, 3600
 AHEAD = 5  # steps that the undisturbed run is to be ahead of the other, for that to be able to reach its end
+
+
+def as_nice_as_this() -> list[str]:
+    """What starts a command with this process's priority, also under a launcher that begins a session for each rank.
+
+    Linux shares cores between sessions first (sched(7), "The autogroup feature"): the nice value counts inside one.
+    """
+    return ["sh", "-c", f'echo {os.nice(0)} 2>/dev/null >/proc/self/autogroup; exec "$@"', "sh"]
 
 
 class Failed(Exception):
@@ -95,7 +104,7 @@ class Job:
 
     def __init__(self, run: Path, steps: int):
         self.run, self._output = run, run.with_suffix(".txt")
-        train = [sys.executable, TRAIN, *TRAINING, "--steps", steps, "--resume", "--out", run]
+        train = [*as_nice_as_this(), sys.executable, TRAIN, *TRAINING, "--steps", steps, "--resume", "--out", run]
         with open(self._output, "w") as output:
             self._process = subprocess.Popen(
                 [str(word) for word in [*mpirun_command(RANKS), *train]],
