@@ -43,4 +43,4 @@ def test_a_vocabulary_of_no_tokenizer_is_refused_before_training(tmp_path):
     result = launch(2, [str(part) for part in command + data])
     assert result.returncode == 2
     assert "a model of 100 tokens, expected 50257 or 256" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.count("error: ") == 1
