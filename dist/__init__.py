@@ -18,7 +18,7 @@ wire.py           float32 or bfloat16 between ranks
 ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
 tree.py           all-reduce over two binary trees; double_tree.py: which
 links.py          latency and rates between the nodes, measured; local_rates.py: of copies and sums inside a node
-gpu_topology.py   how a node's GPUs are joined, as nvidia-smi says
+gpu_topology.py   how a node's GPUs are joined, as nvidia-smi says; tool_output.py: what a program says in time
 ports.py          bytes through a node's network ports, by its counters
 cost_model.py     seconds of an exchange, before anyone tries it, from
   schedules.py      who sends how much to whom under each strategy: bytes through every port

@@ -13,11 +13,10 @@ After the devices' columns come "CPU Affinity" and, by version, "NUMA Affinity" 
 """
 
 import re
-import subprocess
-from contextlib import suppress
+
+from dist.tool_output import LIMIT_S, tool_output
 
 COMMAND = ("nvidia-smi", "topo", "-m")
-TIMEOUT_S, END_S = 10, 1
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NETWORK_CARD = re.compile(r"\s*(NIC\d+): (\S+)\s*")
@@ -25,21 +24,10 @@ _LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
-def gpu_topology(command=COMMAND, timeout_s: float = TIMEOUT_S) -> dict | None:
+def gpu_topology(command=COMMAND, limit_s: float = LIMIT_S) -> dict | None:
     """This node's topology as parse_matrix gives it; None where nvidia-smi is missing, fails or hangs."""
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    except OSError:
-        return None
-    with process.stdout:
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):  # one that is stuck in the driver does not even die
-                process.wait(END_S)
-            return None
-    return parse_matrix(output.decode(errors="replace")) if process.returncode == 0 else None
+    output = tool_output(*command, limit_s=limit_s)
+    return None if output is None else parse_matrix(output)
 
 
 def parse_matrix(text: str) -> dict | None:

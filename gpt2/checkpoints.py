@@ -132,6 +132,16 @@ class Checkpoint:
                 values = read_range(stored, self._label)
                 out[low - start : high - start] = values[low - stored.start : high - stored.start]
 
+    def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
+        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout. UserError as
+        `read`, or if the model is another."""
+        layout = parameters.layout
+        if self.config != layout.config:
+            raise UserError(f"{self.path}: holds {self.config}, expected {layout.config}: choose its --model")
+        for start, stop in layout.ranges:
+            self.read("parameters", start, parameters.flat[start:stop])
+            filled(start, stop)
+
     def check(self, part: int, parts: int) -> None:
         """Read part number `part` of `parts` of it all; UserError where it is not what was written."""
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
@@ -149,12 +159,7 @@ def read_config(folder: Path) -> GPT2Config:
 
 def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> None:
     """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config, as gpt2.llmc does."""
-    checkpoint, layout = Checkpoint(folder), parameters.layout
-    if checkpoint.config != layout.config:
-        raise UserError(f"{folder}: holds {checkpoint.config}, expected {layout.config}: choose its --model")
-    for start, stop in layout.ranges:
-        checkpoint.read("parameters", start, parameters.flat[start:stop])
-        filled(start, stop)
+    Checkpoint(folder).read_parameters(parameters, filled)
 
 
 def model_facts(layout: Layout) -> dict:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster_hosts import ClusterError, Host, child_processes, pid_inside
@@ -37,6 +38,7 @@ OPEN_MPI_AGENT = {
     "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
 }
 GRACE_S = 10  # for ranks that save something when told to stop
+USER_MISTAKE = 2  # exit code, as argparse's
 
 
 class Stopped(BaseException):
@@ -49,6 +51,19 @@ class Stopped(BaseException):
 
 def raise_stopped(signal_number, frame):
     raise Stopped(signal_number)
+
+
+def end_with(work: Callable[[], int]) -> None:
+    """End this process with what `work` returns; Ctrl-C and SIGTERM stop it, and a ClusterError is one line."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, raise_stopped)
+    try:
+        raise SystemExit(work())
+    except ClusterError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE) from None
+    except Stopped as stopped:
+        raise SystemExit(stopped.exit_code) from None
 
 
 def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:

@@ -6,12 +6,9 @@ section: {...} of all others}. Nothing here speaks with other ranks.
 
 import os
 import socket
-import subprocess
 import threading
-from contextlib import suppress
 
 SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
-END_S = 1.0
 # What a launcher calls a rank's number on its node. SLURM_LOCALID comes last: under mpirun it is the launcher's own.
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
@@ -59,23 +56,6 @@ def is_first_on_node(environment) -> bool:
     """Whether this process is the first of its node, as far as its launcher says: for what is looked at once a node."""
     name = next((name for name in LOCAL_RANKS if name in environment), None)
     return name is None or environment[name] == "0"
-
-
-def tool_output(*command: str, limit_s: float = 10.0) -> str | None:
-    """What a command prints; None where it is missing, fails or hangs, even if it cannot be killed."""
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    except OSError:
-        return None
-    with process.stdout:
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            return None
-    return output.decode(errors="replace") if process.returncode == 0 else None
 
 
 def variables(*names: str) -> dict[str, str]:

@@ -6,7 +6,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from doctor_facts import error_text, is_first_on_node, tool_output, variables
+from doctor_facts import error_text, is_first_on_node, variables
+
+from dist.tool_output import tool_output
 
 COLUMNS = ("index", "name", "driver_version", "memory.total", "memory.used")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")

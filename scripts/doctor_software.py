@@ -8,8 +8,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from doctor_facts import is_first_on_node, tool_output, variables
+from doctor_facts import is_first_on_node, variables
 from machine import machine, versions
+
+from dist.tool_output import tool_output
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")

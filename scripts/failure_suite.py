@@ -26,6 +26,7 @@ from failure_launchers import launchers
 from failure_log import MARK, curve, last_step, newest_step, skipped_steps
 from failure_processes import rank_processes, wait_until
 from machine import machine, versions
+from named_cases import cases_of
 
 SCRIPTS = Path(__file__).parent
 TRAINING = (
@@ -60,17 +61,10 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the runs go to DIR/LAUNCHER/CASE")
-    parser.add_argument("--cases", type=case_names, default=list(CASES), help=f"of {', '.join(CASES)} (all)")
+    parser.add_argument("--cases", type=cases_of(CASES), default=list(CASES), help=f"of {', '.join(CASES)} (all)")
     parser.add_argument("--launchers", default="", metavar="NAME", help="mpirun or srun (both)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="put the rows into this file")
     return parser.parse_args()
-
-
-def case_names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in CASES]:
-        raise argparse.ArgumentTypeError(f"no case {unknown[0]}, there are {', '.join(CASES)}")
-    return names
 
 
 class Suite:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from diagnose import diagnose
 from machine import machine, versions
+from named_cases import cases_of
 
 from traces import read_run
 
@@ -85,17 +86,10 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the runs go to DIR/CASE/NUMBER")
-    parser.add_argument("--cases", type=case_names, default=list(CASES), help=f"of {', '.join(CASES)} (all)")
+    parser.add_argument("--cases", type=cases_of(CASES), default=list(CASES), help=f"of {', '.join(CASES)} (all)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case (3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all verdicts to this file")
     return parser.parse_args()
-
-
-def case_names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in CASES]:
-        raise argparse.ArgumentTypeError(f"no case {unknown[0]}, there are {', '.join(CASES)}")
-    return names
 
 
 def run(case: Case, folder: Path) -> None:

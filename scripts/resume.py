@@ -18,26 +18,26 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
-        problem = _problem(world, path)
+        checkpoint, problem = _checked(world, path)
         if problem is None:
-            return Checkpoint(path)
+            return checkpoint
         if world.rank == 0:
             print(f"{problem}; trying the one before", file=sys.stderr, flush=True)
     if paths:
-        end_with_one_line(
-            world.comm, f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
-        )
+        text = f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
+        end_with_one_line(world.comm, text)
     return None
 
 
-def _problem(world, path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None; each rank reads a part of it."""
-    problem = None
+def _checked(world, path: Path) -> tuple[Checkpoint | None, str | None]:
+    """A checkpoint, and what is wrong with it on any rank, or None; each rank reads a part of it."""
+    checkpoint = problem = None
     try:
-        Checkpoint(path).check(world.rank, world.size)
+        checkpoint = Checkpoint(path)
+        checkpoint.check(world.rank, world.size)
     except UserError as error:
         problem = f"{error} (rank {world.rank} on {world.host})"
-    return next((each for each in world.comm.allgather(problem) if each is not None), None)
+    return checkpoint, next((each for each in world.comm.allgather(problem) if each is not None), None)
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
@@ -56,10 +56,10 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
 
 
 def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
-    """Fill what the strategy updates, and let it share that. Collective."""
+    """Fill the optimizer state of what the strategy updates, whose parameters are there already. Collective."""
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):
-            if len(values):
+            if array != "parameters" and len(values):
                 _fill(values, checkpoint, array, start)
         strategy.clipping.norms.extend(checkpoint.facts["norms"])
         for updated in strategy.state():

@@ -33,7 +33,7 @@ class RunFolder:
                     "(--resume)"
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            self._log = (self.path / "log.jsonl").open("a", buffering=1)
+            self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
         with file_errors(self.path / "checkpoints", "choose another --out"):
             (self.path / "checkpoints").mkdir(exist_ok=True)
 

@@ -24,7 +24,7 @@ from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
 from gpt2 import weights
-from gpt2.checkpoints import model_facts, read_parameters
+from gpt2.checkpoints import model_facts
 from gpt2.errors import UserError
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings
@@ -120,7 +120,7 @@ class TrainingRun:
             if not buffers.fills_parameters:
                 pass  # another rank of the node does
             elif self.checkpoint:
-                read_parameters(self.checkpoint.path, parameters, buffers.filled)
+                self.checkpoint.read_parameters(parameters, buffers.filled)
             elif init == "random":
                 initialize(parameters, self.settings.seed, buffers.filled)
             else:

@@ -13,30 +13,19 @@ its own. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun
 import argparse
 import os
 import shutil
-import signal
 import sys
 
 from cluster_hosts import ClusterError, end_clusters, running_hosts
-from cluster_launch import Stopped, mpirun_here, place_ranks, raise_stopped, rank_range, run_ranks
+from cluster_launch import end_with, mpirun_here, place_ranks, rank_range, run_ranks
 from cluster_network import Port, connect, host_addresses, node_name, node_ports
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-USER_MISTAKE = 2  # exit code, as argparse's
 
 
 def main():
     own, command = split_command(sys.argv[1:])
     arguments = parser().parse_args(own)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_stopped)
-    try:
-        check_machine()
-        raise SystemExit(run(arguments, command) if arguments.verb == "run" else down(arguments))
-    except ClusterError as error:
-        print(f"virtual_cluster.py: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(USER_MISTAKE) from None
-    except Stopped as stopped:
-        raise SystemExit(stopped.exit_code) from None
+    end_with(lambda: run(arguments, command) if arguments.verb == "run" else down(arguments))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,6 +68,7 @@ def check_machine() -> None:
 
 def run(arguments, command: list[str]) -> int:
     """One cluster for one command; its exit code."""
+    check_machine()
     if not command:
         raise ClusterError("no command: end the line with -- COMMAND...")
     addresses = host_addresses(arguments.nodes)
@@ -94,6 +84,7 @@ def run(arguments, command: list[str]) -> int:
 
 
 def down(arguments) -> int:
+    check_machine()
     count = end_clusters(running_too=arguments.all)
     print(f"ended {clusters(count)}" if count else "no cluster to end")
     return 0

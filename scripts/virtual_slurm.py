@@ -18,10 +18,10 @@ import sys
 import time
 
 from cluster_hosts import ClusterError, end_clusters
-from cluster_launch import Stopped, raise_stopped
+from cluster_launch import Stopped, end_with, raise_stopped
 from cluster_network import bits_per_s, host_addresses
 from slurm_daemons import Slurm, running_slurm
-from virtual_cluster import USER_MISTAKE, check_machine, split_command
+from virtual_cluster import check_machine, split_command
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "munged": "munge"}
 POLL_S = 0.5
@@ -31,16 +31,7 @@ GRACE_S = 5  # for a command that is told to end
 def main():
     own, command = split_command(sys.argv[1:])
     arguments = parser().parse_args(own)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_stopped)
-    try:
-        check_slurm()
-        raise SystemExit(run(arguments, command))
-    except ClusterError as error:
-        print(f"virtual_slurm.py: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(USER_MISTAKE) from None
-    except Stopped as stopped:
-        raise SystemExit(stopped.exit_code) from None
+    end_with(lambda: run(arguments, command))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,6 +57,7 @@ def check_slurm() -> None:
 
 def run(arguments, command: list[str]) -> int:
     """One SLURM for one command and the jobs it leaves; the command's exit code."""
+    check_slurm()
     if not command:
         raise ClusterError("no command: end the line with -- COMMAND...")
     if arguments.ranks_per_node < 1 or arguments.gpus_per_node < 0:

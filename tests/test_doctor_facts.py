@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import doctor_gpu
 import doctor_machine
-from doctor_facts import gather, is_first_on_node, new_facts, tool_output
+from doctor_facts import gather, is_first_on_node, new_facts
 from doctor_software import launcher_kind, mpi_family, source_hash
+
+from dist.tool_output import tool_output
 
 
 def test_no_section_stops_or_holds_up_the_others():

