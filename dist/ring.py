@@ -19,14 +19,15 @@ SEGMENTS_A_CHUNK = 64  # so that large vectors do not take ever more calls
 RECEIVES_AHEAD = 16
 
 
-def allreduce(comm, flat, addends, start, stop, wire, tag):
+def allreduce(comm, flat, addends, start, stop, wire, tag, summed=lambda start, stop: None):
     """Generator: flat[start:stop], float32, becomes the sum over the ranks of comm of flat and their `addends`.
 
     addends: more vectors of this rank's node to be added to its own (hierarchical), or none. Each sum is made once, in
-    the same order in every run: the same bits on every rank. All ranks give the same range and tag.
+    the same order in every run: the same bits on every rank. All ranks give the same range and tag. summed(start, stop)
+    is called halfway: `own_chunk` is the sum, and on its way to the others.
     """
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
-    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, sends)
+    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, sends, summed)
     yield from sends
 
 
@@ -38,7 +39,7 @@ def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 
 def all_gather(comm, flat, start, stop, wire, tag):
     """Generator: every rank gets every owner's chunk of flat[start:stop]."""
-    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, [])
+    sends = yield from _all_gather(comm, flat, start, stop, wire, tag)
     yield from sends
 
 
@@ -66,7 +67,7 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     return sends
 
 
-def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends):
+def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=lambda start, stop: None):
     """earlier_sends: of the same vector, in the order in which its segments come back."""
     size, rank = comm.size, comm.rank
     chunks = [segments(*chunk) for chunk in _chunks(size, start, stop)]
@@ -84,6 +85,7 @@ def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends):
     for segment in chunks[rank] if size > 1 else ():
         wire.rounded(flat, *segment)
         send(wire.gathered(flat, *segment))
+    own_is_sent(*own_chunk(size, rank, start, stop))
     yield from _receive(comm, arriving, lambda i, low, high: wire.gathered(flat, low, high), take, tag, earlier_sends)
     return sends
 

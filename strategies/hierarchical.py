@@ -6,14 +6,16 @@
 A node's port carries 2 (M-1)/M D each way, the bound. The ranks of a node share the work: of as many lanes as the
 smallest node has ranks, rank l of each node drives the ring of lane l, on its part of every bucket. A rank holds the
 optimizer state of its part (2 D / ranks of the node); parameters are there once a node. Nothing is copied to share it.
+Halfway round, each sum is complete on one rank: the gradients' norm is summed up while the other half travels.
 """
 
 from mpi4py import MPI
 
 from dist import ring
 from dist.buffers import NodeBuffers
+from dist.early_sum import EarlySum
 from dist.ranges import cut
-from dist.waiting import sum_everywhere, wait
+from dist.waiting import wait
 from strategies.bucketed import Bucketed
 
 
@@ -34,7 +36,7 @@ class Hierarchical(Bucketed):
     def _new_optimizers(self, job):
         size = len(self.parameters)
         self.own = slice(*cut(size, len(self.local_ranks))[job.world.local_rank])
-        self.squares_own = slice(*cut(size, self.comm.size)[self.comm.rank])
+        self.squares = EarlySum(self.comm, 0 if self.lane is None else len(self.buckets))
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 
     def start_exchange(self, start, stop):
@@ -45,14 +47,18 @@ class Hierarchical(Bucketed):
 
     def _lane_exchange(self, start, stop, arrivals, tag):
         yield self.node.arrived(self.local_ranks, arrivals)
-        yield from ring.allreduce(self.lane_comm, self.node_sum, self.addends, start, stop, self.wire, tag)
+        yield from ring.allreduce(
+            self.lane_comm, self.node_sum, self.addends, start, stop, self.wire, tag, self._add_squares
+        )
+
+    def _add_squares(self, start, stop):
+        self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
             self.finish_exchange()
+            squares = self.squares.result()
             self._meet_the_node()
-        with self.tracer.phase("allreduce", bytes=8):
-            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.node_sum[self.squares_own]))
         with self.tracer.phase("update"):
             norm, scale = self.clipping.scale(squares)
             self.optimizer.update(self.parameters[self.own], self.node_sum[self.own], lr, scale)

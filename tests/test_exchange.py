@@ -1,5 +1,6 @@
 """Our own exchanges, their wires, what moves them on, the memory a node shares, and the links they cross."""
 
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from dist import ring, tree
 from dist.buffers import NodeBuffers
+from dist.early_sum import EarlySum
 from dist.links import bucket_bytes, probe_links
 from dist.progress import Progress, poking
 from dist.waiting import Condition, sum_everywhere, wait
@@ -187,6 +189,31 @@ def test_sum_everywhere_has_the_same_bits(comm):
     numbers = sum_everywhere(comm, 0.1 * (comm.rank + 1), 1e16 if comm.rank == 0 else 1.0)
     assert len(set(comm.allgather(tuple(numbers)))) == 1
     assert numbers[1] == 1e16 + (comm.size - 1)
+
+
+@pytest.mark.ranks(1, 3)
+def test_an_early_sum_waits_for_every_part_of_every_rank(comm):
+    """Rank 0 has two parts a time, the others one, but the last none: twice, with the same bits."""
+    parts = 0 if comm.rank == comm.size - 1 > 0 else 2 if comm.rank == 0 else 1
+    total = EarlySum(comm, parts)
+    for offset in (0.0, 1e16):
+        for part in range(parts):
+            total.add(offset + 0.1 * comm.rank + part)
+        everyone = comm.allgather([offset + 0.1 * comm.rank + part for part in range(parts)])
+        assert total.result() == math.fsum(math.fsum(own) for own in everyone)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
+    flat, said, progress = np.full(50, comm.rank + 1.0, np.float32), [], Progress()
+
+    def summed(start, stop):
+        said.append((start, stop, flat[start:stop].tolist()))
+
+    progress.start(ring.allreduce(comm, flat, [], 3, 50, Float32Wire(), 2, summed))
+    progress.finish()
+    start, stop = ring.own_chunk(comm.size, comm.rank, 3, 50)
+    assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
 
 
 @pytest.mark.ranks(3)
