@@ -16,6 +16,8 @@ from dist.world import World
 
 ROUND_TRIPS = 20
 FIRST_BYTES, LAST_BYTES = 256 << 10, 64 << 20
+LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
+SEGMENT_S = 5e-4
 LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' buffers behind
 
 
@@ -42,8 +44,25 @@ def bucket_bytes(links: list[dict]) -> int:
     """
     if not links:
         return FIRST_BYTES
-    latency, rate = max(link["latency_s"] for link in links), min(link["both"] for link in links)
-    return max(FIRST_BYTES, int(20 * latency * rate * len(links)))
+    latency = max(link["latency_s"] for link in links)
+    return max(FIRST_BYTES, int(20 * latency * rate_both_ways(links) * len(links)))
+
+
+def rate_both_ways(links: list[dict]) -> float | None:
+    """Bytes/s of the slowest node, sending and receiving at once; None on one node."""
+    return min((link["both"] for link in links), default=None)
+
+
+def segment_bytes(rate: float | None) -> int:
+    """How much an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
+
+    A segment takes a message's software time, some 0.1 ms on a rank that slept, so it is worth a multiple of that on
+    the link. Beyond the eager limit it is sent when the receiver says so, and over TCP that answer waits behind the
+    data that goes the same way: on slow links, whose segments can be as small, that cost Open MPI a tenth of the rate.
+    """
+    if rate is None:
+        return MOST_SEGMENT_BYTES
+    return int(min(max(LEAST_SEGMENT_BYTES, rate * SEGMENT_S), MOST_SEGMENT_BYTES))
 
 
 def _probe(leaders) -> dict[str, float]:

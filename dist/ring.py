@@ -14,10 +14,6 @@ import numpy as np
 
 from dist.ranges import cut
 
-SEGMENT_BYTES = 64 << 10  # any size from 8 KB to 1 MB does as well where a segment costs little beside its transfer
-SEGMENTS_A_CHUNK = 64  # so that large vectors do not take ever more calls
-RECEIVES_AHEAD = 16
-
 
 def allreduce(comm, flat, addends, start, stop, wire, tag, summed=lambda start, stop: None):
     """Generator: flat[start:stop], float32, becomes the sum over the ranks of comm of flat and their `addends`.
@@ -46,9 +42,9 @@ def all_gather(comm, flat, start, stop, wire, tag):
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     """Returns the sends that may not have ended yet, in the order in which _all_gather needs their memory."""
     size, rank = comm.size, comm.rank
-    chunks = [segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
-    landing = [np.empty(_longest(chunks), wire.dtype) for _ in range(min(RECEIVES_AHEAD, len(arriving)))]
+    landing = [np.empty(_longest(chunks), wire.dtype) for _ in range(min(wire.receives_ahead, len(arriving)))]
     sends = []
 
     def send(segment):
@@ -63,14 +59,16 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
         _add(flat, segment, addends)
         if size > 1:
             send(segment)
-    yield from _receive(comm, arriving, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag)
+    yield from _receive(
+        comm, arriving, wire.receives_ahead, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag
+    )
     return sends
 
 
 def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=lambda start, stop: None):
     """earlier_sends: of the same vector, in the order in which its segments come back."""
     size, rank = comm.size, comm.rank
-    chunks = [segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 1 - step) % size]]
     sends = []
 
@@ -86,7 +84,10 @@ def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sen
         wire.rounded(flat, *segment)
         send(wire.gathered(flat, *segment))
     own_is_sent(*own_chunk(size, rank, start, stop))
-    yield from _receive(comm, arriving, lambda i, low, high: wire.gathered(flat, low, high), take, tag, earlier_sends)
+    yield from _receive(
+        comm, arriving, wire.receives_ahead, lambda i, low, high: wire.gathered(flat, low, high), take, tag,
+        earlier_sends,
+    )  # fmt: skip
     return sends
 
 
@@ -97,14 +98,15 @@ def _add(flat, segment, addends, *received) -> None:
         total += addend
 
 
-def _receive(comm, arriving, buffer_of, take, tag, earlier_sends=()):
-    """Generator: take(index, segment, buffer) of each arriving segment in its order, with receives posted ahead."""
+def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
+    """Generator: take(index, segment, buffer) of each arriving segment in its order, so many receives posted ahead."""
     source, posted = (comm.rank - 1) % comm.size, deque()
-    for index in range(len(arriving) + RECEIVES_AHEAD):
-        if index >= RECEIVES_AHEAD:
+    ahead = min(ahead, len(arriving))
+    for index in range(len(arriving) + ahead):
+        if index >= ahead:
             buffer, request = posted.popleft()
             yield request
-            take(index - RECEIVES_AHEAD, arriving[index - RECEIVES_AHEAD], buffer)
+            take(index - ahead, arriving[index - ahead], buffer)
         if index < len(arriving):
             if earlier_sends:
                 yield earlier_sends[index]
@@ -119,12 +121,6 @@ def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
 
 def _chunks(size: int, start: int, stop: int) -> list[tuple[int, int]]:
     return [(start + low, start + high) for low, high in cut(stop - start, size)]
-
-
-def segments(start: int, stop: int) -> list[tuple[int, int]]:
-    """[start, stop) in nearly equal pieces of SEGMENT_BYTES of float32, larger ones where they would be too many."""
-    length = max(SEGMENT_BYTES // 4, -(-(stop - start) // SEGMENTS_A_CHUNK))
-    return [(start + low, start + high) for low, high in cut(stop - start, max(1, -(-(stop - start) // length)))]
 
 
 def _longest(chunks) -> int:

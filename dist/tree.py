@@ -9,9 +9,6 @@ import numpy as np
 
 from dist.double_tree import double_tree
 from dist.ranges import cut
-from dist.ring import segments
-
-RECEIVES_AHEAD = 4
 
 
 def allreduce(comm, flat, start, stop, wire, tags):
@@ -23,7 +20,7 @@ def allreduce(comm, flat, start, stop, wire, tags):
     for parents, (low, high), tag in zip(double_tree(comm.size), cut(stop - start, 2), tags, strict=True):
         parent = parents[comm.rank]
         children = [rank for rank, above in enumerate(parents) if above == comm.rank]
-        pieces, partial_sends = segments(start + low, start + high), []
+        pieces, partial_sends = wire.segments(start + low, start + high), []
         exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
         if parent is not None:
             exchanges.append(_down(comm, flat, pieces, parent, children, wire, tag, partial_sends))
@@ -32,7 +29,7 @@ def allreduce(comm, flat, start, stop, wire, tags):
 
 def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Add what the children have to each piece and pass it up; at the root it is final, and goes down."""
-    incoming = [_Incoming(comm, child, tag, pieces, wire.dtype) for child in children]
+    incoming = [_Incoming(comm, child, tag, pieces, wire) for child in children]
     final_sends = []
     for index, piece in enumerate(pieces):
         for child in incoming:
@@ -49,7 +46,7 @@ def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Take each final piece from above, and pass it on."""
-    incoming = _Incoming(comm, parent, tag, pieces, wire.dtype)
+    incoming = _Incoming(comm, parent, tag, pieces, wire)
     sends = []
     for index, piece in enumerate(pieces):
         yield incoming.request(index)
@@ -65,10 +62,10 @@ def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 class _Incoming:
     """The pieces one rank sends, in their order, with receives posted ahead."""
 
-    def __init__(self, comm, source, tag, pieces, dtype):
+    def __init__(self, comm, source, tag, pieces, wire):
         self._comm, self._source, self._tag, self._pieces = comm, source, tag, pieces
         longest = max(high - low for low, high in pieces)
-        self._landing = [np.empty(longest, dtype) for _ in range(min(RECEIVES_AHEAD, len(pieces)))]
+        self._landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
         self._requests = []
         for index in range(len(self._landing)):
             self._post(index)

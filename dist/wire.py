@@ -1,4 +1,4 @@
-"""What a segment of float32 values looks like on the wire: as it is, or rounded to bfloat16.
+"""What a vector of float32 values looks like on the wire: in which segments, as they are or rounded to bfloat16.
 
 An exchange sends each element of its vector at most once as a partial sum (`packed`, `unpacked`), and then once, final,
 in the all-gather: its owner rounds it (`rounded`), everyone passes on the same bits (`gathered`, `arrived`).
@@ -6,12 +6,29 @@ in the all-gather: its owner rounds it (`rounded`), everyone passes on the same 
 
 import numpy as np
 
+from dist.ranges import cut
 
-class Float32Wire:
-    """Sends the vector's own memory, and receives final values straight into it."""
+LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
 
-    dtype = np.float32
+
+class Wire:
+    """segment_bytes: the most that is sent at once (dist.links.segment_bytes). errors: what rounding took, or None."""
+
+    dtype = np.dtype(np.float32)
     errors = None
+
+    def __init__(self, segment_bytes: int):
+        self.segment_length = max(1, segment_bytes // self.dtype.itemsize)
+        self.receives_ahead = max(LEAST_AHEAD, LANDING_BYTES // segment_bytes)
+
+    def segments(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """[start, stop) in nearly equal pieces, each to be sent at once."""
+        count = max(1, -(-(stop - start) // self.segment_length))
+        return [(start + low, start + high) for low, high in cut(stop - start, count)]
+
+
+class Float32Wire(Wire):
+    """Sends the vector's own memory, and receives final values straight into it."""
 
     def packed(self, flat, start, stop):
         """What to send for flat[start:stop], a partial sum; untouched until the exchange ends."""
@@ -32,16 +49,17 @@ class Float32Wire:
         """Bring what was received by `gathered` into flat."""
 
 
-class BFloat16Wire:
+class BFloat16Wire(Wire):
     """bfloat16 on the wire, sums in float32: half the bytes (Kalamkar et al. 2019), rounded to nearest, ties to even.
 
     size: elements of the vector. error_feedback: what rounding takes away is kept here, at the rank that rounded, and
     added to the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
-    dtype = np.uint16
+    dtype = np.dtype(np.uint16)
 
-    def __init__(self, size: int, error_feedback: bool = False):
+    def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):
+        super().__init__(segment_bytes)
         self.half = np.zeros(size, np.uint16)
         self.errors = np.zeros(size, np.float32) if error_feedback else None
         self._values, self._bits = np.zeros(0, np.float32), np.zeros(0, np.uint32)
@@ -98,6 +116,6 @@ def round_to_bfloat16(values: np.ndarray, half: np.ndarray, scratch: np.ndarray)
         half[special] = (bits[special] >> 16) | (np.isnan(values[special]) << 6)
 
 
-def new_wire(dtype: str, size: int, error_feedback: bool = False):
+def new_wire(dtype: str, size: int, segment_bytes: int, error_feedback: bool = False) -> Wire:
     """The wire of --wire float32 or bfloat16, for vectors of `size` elements."""
-    return BFloat16Wire(size, error_feedback) if dtype == "bfloat16" else Float32Wire()
+    return BFloat16Wire(size, segment_bytes, error_feedback) if dtype == "bfloat16" else Float32Wire(segment_bytes)

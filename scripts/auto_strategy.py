@@ -7,6 +7,7 @@ from exchange_rounds import measure
 
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
+from dist.links import rate_both_ways, segment_bytes
 from dist.mpi_choices import UnknownChoice, library_key
 from dist.ports import Ports
 from dist.schedules import WIRE_BYTES
@@ -29,7 +30,7 @@ def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tup
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
     trial_size = min(size, trial_bytes // 4)
     trial_size = -(-trial_size // world.size) * world.size
-    seconds = trial(world, candidates, settings, trial_size)
+    seconds = trial(world, candidates, settings, trial_size, links)
     best = min(seconds, key=seconds.get)
     tried = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms (model: {predicted[name]:.3g} s)" for name in candidates)
     rest = ", ".join(f"{name} {predicted[name]:.3g} s" for name in predicted if name not in candidates)
@@ -56,10 +57,11 @@ def predictions(world: World, settings, size: int, links: list[dict]) -> dict[st
     return result
 
 
-def trial(world: World, names: list[str], settings, size: int) -> dict[str, float]:
+def trial(world: World, names: list[str], settings, size: int, links: list[dict]) -> dict[str, float]:
     """Median seconds of each, in turns; the same on every rank."""
     own_buffers = OwnBuffers(world, size)
-    contenders = {name: StrategyContender(world, own_buffers, name, wire=settings.wire) for name in names}
+    options = {"wire": settings.wire, "segment_bytes": segment_bytes(rate_both_ways(links))}
+    contenders = {name: StrategyContender(world, own_buffers, name, **options) for name in names}
     results = measure(world, contenders, REPEAT, Ports())
     for contender in contenders.values():
         contender.close()

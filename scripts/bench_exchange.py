@@ -31,7 +31,7 @@ from machine import machine, versions
 from train_settings import OneLineParser
 
 from dist.buffers import OwnBuffers
-from dist.links import probe_links
+from dist.links import probe_links, rate_both_ways, segment_bytes
 from dist.ports import Ports
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
@@ -128,7 +128,7 @@ def check_writable(flag: str, path: Path) -> None:
 def describe(settings, world, ports: Ports) -> dict:
     """What was measured, where, and with what; "sizes" still empty. Collective."""
     probed = [] if settings.link else probe_links(world)
-    rate = settings.link or min((link["both"] for link in probed), default=None)
+    rate = settings.link or rate_both_ways(probed)
     interfaces = dict(world.comm.allgather((world.node, ports.names)))
     packages = ["numpy", "mpi4py", *(["torch"] if settings.vs else [])]
     return {
@@ -150,7 +150,7 @@ def bench(world, names: list[str], size_bytes: int, repeat: int, link: dict, por
     """Every contender at one size, rounded up so that each rank's shard is whole. Collective."""
     multiple = SHARD_MULTIPLE * world.size
     size = -(-size_bytes // (FLOAT32 * multiple)) * multiple
-    own_buffers, make = OwnBuffers(world, size), makers() | {"gloo": Gloo}
+    own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(link["bytes_per_s"])) | {"gloo": Gloo}
     contenders = {name: make[name](world, own_buffers) for name in names}
     results = measure(world, contenders, repeat, ports)
     bound_s = lower_bound_s(FLOAT32 * size, world.node_count, link["bytes_per_s"])

@@ -28,7 +28,7 @@ from train_settings import OneLineParser
 
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
-from dist.links import probe_links
+from dist.links import probe_links, segment_bytes
 from dist.local_rates import probe_local_rates
 from dist.mpi_choices import UnknownChoice, library_key
 from dist.ports import Ports
@@ -99,7 +99,8 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
     """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
     multiple = SHARD_MULTIPLE * world.size
     size = -(-size_bytes // (FLOAT32 * multiple)) * multiple
-    own_buffers, make = OwnBuffers(world, size), makers()
+    rate = float(min(np.min(cluster.rate_in), np.min(cluster.rate_out)))
+    own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(rate))
     contenders = {name: make[name](world, own_buffers) for name in names}
     results = measure(world, contenders, repeat, Ports())
     for contender in contenders.values():

@@ -9,6 +9,7 @@ from exchange_values import fill, is_filled, rank_values, summed_values
 from mpi4py import MPI
 
 from dist.buffers import OwnBuffers
+from dist.links import MOST_SEGMENT_BYTES
 from dist.world import World
 from gpt2.errors import UserError
 from strategies import STRATEGIES, Bucketed, Job, check_strategy
@@ -153,20 +154,21 @@ COLLECTIVES = {
 }
 
 
-def makers() -> dict:
+def makers(segment_bytes: int = MOST_SEGMENT_BYTES) -> dict:
     """{name: what makes the contender of (world, own_buffers)}, the strategies in their order first.
 
-    Not none, nor those that exchange a layer at a time because no rank holds the whole vector.
+    segment_bytes: as Job's. Not none, nor those that exchange a layer at a time because no rank holds the whole vector.
     """
     result = {}
     for name, kind in STRATEGIES.items():
         if name == "none" or not kind.keeps_gradients:
             continue
-        result[name] = partial(StrategyContender, name=name)
+        make = partial(StrategyContender, name=name, segment_bytes=segment_bytes)
+        result[name] = make
         if name == "reduce-bcast":
-            result[f"{name}/dedicated"] = partial(StrategyContender, name=name, server="dedicated")
+            result[f"{name}/dedicated"] = partial(make, server="dedicated")
         if issubclass(kind, Bucketed):
-            result[f"{name}/bfloat16"] = partial(StrategyContender, name=name, wire="bfloat16")
+            result[f"{name}/bfloat16"] = partial(make, wire="bfloat16")
     return result | COLLECTIVES
 
 

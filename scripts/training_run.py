@@ -19,7 +19,7 @@ from worker import Worker
 
 from dist.cores import threads_per_rank
 from dist.gpu_topology import gpu_topology
-from dist.links import bucket_bytes, probe_links
+from dist.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
@@ -155,6 +155,7 @@ class TrainingRun:
             server=s.server,
             wire=s.wire,
             error_feedback=s.error_feedback,
+            segment_bytes=segment_bytes(rate_both_ways(self.links)),
             final_ranges=self.layout.final_ranges(),
             bucket_bytes=bucket_bytes(self.links) if s.overlap else None,
         )

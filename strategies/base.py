@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.device_buffers import DeviceBuffers
+from dist.links import MOST_SEGMENT_BYTES
 from dist.world import World
 from gpt2.clipping import Clipping
 from gpt2.optimizer import AdamW
@@ -22,9 +23,9 @@ class Job:
     tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
     has a server.
     For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
-    what rounding loses is added again in the next step (error_feedback); final_ranges: the parts of the flat buffer in
-    the order in which backward makes them final; bucket_bytes: exchange them during backward, that much at once or
-    more, None: after it.
+    what rounding loses is added again in the next step (error_feedback); segment_bytes: the most that one message holds
+    (dist.links.segment_bytes); final_ranges: the parts of the flat buffer in the order in which backward makes them
+    final; bucket_bytes: exchange them during backward, that much at once or more, None: after it.
     """
 
     world: World
@@ -37,6 +38,7 @@ class Job:
     wire: str = "float32"
     error_feedback: bool = False
     outlier_z: float = 0.0
+    segment_bytes: int = MOST_SEGMENT_BYTES
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
 

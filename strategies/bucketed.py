@@ -18,7 +18,7 @@ class Bucketed(Strategy):
     def __init__(self, job):
         super().__init__(job)
         size = len(self.gradients)
-        self.wire = new_wire(job.wire, size, job.error_feedback)
+        self.wire = new_wire(job.wire, size, job.segment_bytes, job.error_feedback)
         self.buckets = [(0, size)] if job.bucket_bytes is None else plan_buckets(job.final_ranges, job.bucket_bytes)
         self.overlaps = job.bucket_bytes is not None
         self.progress = Progress()

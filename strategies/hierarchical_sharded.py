@@ -32,7 +32,7 @@ class HierarchicalSharded(Hierarchical):
         self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
         self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        self.parameter_wire = new_wire(job.wire, len(self.parameters))
+        self.parameter_wire = new_wire(job.wire, len(self.parameters), job.segment_bytes)
         self.masters = None
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
 

@@ -32,7 +32,7 @@ class Zero2(Strategy):
         self.whole_ranges = dict(self.ranges)
         self.sums = Parts(job.world, self.ranges)
         self.optimizers = {part: job.new_optimizer(*bounds) for part, bounds in self.sums.bounds.items()}
-        self.wire = new_wire(job.wire, max(stop - start for start, stop in self.ranges))
+        self.wire = new_wire(job.wire, max(stop - start for start, stop in self.ranges), job.segment_bytes)
         self.own = self._own_parameters(job)
         self.exchange_comm, self.progress = self.comm.Dup(), Progress(in_flight=1)
         self.reduction = None

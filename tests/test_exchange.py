@@ -10,12 +10,14 @@ import pytest
 from dist import ring, tree
 from dist.buffers import NodeBuffers
 from dist.early_sum import EarlySum
-from dist.links import bucket_bytes, probe_links
+from dist.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import Progress, poking
 from dist.waiting import Condition, sum_everywhere, wait
 from dist.wire import BFloat16Wire, Float32Wire, new_wire, round_to_bfloat16, widen
 from dist.world import world_of
 from strategies.bucketed import plan_buckets
+
+SEGMENT_BYTES = 10_000  # so that chunks have several, the last shorter
 
 
 def rounded(values):
@@ -54,7 +56,7 @@ def test_error_feedback_pays_back_what_rounding_took():
     exact = np.linspace(1.0, 2.0, 1001, dtype=np.float32)[1:-1]
 
     def mean_received(error_feedback):
-        wire, total = BFloat16Wire(len(exact), error_feedback), np.zeros(len(exact))
+        wire, total = BFloat16Wire(len(exact), SEGMENT_BYTES, error_feedback), np.zeros(len(exact))
         for _ in range(256):
             flat = exact.copy()
             total += wire.unpacked(wire.packed(flat, 0, len(flat)))
@@ -72,7 +74,7 @@ def test_tree_sums_exactly(comm):
         for wire in ("float32", "bfloat16"):
             flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
             everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
-            for exchange in tree.allreduce(comm, flat, 0, size, new_wire(wire, size), tags=(3, 4)):
+            for exchange in tree.allreduce(comm, flat, 0, size, new_wire(wire, size, SEGMENT_BYTES), tags=(3, 4)):
                 progress.start(exchange)
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
@@ -89,7 +91,7 @@ def test_ring_sums_exactly(comm):
             everyone = sum((np.arange(size) + rank) % 17 + rank % 3 for rank in range(comm.size))
             flat = mine.astype(np.float32)
             addends = [addend.astype(np.float32)]
-            progress.start(ring.allreduce(comm, flat, addends, 0, size, new_wire(wire, size), tag=3))
+            progress.start(ring.allreduce(comm, flat, addends, 0, size, new_wire(wire, size, SEGMENT_BYTES), tag=3))
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
 
@@ -100,12 +102,12 @@ def test_halves_of_the_ring(comm):
     size, start, stop = 20_011, 7, 20_003
     flat = np.arange(size, dtype=np.float32)
     progress = Progress()
-    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, Float32Wire(), tag=1))
+    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
     progress.finish()
     own = slice(*ring.own_chunk(comm.size, comm.rank, start, stop))
     np.testing.assert_array_equal(flat[own], comm.size * np.arange(size)[own])
     flat[own] += 1
-    progress.start(ring.all_gather(comm, flat, start, stop, Float32Wire(), tag=1))
+    progress.start(ring.all_gather(comm, flat, start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
     progress.finish()
     expected = np.arange(size)
     expected[start:stop] = comm.size * expected[start:stop] + 1
@@ -120,7 +122,7 @@ def test_many_exchanges_at_once(comm):
         [np.full(5000 + index, comm.rank + index, np.float32) for index in range(9)],
     )
     for index, flat in enumerate(vectors):
-        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), Float32Wire(), tag=1 + index))
+        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), Float32Wire(SEGMENT_BYTES), tag=1 + index))
         progress.poke()
     progress.finish()
     for index, flat in enumerate(vectors):
@@ -210,7 +212,7 @@ def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
     def summed(start, stop):
         said.append((start, stop, flat[start:stop].tolist()))
 
-    progress.start(ring.allreduce(comm, flat, [], 3, 50, Float32Wire(), 2, summed))
+    progress.start(ring.allreduce(comm, flat, [], 3, 50, Float32Wire(SEGMENT_BYTES), 2, summed))
     progress.finish()
     start, stop = ring.own_chunk(comm.size, comm.rank, 3, 50)
     assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
@@ -255,6 +257,23 @@ def test_links_are_probed_between_nodes(comm):
         assert 0 < link["latency_s"] < 1
         assert all(1e5 < link[rate] < 1e12 for rate in ("out", "in", "both"))
     assert probe_links(world_of(comm, comm.Split(0, comm.rank))) == []
+
+
+def test_a_segment_is_worth_its_message():
+    """Half a millisecond of the slowest link, within limits; the most where nothing crosses a network."""
+    links = [{"both": 1.25e9}, {"both": 0.5e9}]
+    assert segment_bytes(rate_both_ways(links)) == 250_000
+    assert segment_bytes(50e6) == 60_000
+    assert segment_bytes(12e9) == segment_bytes(rate_both_ways([])) == 1 << 20
+
+
+@pytest.mark.parametrize("length", [0, 1, 49, 50, 51, 1003])
+def test_segments_tile_a_range(length):
+    pieces = Float32Wire(200).segments(7, 7 + length)
+    assert [start for start, _ in pieces] == [7, *(stop for _, stop in pieces[:-1])]
+    assert pieces[-1][1] == 7 + length
+    assert len(pieces) == max(1, -(-length // 50))
+    assert max(stop - start for start, stop in pieces) <= 50
 
 
 def test_buckets_grow_with_latency_and_rate():

@@ -38,7 +38,8 @@ class Training:
         self.state = []  # elements of each AdamW
         job = Job(
             world=world, buffers=self.buffers, new_optimizer=self._new_optimizer, max_norm=max_norm, tracer=Tracer(),
-            sum_of_squares=KERNELS.sum_of_squares, final_ranges=self.layout.final_ranges(), **options,
+            sum_of_squares=KERNELS.sum_of_squares, final_ranges=self.layout.final_ranges(),
+            segment_bytes=100, **options,
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
         self.share = slice(*cut(GLOBAL_BATCH, world.size)[world.rank])

@@ -62,7 +62,7 @@ def new_strategy(world, name, **options):
     world.comm.Barrier()
     job = Job(
         world=world, buffers=buffers, new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
-        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(),
+        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(), segment_bytes=100,
         final_ranges=layout.final_ranges(), **options,
     )  # fmt: skip
     return STRATEGIES[name](job), parameters, gradients
