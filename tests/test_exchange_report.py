@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from drawn import is_inside
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
@@ -87,12 +88,6 @@ def test_one_node_has_no_bound(report):
     assert "no network and no bound" in text
     assert "x bound" not in text
     assert "bytes in / out" not in text
-
-
-def is_inside(figure):
-    width, height = figure.get_size_inches()
-    box = figure.get_tightbbox()
-    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
 
 
 def test_the_figure_says_who_comes_close(report):

@@ -8,6 +8,7 @@ import subprocess
 import numpy as np
 import plot
 import pytest
+from drawn import is_inside, title_of
 from make_run import simulate, write_run
 from matplotlib.collections import QuadMesh
 from message_matrix import message_matrix
@@ -56,16 +57,6 @@ def run_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(run_folder):
     return measure_runs([read_run(run_folder)])[0]
-
-
-def title_of(figure):
-    return figure.texts[0].get_text()
-
-
-def is_inside(figure):
-    width, height = figure.get_size_inches()
-    box = figure.get_tightbbox()
-    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
 
 
 def test_the_map_shows_each_ranks_seconds_and_names_the_slow_one(measured):

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from drawn import is_inside, title_of
 from make_run import simulate, three_ranks, write_run
 
 from traces import RunError, comparison, look, loss_curves, phase_bars, read_run, timeline
@@ -28,17 +29,6 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(runs):
     return measure_runs([read_run(path) for path in runs])
-
-
-def title_of(figure):
-    return figure.texts[0].get_text()
-
-
-def is_inside(figure):
-    """Whether all that is drawn, texts included, lies in the picture."""
-    width, height = figure.get_size_inches()
-    box = figure.get_tightbbox()
-    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
 
 
 @pytest.mark.parametrize("draw", [phase_bars.draw, loss_curves.draw, comparison.draw])

@@ -1,0 +1,12 @@
+"""What a test asks of a figure."""
+
+
+def title_of(figure) -> str:
+    return figure.texts[0].get_text()
+
+
+def is_inside(figure) -> bool:
+    """Whether all that is drawn, texts included, lies in the picture."""
+    width, height = figure.get_size_inches()
+    box = figure.get_tightbbox()
+    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
