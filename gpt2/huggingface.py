@@ -163,12 +163,12 @@ def open_source(path: Path) -> Source:
 def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     if tensor.shape != shape:
         raise UserError(
-            f"{tensor.path}: {tensor.name} is {list(tensor.shape)}, expected {list(shape)} by config.json: "
+            f"{tensor.path}: {tensor.name} is {str(list(tensor.shape))[:200]}, expected {list(shape)} by config.json: "
             "use files that belong together"
         )
     if tensor.dtype not in DTYPES:
         raise UserError(
-            f"{tensor.path}: {tensor.name} is of dtype {tensor.dtype[:40]}, expected {', '.join(DTYPES)}: "
+            f"{tensor.path}: {tensor.name} is of dtype {tensor.dtype}, expected {', '.join(DTYPES)}: "
             "save the model in float32"
         )
     return tensor

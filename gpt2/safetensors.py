@@ -13,6 +13,7 @@ tensors that are all in memory at once.
 
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpt2.shards import file_errors
 from gpt2.stored_numbers import ITEM_BYTES
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPE_WORD = re.compile(r"\w{1,40}", re.ASCII)  # the format's are all of this kind, those not read here, too
 CODES = {stored: code for code, stored in DTYPES.items()}
 LONGEST_HEADER = 100_000_000
 METADATA = "__metadata__"
@@ -127,7 +129,7 @@ def _tensor(path: Path, name: str, entry, begin: int) -> StoredTensor:
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, stop)
-        if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
+        if not DTYPE_WORD.fullmatch(dtype) or any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError
     except (TypeError, KeyError, ValueError):
         raise _damaged(path, f"its header describes {name!r} in another way") from None

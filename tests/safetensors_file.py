@@ -79,7 +79,7 @@ def assert_holds(parameters, tensors: dict[str, np.ndarray]) -> None:
         else:
             layer, kind, ending = re.fullmatch(r"h\.(\d+)\.(.*)\.(weight|bias)", name).groups()
             ours, values = f"layer.{layer}.{OUR_NAMES[kind]}_{ending}", values.T
-        assert (parameters.view(ours)[: len(values)] == values).all(), name
+        assert np.array_equal(parameters.view(ours)[: len(values)], values, equal_nan=True), name
         seen.add(ours)
     assert seen == {tensor.name for tensor in parameters.layout.tensors}
     assert (parameters.wte[parameters.layout.config.vocab_size :] == 0).all()

@@ -1,8 +1,9 @@
 """Damaged files: a thousand mutants of each kind are refused with one clear line, or read as what their bytes say.
 
-Shards and model files: exactly the numbers that a reference reader of ten lines finds, and refused where it finds none.
-A weight has no checksum there: another value is another value. Checkpoints have: what is read is what was written.
-test_fuzz_runs.py does the same with run folders, test_fuzz_objects.py looks for what would unpickle a file.
+Shards, model files and evaluations: exactly the numbers that a reference reader of ten lines finds, and refused where
+it finds none. A weight has no checksum there: another value is another value. Checkpoints have: what is read is what
+was written. test_fuzz_huggingface.py and test_fuzz_runs.py do the same with folders, test_fuzz_objects.py looks for
+what would unpickle a file.
 """
 
 import struct
@@ -10,11 +11,13 @@ import struct
 import numpy as np
 import pytest
 from mutations import read_mutants
+from test_evaluate import write_evaluation
 
 from gpt2 import checkpoints
 from gpt2.checkpoints import Checkpoint
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.evaluation_choices import read_examples
 from gpt2.llmc import read_config, read_parameters, write_parameters
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.shards import open_shard, write_shard
@@ -101,6 +104,44 @@ def test_a_model_file(tmp_path):
             assert not flat[wte.size : SMALL.padded_vocab_size * SMALL.n_embd].any()
             assert sorted(flat[SMALL.padded_vocab_size * SMALL.n_embd :].view("<u4")) == sorted(rest.view("<u4"))
             read_at_all += 1
+    assert read_at_all > 100
+
+
+# --- llm.c's multiple-choice evaluations ---
+
+
+def choices_in(content: bytes) -> list | None:
+    """(index, label, context, endings) of each example of an evaluation file; None for what is none."""
+    magic, version, count = struct.unpack_from("<3i", content) if len(content) >= 1024 else (0, 0, 0)
+    if (magic, version) != (20240522, 1) or count < 1 or len(content) % 2:
+        return None
+    rest, examples = [*struct.unpack_from(f"<{(len(content) - 1024) // 2}H", content, 1024)], []
+    while rest:
+        start, length, index, label, endings = (*rest, 0, 0, 0, 0, 0)[:5]
+        one, parts = rest[5 : length // 2], []
+        while one:
+            parts.append(one[1 : 1 + one[0]])
+            one = one[1 + one[0] :] if len(parts[-1]) == one[0] > 0 else [0]
+            if one == [0]:
+                return None
+        if start != 65535 or length % 2 or index != len(examples) or not label < endings == len(parts) - 1 > 1:
+            return None
+        examples.append((index, label, parts[0], parts[1:]))
+        rest = rest[length // 2 :] if 10 <= length <= 2 * len(rest) else None
+    return examples if rest == [] and len(examples) == count else None
+
+
+def test_an_evaluation_file(tmp_path):
+    path, read_at_all = tmp_path / "choices.bin", 0
+    write_evaluation(path)
+
+    def read():
+        examples = read_examples(path)
+        return [(e.index, e.label, e.context.tolist(), [one.tolist() for one in e.endings]) for e in examples]
+
+    for mutant, result in read_mutants(path, lambda mutator, content: mutator.of_bytes(content, 12), read, UserError):
+        assert result == choices_in(mutant)
+        read_at_all += result is not None
     assert read_at_all > 100
 
 
