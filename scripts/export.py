@@ -4,6 +4,7 @@
     python scripts/export.py runs/sliced --format huggingface --out my-gpt2     a folder for transformers
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
+    python scripts/export.py runs/sliced --format tensorboard --out board/sliced    for tensorboard --logdir board
 
 A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, for another format of them.
 """
@@ -13,10 +14,13 @@ import re
 import sys
 from pathlib import Path
 
+from event_files import write_log
+
 from gpt2 import huggingface_export, llmc, weights
 from gpt2.errors import UserError
 from gpt2.stored_numbers import WRITTEN
 from traces import RunError, chrome, paraver, read_run
+from traces.runs import read_log
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -41,12 +45,17 @@ def export_huggingface(settings) -> list[Path]:
     return sorted(settings.out.iterdir())
 
 
+def export_tensorboard(settings) -> list[Path]:
+    return [write_log(settings.out, *read_log(settings.run))]
+
+
 # The flags -> the paths written
 FORMATS = {
     "llmc": export_llmc,
     "huggingface": export_huggingface,
     "paraver": export_paraver,
     "perfetto": export_perfetto,
+    "tensorboard": export_tensorboard,
 }
 # Of these formats alone.
 FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from event_files import EventFile
 from machine import machine, versions
 
 from gpt2 import checkpoints
@@ -19,10 +20,11 @@ class RunFolder:
     """RUN/config.json and RUN/log.jsonl. Making one fails with UserError if it cannot be written or holds a run.
 
     resumed_step: None for a new run. Of one that is taken up again the step to go on after: what its log and its traces
-    say of later steps is dropped, what they say of earlier ones is kept, the traces in earlier-traces/.
+    say of later steps is dropped, what they say of earlier ones is kept, the traces in earlier-traces/. tensorboard:
+    whether the log is also written to RUN/tensorboard.
     """
 
-    def __init__(self, path: Path, resumed_step: int | None = None):
+    def __init__(self, path: Path, resumed_step: int | None = None, tensorboard: bool = False):
         self.path, self._earlier = Path(path), []
         with file_errors(self.path, "choose another --out"):
             if resumed_step is not None:
@@ -36,6 +38,7 @@ class RunFolder:
             self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
         with file_errors(self.path / "checkpoints", "choose another --out"):
             (self.path / "checkpoints").mkdir(exist_ok=True)
+        self._events = EventFile(self.path / "tensorboard", (resumed_step or 0) + 1) if tensorboard else None
 
     def _take_up(self, step: int) -> None:
         """Bring the folder to what it was after that step."""
@@ -76,6 +79,8 @@ class RunFolder:
         with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
             (self.path / "config.json").stat()
             self._log.write(json.dumps(record) + "\n")
+        if self._events:
+            self._events.add(record, time.time())
 
     def write_summary(self, **facts) -> None:
         """summary.json: what is known only at the end of a run."""

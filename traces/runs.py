@@ -62,8 +62,7 @@ def read_run(path, allow_missing: bool = False) -> Run:
     left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    if not path.is_dir():
-        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
+    _check_folder(path)
     config = _read_config(path / "config.json", gaps)
     log = _read_log(path / "log.jsonl", gaps)
     end_clocks = _read_end_clocks(path / "traces", gaps)
@@ -71,6 +70,18 @@ def read_run(path, allow_missing: bool = False) -> Run:
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
     return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
+
+
+def read_log(path) -> tuple[dict, list[dict]]:
+    """config.json and the lines of log.jsonl by step, of a run that need not have been traced. RunError as above."""
+    path, gaps = Path(path), _Gaps(allowed=False)
+    _check_folder(path)
+    return _read_config(path / "config.json", gaps), _read_log(path / "log.jsonl", gaps)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
