@@ -7,6 +7,8 @@ PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
     "L40S": 362, "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
+# Names that contain one of those above and are slower or faster: parts of a GPU, and relatives.
+OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
 RANDOM_VALUES = (1 << 22) + 13
 RATE_REPEATS = 3
 
@@ -25,12 +27,9 @@ def gpu_facts(device) -> dict:
 
 def peak_tflops(name: str) -> float | None:
     """The datasheet's rate of the GPU of that name, None if it is not in the table."""
+    if any(other in name for other in OTHERS):
+        return None
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
-
-
-def flops_per_token(config, sequence_length: int, parameters: int) -> int:
-    """llm.c's count (mfu.h): 6 N for the parameters, the padded vocabulary's included, 6 L C T for causal attention."""
-    return 6 * parameters + 6 * config.n_layer * config.n_embd * sequence_length
 
 
 def dtype_of(storage: str) -> np.dtype:

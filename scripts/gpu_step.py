@@ -11,10 +11,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu_machine import flops_per_token, peak_tflops
+from gpu_machine import peak_tflops
 from gpu_step_table import contender_line, failure_line, header, kernel_table, notes
 from machine import machine, versions
 from step_process import Contender, ContenderError
+
+from gpt2.flops import flops_per_token
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("gpu_step_contenders.py"))]
 CONTENDERS = {

@@ -6,6 +6,8 @@ from itertools import zip_longest
 
 import numpy as np
 
+from traces.ranking import short_ms
+
 SECONDS_BETWEEN_LINES = 1.0
 STANDS_OUT = 0.15  # slower than the others by that part
 WARM_UP_STEPS = 2  # in which caches and compilers, not ranks, differ
@@ -50,14 +52,17 @@ class Progress:
         if now - self.printed_at < SECONDS_BETWEEN_LINES and not always:
             return
         self.printed_at = now
-        val = f"  val loss {record['val_loss']:.4f}" if "val_loss" in record else ""
+        step = f"step {record['step']:>{len(str(self.steps))}}/{self.steps}"
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
+        mfu = f"  MFU {short_ms(100 * record['mfu'])}%" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
         self.print_line(
-            f"step {record['step']:>{len(str(self.steps))}}/{self.steps}  loss {record['loss']:.4f}  "
-            f"norm {record['grad_norm']:.3f}  lr {record['lr']:.2e}  {record['step_s'] * 1e3:.1f} ms  "
-            f"{record['tokens_per_s']:,.0f} tokens/s  exchange {exchange:.0%}{self._slowest()}{skipped}{val}"
+            f"{step}  loss {record['loss']:#.5g}  norm {record['grad_norm']:.2f}  lr {record['lr']:.1e}  "
+            f"{short_ms(1e3 * record['step_s'], 4)} ms  {record['tokens_per_s']:,.0f} tok/s{mfu}  "
+            f"exchange {exchange:.0%}{self._slowest()}{skipped}"
         )
+        if "val_loss" in record:
+            self.print_line(f"{'':{len(step)}}  val loss {record['val_loss']:.4f}")  # beneath the loss
 
     def _slowest(self) -> str:
         """The rank whose median over the steps since the last line stands out, or nothing."""

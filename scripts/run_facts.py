@@ -12,6 +12,7 @@ def run_facts(run) -> dict[str, str]:
         "ranks": f"{world.size} on {world.node_count} nodes, {run.strategy.workers} compute, "
         f"{run.threads} threads on rank 0",
         **_gpu_facts(run),
+        "peak": str(run.peak),
         "step": f"{run.global_batch} sequences of {s.seq_len}: {run.global_batch * s.seq_len:,} tokens",
         "MPI": library_name(),
         "run folder": str(run.path),

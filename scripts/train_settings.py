@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 
+from event_files import check_tensorboard
+
 from dist.world import end_with_one_line, start_mpi
 from gpt2 import weights
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
@@ -31,6 +33,17 @@ DTYPES = ("float32", "bfloat16")
 def setting(default, text, **options):
     """A field with its flag's help and argparse options; the type follows the default unless `type` is given."""
     return field(default=default, metadata={"help": text, **options})
+
+
+def positive(text: str) -> float:
+    """A flag's finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0")
+    return value
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Settings:
     resume: bool = setting(False, "go on from the newest checkpoint of --out; where there is none, begin")
     trace: str = setting("on", "steps to trace: on, off or FROM:TO")
     out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
+    peak_tflops: float = setting(None, "of a rank, what MFU is of (a GPU's datasheet, cores measured)", type=positive)
+    tensorboard: bool = setting(False, "also write the log for TensorBoard, to tensorboard/ in the run folder")
     stall_after: float = setting(60.0, "seconds: name a rank that others have waited for so long, 0 for never")
     end_on_stall: bool = setting(False, "and end the job then")
     expect_ranks: int = setting(None, "end with an error unless the world has this many ranks", type=int)
@@ -132,6 +147,8 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     if settings.tokenizer and settings.train_data:
         raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
     check_checkpoints(settings)
+    if settings.tensorboard:
+        check_tensorboard("--tensorboard")
     config = model_config(settings)
     settings = replace(
         settings,

@@ -1,7 +1,7 @@
 """What a training run is made of, put together in order: backend, data, parameters, folder, tracer, strategy, model."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from run_folder import RunFolder, default_run_folder
 from run_tracing import new_tracer, new_watchdog
 from signals import CHECKPOINT, END, Signals
 from train_settings import AUTO
+from utilization import find_peak
 from worker import Worker
 
 from dist.cores import threads_per_rank
@@ -26,6 +27,7 @@ from dist.world import end_with_one_line, library_name
 from gpt2 import weights
 from gpt2.checkpoints import model_facts
 from gpt2.errors import UserError
+from gpt2.flops import flops_per_token
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
@@ -65,6 +67,7 @@ class TrainingRun:
         self.train, self.val = open_data(settings, config, self.global_batch, world)
         self.checkpoint = self._found_checkpoint()
         self.backend = new_backend()
+        self.peak = find_peak(self.settings, world, self.backend.kernels, self.backend_facts.get("gpus"))
         self.parameters = self._filled_parameters()
         self.folder = self._make_folder()
         self.watchdog = new_watchdog(settings, world, self.path / "traces")
@@ -133,9 +136,10 @@ class TrainingRun:
         resumed_step = self.steps.start - 1 if s.resume else None
         with world.together(UserError):
             if world.rank == 0:
-                folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy), resumed_step)
+                path = Path(s.out) if s.out else default_run_folder(s.strategy)
+                folder = RunFolder(path, resumed_step, s.tensorboard)
                 facts = {"parameters": self.layout.count, "threads_per_rank": self.threads, "links": self.links}
-                facts |= {"resumed_step": resumed_step}
+                facts |= {"resumed_step": resumed_step, "peak": asdict(self.peak)}
                 if s.backend == "cupy":
                     facts["gpu_topology"] = gpu_topology()  # of rank 0's node
                 folder.write_config(s, world, library_name(), facts | self.backend_facts)
@@ -188,7 +192,8 @@ class TrainingRun:
     def record(self, step: int, meeting: Meeting, norm: float, lr: float) -> dict:
         """The step's line of log.jsonl."""
         tokens, step_s = self.global_batch * self.settings.seq_len, self.tracer.seconds("step")
-        return {
+        model_flops = tokens * flops_per_token(self.config, self.settings.seq_len, self.layout.count)
+        record = {
             "step": step,
             "loss": meeting.loss,
             "grad_norm": norm,
@@ -197,7 +202,9 @@ class TrainingRun:
             "step_s": step_s,
             "tokens_per_s": tokens / step_s,
             "exposed_exchange_s": meeting.exposed_s,
-        } | ({"skipped": True} if self.strategy.clipping.skips else {})
+        }
+        skipped = {"skipped": True} if self.strategy.clipping.skips else {}
+        return record | self.peak.mfu(model_flops / step_s) | skipped
 
     def validates_after(self, step: int) -> bool:
         every = self.settings.eval_every

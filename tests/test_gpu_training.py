@@ -254,7 +254,8 @@ def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, caps
 @pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
-    """Backend and transport, and the reasons that are recorded."""
+    """Backend and transport, and the reasons that are recorded; and what MFU is of."""
+    import gpu_machine
     import transports
 
     trainer.run(gpus=None)
@@ -266,8 +267,15 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     assert trainer.config["settings"]["backend"] == "cupy"
     assert trainer.config["settings"]["transport"] == "nccl"
     assert len({gpu["id"] for gpu in trainer.config["gpus"]}) == 2
-    assert "GPUs          2: shim" in capsys.readouterr().out or comm.rank
+    printed = capsys.readouterr().out
+    assert "GPUs          2: shim" in printed or comm.rank
+    assert trainer.config["peak"]["tflops"] is None
+    assert printed.count("no MFU: the datasheet of shim is none of those known here; give --peak-tflops") == (
+        comm.rank == 0
+    )
+    monkeypatch.setitem(gpu_machine.PEAK_TFLOPS, "shim", 8)
     trainer.run("--share-gpus", gpus=1)
+    assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
     assert trainer.config["settings"]["transport"] == "gpu-aware"
     assert "NCCL wants a GPU for each rank" in trainer.config["transport_why"]
     monkeypatch.setattr(transports, "says_gpu_aware", lambda: (False, "this test"))

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 from report import Progress, slowest
 
-RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "val_loss": 1}
+RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,27 @@ def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     for step in range(3, 13):
         record = RECORD | {"step": step}
         if step < 12:
-            del record["val_loss"]
+            del record["skipped"]
         progress.step(record, [1.0, 9.0 if step == 5 else 1.0])
-    assert len(printed) == 2, "the first step given, and the validated one"
+    assert len(printed) == 2, "the first step given, and the skipped one"
     assert "slowest" not in printed[1]
+
+
+def test_a_line_fits_into_100_columns():
+    """Of a long run at full speed; the validation has a line of its own."""
+    printed = []
+    progress = Progress(10_000, printed.append, [{"host": "a"}])
+    record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
+    progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
+    assert printed == [
+        "step     1/10000  loss 10.988  norm 2.35  lr 6.0e-04  5254 ms  123,457 tok/s  MFU 46%  exchange 11%",
+        "                  val loss 3.6827",
+    ]
+    progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6, "mfu": 0.04567}, [1.0])
+    progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6}, [1.0])
+    assert "  MFU 4.6%  " in printed[2]
+    assert "MFU" not in printed[3]
+    assert all(len(line) <= 100 for line in printed)
+    diverged = {"loss": float("nan"), "grad_norm": float("nan"), "step": 1, "exposed_exchange_s": 0}
+    progress.step(record | diverged, [1.0])
+    assert "  loss nan  norm nan  " in printed[-1], "before the run ends with a line on it"

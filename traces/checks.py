@@ -74,8 +74,8 @@ def _is_name(value) -> bool:
 
 def _is_moment(value) -> bool:
     try:
-        datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        datetime.fromisoformat(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 
@@ -92,6 +92,7 @@ ANY_NUMBER = Rule(lambda value: _is_number(value) and not LARGEST_LOSS <= abs(va
 SETTING = Rule(lambda value: _is_plain(value) or (type(value) is list and all(map(_is_plain, value))), "a plain value")
 TIME_NS, OFFSET_NS = integer(0, LATEST_NS), integer(-LATEST_NS, LATEST_NS)
 RANK = integer(0, MOST_RANKS - 1)
+STEP_NUMBER = integer(0, np.iinfo(np.int32).max)
 
 PLACE = {"rank": RANK, "node": RANK, "host": NAME}
 IDENTITY = {"rank": RANK, "ranks": integer(1, MOST_RANKS), "node": RANK, "host": NAME}
@@ -111,10 +112,12 @@ CONFIG = {
     "mpi_library": TEXT,
     "command": TEXT.listed(),
     "started": Rule(_is_moment, "a date and time"),
+    "resumed_step": STEP_NUMBER.or_none(),
 }
 # Of a run that has diverged the loss is nan.
 LOG_ROW = {"loss": ANY_NUMBER.or_none(), "val_loss": ANY_NUMBER.or_none(), "step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "grad_norm": ANY_NUMBER, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
+LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
 
 
 def parse(text: bytes):
@@ -178,7 +181,7 @@ def _objects(config: dict, name: str, rules: dict[str, Rule]) -> list[dict]:
 
 
 def check_log_row(row) -> None:
-    check_fields("it", row, {"step": integer(0, np.iinfo(np.int32).max)}, LOG_ROW)
+    check_fields("it", row, {"step": STEP_NUMBER}, LOG_ROW)
 
 
 def check_identity(identity) -> None:
