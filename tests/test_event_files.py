@@ -38,6 +38,7 @@ def expected(rows: list[dict]) -> dict[str, list[tuple]]:
 
 
 @pytest.mark.usefixtures("needs_tensorboard")
+@pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_run_and_its_going_on(comm, shared_path):
     """Also where the first run has come further than the checkpoint that the second goes on from."""
@@ -102,6 +103,7 @@ def test_a_finished_run_is_converted(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"export.py: error: {tmp_path / 'file' / 'x'}")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1)
 def test_without_the_package(comm, tmp_path, monkeypatch, capsys):
     """One line before anything starts, that says how to get it."""

@@ -33,6 +33,7 @@ def test_the_rate_is_the_threads_products_over_their_time(threads, monkeypatch):
     assert products == threads * PERIODS * 3 * [3 * ((PRODUCT_SIZE, PRODUCT_SIZE),)]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(1, 3)
 def test_what_a_run_says(comm, shared_path, capsys):
     """The peak of each rank that computes, and MFU of their sum by llm.c's count."""
