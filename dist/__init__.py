@@ -10,10 +10,12 @@ buffers.py        a rank's flat buffers: its own memory, or memory that its node
 sharded.py        vectors that no rank holds whole (ZeRO)
 live.py           which phase every rank is in, readable while MPI hangs
 watchdog.py       a rank that others wait for is named while the job hangs; stalls.py: how it is found
-device_buffers.py both buffers on a GPU, and what exchanges them there under mpi4py's names:
+device_buffers.py a rank's flat buffers on a GPU, and what exchanges them there under mpi4py's names (device_comm.py):
   nccl.py         NCCL        gpu_aware.py  an MPI library that takes them        alone.py  one rank, nobody to ask
 waiting.py        waiting that leaves the core to those who work; early_sum.py: a sum that travels meanwhile
 progress.py       exchanges under way, moved on between pieces of compute or to the end
+stream_progress.py  the same on a stream of a GPU, where nobody moves them on
+exchanges.py      of one range after another: by rings, or by calls on arrays on GPUs
 wire.py           float32 or bfloat16 between ranks
 ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
 tree.py           all-reduce over two binary trees; double_tree.py: which

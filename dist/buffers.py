@@ -11,16 +11,22 @@ from dist.world import World, end_with_one_line
 SHARED_MEMORY = "/dev/shm"
 
 
+def host_zeros(length: int) -> np.ndarray:
+    """Float32, in host memory."""
+    return np.zeros(length, np.float32)
+
+
 class OwnBuffers:
     """`parameters` and `gradients` (size,) float32, zeroed, of this rank alone.
 
-    ranges: what is used together, for buffers that do not hold all of it at once (sharded.py).
+    ranges: what is used together, for buffers that do not hold all of it at once (sharded.py). zeros(length) makes the
+    memory: the host's, or a GPU's (device_buffers.py).
     """
 
     fills_parameters = True
 
-    def __init__(self, world: World, size: int, ranges=()):
-        self.parameters, self.gradients = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    def __init__(self, world: World, size: int, ranges=(), zeros=host_zeros):
+        self.parameters, self.gradients = zeros(size), zeros(size)
 
     def filled(self, start: int, stop: int) -> None:
         """The first parameters of a range have been written."""

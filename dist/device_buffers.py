@@ -1,28 +1,48 @@
-"""The two flat buffers of a rank on its GPU, for exchanges that start and end there."""
+"""The flat buffers of a rank on its GPU, for exchanges that start and end there."""
+
+from functools import partial
 
 import numpy as np
 
+from dist.buffers import OwnBuffers
+from dist.sharded import ShardedGradients, ShardedParameters, Slots
 
-class DeviceBuffers:
-    """`parameters` and `gradients` (size,) float32 on the GPU, zeroed.
 
-    host_parameters (size,): the parameters as a file has them, filled in before training and fetched for a checkpoint.
+class OnDevice:
+    """What makes buffers of buffers.py or sharded.py, the next class of a subclass, those of a GPU.
+
+    host_parameters: room on the host for the ranges in use, filled in before training and fetched for a checkpoint.
     """
 
-    fills_parameters = True
-
-    def __init__(self, device, size: int):
+    def __init__(self, device, world, size: int, ranges):
         self._device = device
-        self.parameters, self.gradients = (device.empty((size,), np.float32) for _ in range(2))
-        self.host_parameters = np.zeros(size, np.float32)
+        super().__init__(world, size, ranges, partial(device.empty, dtype=np.float32))
+        self.host_parameters = Slots(ranges)
 
     def filled(self, start: int, stop: int) -> None:
         """The first parameters of a range have been written on the host."""
         self.parameters[start:stop].set(self.host_parameters[start:stop])
+        super().filled(start, stop)
 
     def fetch(self, start: int, stop: int) -> None:
         """Bring a range of the parameters to the host."""
-        self.host_parameters[start:stop] = self._device.download(self.parameters[start:stop])
+        self.host_parameters[start:stop][:] = self._device.download(self.parameters[start:stop])
 
-    def close(self) -> None:
-        """Nothing is shared."""
+
+class DeviceBuffers(OnDevice, OwnBuffers):
+    """`parameters` and `gradients` whole."""
+
+
+class DeviceShardedGradients(OnDevice, ShardedGradients):
+    """Of the gradients the ranges that backward is at."""
+
+
+class DeviceShardedParameters(OnDevice, ShardedParameters):
+    """Of both the ranges that are in use."""
+
+
+DEVICE_BUFFERS = {  # by the kind that a strategy names
+    OwnBuffers: DeviceBuffers,
+    ShardedGradients: DeviceShardedGradients,
+    ShardedParameters: DeviceShardedParameters,
+}

@@ -12,6 +12,8 @@ import re
 import numpy as np
 from mpi4py import MPI
 
+from dist.device_comm import DeviceComm
+
 MPI_LIBRARY = re.compile(r"(/\S*/lib(?:mpi|mpich|mpi_abi|mpi_cray|mpi_nvidia|mpi_gnu)[^/\s]*\.so\S*)")
 CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, of mpi.h of MPICH 4 and newer
 PROOF_ELEMENTS = 256
@@ -41,17 +43,13 @@ def is_proven(comm, device) -> bool:
     """
     own = device.empty((PROOF_ELEMENTS,), np.float32)
     own[:] = comm.rank + 1.0
-    GpuAwareComm(comm, device).Allreduce(MPI.IN_PLACE, own)
+    GpuAwareComm(comm, device, device.stream).Allreduce(MPI.IN_PLACE, own)
     expected = comm.size * (comm.size + 1) / 2
     return comm.allreduce(bool((device.download(own) == expected).all()), MPI.LAND)
 
 
-class GpuAwareComm:
+class GpuAwareComm(DeviceComm):
     """The communicator's calls on arrays on the GPU: each after all that is queued on the device's stream is done."""
-
-    def __init__(self, comm, device):
-        self._comm, self._device = comm, device
-        self.rank, self.size = comm.rank, comm.size
 
     def Reduce(self, send, receive, root: int) -> None:
         self._device.synchronize()
@@ -69,13 +67,17 @@ class GpuAwareComm:
         self._device.synchronize()
         self._comm.Reduce_scatter_block(send, receive)
 
+    def Reduce_scatter(self, send, receive, counts) -> None:
+        self._device.synchronize()
+        self._comm.Reduce_scatter(send, receive, counts)
+
     def Allgather(self, send, receive) -> None:
         self._device.synchronize()
         self._comm.Allgather(send, receive)
 
-    def allreduce(self, number):
-        """Of Python numbers: nothing of it is on the GPU."""
-        return self._comm.allreduce(number)
+    def Allgatherv(self, send, receive) -> None:
+        self._device.synchronize()
+        self._comm.Allgatherv(send, receive)
 
 
 def _variable(name: str) -> tuple[bool, str]:

@@ -1,13 +1,18 @@
 """NCCL under the names of mpi4py: the calls that the strategies make, for float32 arrays on the GPU.
 
-NCCL knows its ranks by an id that one of them makes; MPI hands it round. Everything is queued on the device's stream:
-a call sends what the kernels before it leave, the kernels after it see what came, and the host waits for neither.
+NCCL knows its ranks by an id that one of them makes; MPI hands it round. Everything is queued on one stream: a call
+sends what comes before it there leaves, what comes after it sees what came, and the host waits for neither. NCCL hangs
+where ranks make their calls in different orders; as each has one communicator, and one stream for it, there is one
+order, that in which the strategy makes them.
 """
 
 import warnings
+from itertools import accumulate, pairwise
 
 import numpy as np
 from mpi4py import MPI
+
+from dist.device_comm import DeviceComm
 
 
 def missing_nccl() -> str | None:
@@ -21,14 +26,14 @@ def missing_nccl() -> str | None:
     return None if nccl.available else "CuPy finds no libnccl.so.2"
 
 
-class NcclComm:
-    """The ranks of `comm`, each with a GPU of its own, `device`, as this process sees it. Collective."""
+class NcclComm(DeviceComm):
+    """Each rank has a GPU of its own, `device`, as this process sees it. Collective."""
 
-    def __init__(self, comm, device):
+    def __init__(self, comm, device, stream):
+        super().__init__(comm, device, stream)
         from cupy.cuda import nccl
 
-        self._nccl, self._comm, self._stream = nccl, comm, device.stream
-        self.rank, self.size = comm.rank, comm.size
+        self._nccl = nccl
         unique_id = comm.bcast(nccl.get_unique_id() if self.rank == 0 else None)
         self._communicator = nccl.NcclCommunicator(self.size, unique_id, self.rank)
 
@@ -36,28 +41,47 @@ class NcclComm:
         """The sum comes to `receive` of the root, or replaces its own vector: MPI.IN_PLACE."""
         own = receive if send is MPI.IN_PLACE else send
         target = own if receive is None else receive  # NCCL writes on the root alone
-        self._communicator.reduce(*self._pair(own, target), own.size, *self._sum, root, self._stream.ptr)
+        self._communicator.reduce(*self._pair(own, target), own.size, *self._sum, root, self.stream.ptr)
 
     def Bcast(self, buffer, root: int) -> None:
         pair = self._pair(buffer, buffer)
-        self._communicator.broadcast(*pair, buffer.size, self._nccl.NCCL_FLOAT32, root, self._stream.ptr)
+        self._communicator.broadcast(*pair, buffer.size, self._nccl.NCCL_FLOAT32, root, self.stream.ptr)
 
     def Allreduce(self, send, receive) -> None:
         own = receive if send is MPI.IN_PLACE else send
-        self._communicator.allReduce(*self._pair(own, receive), own.size, *self._sum, self._stream.ptr)
+        self._communicator.allReduce(*self._pair(own, receive), own.size, *self._sum, self.stream.ptr)
 
     def Reduce_scatter_block(self, send, receive) -> None:
-        self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self._stream.ptr)
+        self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self.stream.ptr)
+
+    def Reduce_scatter(self, send, receive, counts) -> None:
+        """To each rank the sum of its part of `send`, of counts[rank] elements."""
+        if len(set(counts)) == 1:
+            self.Reduce_scatter_block(send, receive)
+        else:
+            self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root))
 
     def Allgather(self, send, receive) -> None:
         block = receive.size // self.size
         own = receive[self.rank * block : (self.rank + 1) * block] if send is MPI.IN_PLACE else send
         pair = self._pair(own, receive)
-        self._communicator.allGather(*pair, block, self._nccl.NCCL_FLOAT32, self._stream.ptr)
+        self._communicator.allGather(*pair, block, self._nccl.NCCL_FLOAT32, self.stream.ptr)
 
-    def allreduce(self, number):
-        """Of Python numbers, by MPI."""
-        return self._comm.allreduce(number)
+    def Allgatherv(self, send, receive) -> None:
+        """receive: the whole vector, each rank's part in its place (send is MPI.IN_PLACE), and the parts' elements."""
+        flat, counts = receive
+        if len(set(counts)) == 1:
+            self.Allgather(send, flat)
+        else:
+            self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
+
+    def _for_each_part(self, counts, call) -> None:
+        """call(rank, its part) of all parts that are not empty; to NCCL one call, as it knows none of unequal parts."""
+        self._nccl.groupStart()
+        for root, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
+            if start < stop:
+                call(root, slice(start, stop))
+        self._nccl.groupEnd()
 
     @property
     def _sum(self):

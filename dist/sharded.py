@@ -1,12 +1,14 @@
-"""Flat vectors that no rank holds whole: the parts it owns, and room for the ranges that are in use (ZeRO)."""
+"""Flat vectors that no rank holds whole: the parts it owns, and room for the ranges that are in use (ZeRO).
 
-from functools import partial
+zeros(length) makes their memory: the host's, or a GPU's (device_buffers.py).
+"""
+
 from itertools import accumulate
 
 import numpy as np
 
 from dist import ring
-from dist.buffers import OwnBuffers
+from dist.buffers import OwnBuffers, host_zeros
 from dist.world import World
 
 LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, travels
@@ -15,14 +17,14 @@ LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, t
 class Parts:
     """A rank's part of each range, where a ring's reduce-scatter leaves its sum: about 1/N of the vector, zeroed.
 
-    `flat` holds the parts side by side, float32; `parts[start, stop]` is that of one range, a view. bounds[start, stop]
-    is where it lies in the whole vector.
+    `flat` holds the parts side by side; `parts[start, stop]` is that of one range, a view. bounds[start, stop] is where
+    it lies in the whole vector.
     """
 
-    def __init__(self, world: World, ranges):
+    def __init__(self, world: World, ranges, zeros=host_zeros):
         self.bounds = {part: ring.own_chunk(world.size, world.rank, *part) for part in ranges}
         stops = [0, *accumulate(high - low for low, high in self.bounds.values())]
-        self.flat = np.zeros(stops[-1], np.float32)
+        self.flat = zeros(stops[-1])
         pieces = zip(ranges, stops, stops[1:], strict=False)
         self._views = {part: self.flat[start:stop] for part, start, stop in pieces}
 
@@ -35,18 +37,16 @@ class Slots:
 
     The first range and the last have memory of their own; those between, the layers, take turns in LAYER_SLOTS slots:
     neighbours never meet. slot_of[start, stop] is a range's slot. Indexed [start:stop] within one range it gives a
-    view, as a whole vector would; whoever uses it sees to it that what lies there is that range's. zeros(length) makes
-    the memory, on a GPU for instance; None: float32 of the host.
+    view, as a whole vector would; whoever uses it sees to it that what lies there is that range's.
     """
 
-    def __init__(self, ranges, zeros=None):
+    def __init__(self, ranges, zeros=host_zeros):
         self.shape = (ranges[-1][1],)
         turns = [1 + index % LAYER_SLOTS for index in range(len(ranges) - 2)]
         self.slot_of = dict(zip(ranges, [0, *turns, 1 + LAYER_SLOTS], strict=True))
         lengths = [0] * (2 + LAYER_SLOTS)
         for (start, stop), slot in self.slot_of.items():
             lengths[slot] = max(lengths[slot], stop - start)
-        zeros = zeros or partial(np.zeros, dtype=np.float32)
         self.memory = [zeros(length) for length in lengths]
         self.dtype = self.memory[0].dtype
 
@@ -58,16 +58,22 @@ class Slots:
 class ShardedGradients(OwnBuffers):
     """All `parameters`, and of the `gradients` the ranges that backward is at."""
 
-    def __init__(self, world: World, size: int, ranges):
-        self.parameters, self.gradients, self.ranges = np.zeros(size, np.float32), Slots(ranges), ranges
+    def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
+        self._world, self._zeros, self.ranges = world, zeros, ranges
+        self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
+
+    def new_parts(self) -> Parts:
+        """Room for this rank's part of each range of a vector, where the buffers lie."""
+        return Parts(self._world, self.ranges, self._zeros)
 
 
-class ShardedParameters(OwnBuffers):
+class ShardedParameters(ShardedGradients):
     """Of both `parameters` and `gradients` the ranges that are in use; `own`: this rank's Parts of the parameters."""
 
-    def __init__(self, world: World, size: int, ranges):
-        self.parameters, self.gradients, self.ranges = Slots(ranges), Slots(ranges), ranges
-        self.own = Parts(world, ranges)
+    def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
+        self._world, self._zeros, self.ranges = world, zeros, ranges
+        self.parameters, self.gradients = Slots(ranges, zeros), Slots(ranges, zeros)
+        self.own = self.new_parts()
 
     def filled(self, start: int, stop: int) -> None:
         """Keep this rank's part of the first parameters that have been written."""

@@ -1,9 +1,9 @@
 """What a rank's model and strategy compute on, and how what they hold comes together.
 
 Each of the three has: kernels, for the model, and model, its flat arrays; world, buffers, sum_of_squares and
-new_optimizer(start, stop), for the strategy; new_strategy(job): it, as training calls it; host_parameters, which are
-filled before training, and fetch(start, stop), which brings a range there for model.bin; close(). All are
-collective, so that a GPU without enough memory ends the job in one line.
+new_optimizer(start, stop), for the strategy; new_strategy(job, step): it, as training calls it, after that step;
+host_parameters, which are filled before training, and fetch(start, stop), which brings a range there for model.bin;
+close(). All are collective, so that a GPU without enough memory ends the job in one line.
 """
 
 from dataclasses import replace
@@ -13,12 +13,18 @@ import numpy as np
 from gpu_bridge import CastingBridge, FlatPair, HostBridge
 from gpu_copies import Copies, StagedAdamW
 
-from dist.device_buffers import DeviceBuffers
+from dist.device_buffers import DEVICE_BUFFERS
+from dist.exchanges import Calls
 from dist.sharded import Slots
+from dist.stream_progress import StreamProgress
+from gpt2.cupy_kernels.launch import round_parameters
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
-from gpt2.optimizer import AdamW
-from strategies import STRATEGIES
+from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.rounding import RoundedParameters
+from strategies import OVERLAPPED, STRATEGIES
+
+BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
 
 
 class OnCores:
@@ -32,7 +38,7 @@ class OnCores:
         self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
         self.host_parameters = self.buffers.parameters
 
-    def new_strategy(self, job):
+    def new_strategy(self, job, step: int):
         return self.kind(job)
 
     def fetch(self, start: int, stop: int) -> None:
@@ -48,29 +54,27 @@ class OnGpuThroughHost(OnCores):
     def __init__(self, settings, world, layout, adamw, kernels, threads):
         super().__init__(settings, world, layout, adamw, kernels)
         self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
-        self._optimizers, new_adamw = [], self.new_optimizer
-        self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.copies, start, stop))
         with world.together(UserError):
             self.copies = Copies(kernels.device)
             zeros = partial(kernels.empty, dtype=array_dtype(settings.dtype))
-            self.model = FlatPair(
-                *(
-                    Slots(layout.ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
-                    for flat in (self.buffers.parameters, self.buffers.gradients)
-                )
-            )
+            self.model = model_arrays(self.buffers, layout, zeros)
+        self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
+        self._optimizers, new_adamw = [], gpu_adamw(kernels, layout, adamw, self.rounded)
+        self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.copies, start, stop))
 
     def _remember(self, optimizer):
         self._optimizers.append(optimizer)
         return optimizer
 
-    def new_strategy(self, job):
+    def new_strategy(self, job, step: int):
         strategy = self.kind(job)  # speaks with other ranks, so the optimizers it makes wait with what may fail
         with self.world.together(UserError):
             for optimizer in self._optimizers:
                 optimizer.allocate()
-        return HostBridge(strategy, self.model, FlatPair(job.buffers.parameters, job.buffers.gradients), job.tracer,
-                          self.copies)  # fmt: skip
+        if self.rounded is not None:
+            self.rounded.step = step
+        exchanged = FlatPair(job.buffers.parameters, job.buffers.gradients)
+        return HostBridge(strategy, self.model, exchanged, job.tracer, self.rounded, self.copies)
 
     def close(self):
         self.copies.close()
@@ -81,26 +85,60 @@ class OnGpu:
     """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
 
     def __init__(self, settings, world, layout, adamw, kernels, comm):
-        self.kernels, self.world, self.kind = kernels, replace(world, comm=comm), STRATEGIES[settings.strategy]
+        self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
+        self.kind = (OVERLAPPED if settings.overlap else {}).get(settings.strategy, STRATEGIES[settings.strategy])
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
-        self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         with self.together(UserError):
-            self.buffers = DeviceBuffers(kernels.device, layout.size)
+            self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
             self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
             if settings.dtype != "float32":
-                shape, dtype = (layout.size,), array_dtype(settings.dtype)
-                self.model = FlatPair(kernels.empty(shape, dtype), kernels.empty(shape, dtype))
+                self.model = model_arrays(
+                    self.buffers, layout, partial(kernels.empty, dtype=array_dtype(settings.dtype))
+                )
+        self.rounded = rounded_parameters(self.model.parameters, self.device, adamw)
+        self.new_optimizer = gpu_adamw(kernels, layout, adamw, self.rounded)
         self.host_parameters, self.fetch, self.close = (
             self.buffers.host_parameters, self.buffers.fetch, self.buffers.close,
         )  # fmt: skip
 
-    def new_strategy(self, job):
+    def new_strategy(self, job, step: int):
+        job = replace(job, new_exchange=self._new_exchange, bucket_bytes=job.bucket_bytes and BUCKET_BYTES)
         with self.together(UserError):
             strategy = self.kind(job)
-        if self.model.parameters is self.buffers.parameters:
+        if self.rounded is None:
             return strategy
+        self.rounded.step = step
         exchanged = FlatPair(self.buffers.parameters, self.buffers.gradients)
-        return CastingBridge(strategy, self.model, exchanged, job.tracer)
+        return CastingBridge(strategy, self.model, exchanged, job.tracer, self.rounded)
+
+    def _new_exchange(self, comm, ranges, wire, segment_bytes) -> Calls:
+        """In whole float32 calls: check_transport has seen to it that the wire is that."""
+        return Calls(comm, ranges, StreamProgress(self.device, comm.stream), self.kernels.empty)
+
+
+def model_arrays(buffers, layout, zeros) -> FlatPair:
+    """A model's own arrays, of zeros(length), that take turns where those of the exchange do."""
+    return FlatPair(
+        *(
+            Slots(layout.ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
+            for flat in (buffers.parameters, buffers.gradients)
+        )
+    )
+
+
+def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters | None:
+    """What keeps a model's bfloat16 parameters at the float32 ones; None for float32, which need nobody to do it."""
+    if flat.dtype == np.float32:
+        return None
+    seed = adamw.rounding_seed if adamw.stochastic_rounding else None
+    return RoundedParameters(flat, partial(round_parameters, device), seed)
+
+
+def gpu_adamw(kernels, layout, adamw: AdamWSettings, rounded: RoundedParameters | None):
+    """new_optimizer(start, stop) on a GPU; it writes rounded parameters, too, unless those only take turns there."""
+    if rounded is not None and isinstance(rounded.flat, Slots):
+        rounded = None
+    return lambda start, stop: AdamW(kernels, layout, start, stop, adamw, rounded)
 
 
 def array_dtype(name: str) -> np.dtype:

@@ -33,9 +33,9 @@ def choose_backend(settings, config, world, layout, adamw, threads: int):
         check_sharing(shared, settings.share_gpus)
     found = find(world, kernels.device, settings.transport, shared)
     with world.together(UserError):
-        transport, transport_why = choose_transport(settings.transport, settings.strategy, world.size, found)
+        transport, transport_why = choose_transport(settings, world.size, found)
     settings = replace(settings, backend="cupy", transport=transport)
-    comm = device_comm(transport, world, kernels.device)
+    comm = device_comm(transport, world, kernels.device, settings.overlap)
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
     made_by = partial(kind, settings, world, layout, adamw, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}

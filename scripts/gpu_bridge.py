@@ -10,6 +10,7 @@ from gpu_copies import Copies
 
 from dist.sharded import Slots
 from dist.waiting import Pauses, wait
+from gpt2.rounding import RoundedParameters
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,45 @@ class FlatPair:
 
 
 class Bridge:
-    """What both bridges share. model, exchanged: the FlatPairs on either side."""
+    """What both bridges share. model, exchanged: the FlatPairs on either side.
 
-    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer):
+    rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
+    """
+
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
         self.strategy, self.model, self.exchanged, self.tracer = strategy, model, exchanged, tracer
-        self.clipping = strategy.clipping
+        self.clipping, self.rounded = strategy.clipping, rounded
         self.worker, self.workers, self.keeps_gradients = strategy.worker, strategy.workers, strategy.keeps_gradients
+        self.there = {}  # by place: the range whose parameters the model has had since the update
+        slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
+        self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
 
     def before_use(self, start, stop):
         self.strategy.before_use(start, stop)
+        place = (start, stop) if self.place_of is None else self.place_of[start, stop]
+        if self.there.get(place) == (start, stop):
+            return
+        if parts := self._missing(start, stop):
+            with self.tracer.interruption("copy_in", bytes=4 * sum(high - low for low, high in parts)):
+                for part in parts:
+                    self._bring(*part)
+        self.there[place] = (start, stop)
+
+    def _missing(self, start, stop):
+        return [(start, stop)] if self.rounded is None else self.rounded.missing(start, stop)
+
+    def _bring(self, start, stop) -> None:
+        """Queue a part of a range of the new parameters for the model."""
+        raise NotImplementedError
 
     def poke(self):
         self.strategy.poke()
+
+    def update(self, lr):
+        self.there.clear()
+        if self.rounded is not None:
+            self.rounded.begin_update()
+        return self.strategy.update(lr)
 
     def state(self):
         return self.strategy.state()
@@ -45,28 +73,14 @@ class Bridge:
 
 
 class CastingBridge(Bridge):
-    """Both sides on the GPU, the model's in fewer bits: casts, queued on the one stream."""
-
-    def __init__(self, *sides):
-        super().__init__(*sides)
-        self._share()
+    """Both sides on the GPU, the model's in bfloat16: casts, queued on the one stream."""
 
     def gradients_final(self, start, stop):
-        self.exchanged.gradients[start:stop] = self.model.gradients[start:stop]
+        self.exchanged.gradients[start:stop][:] = self.model.gradients[start:stop]
         self.strategy.gradients_final(start, stop)
 
-    def update(self, lr):
-        norm = self.strategy.update(lr)
-        with self.tracer.phase("copy_in", bytes=self.exchanged.parameters.nbytes):
-            self._share()
-        return norm
-
-    def resumed(self):
-        super().resumed()
-        self._share()
-
-    def _share(self):
-        self.model.parameters[:] = self.exchanged.parameters
+    def _bring(self, start, stop):
+        self.rounded.store(start, self.exchanged.parameters[start:stop])
 
 
 class HostBridge(Bridge):
@@ -78,14 +92,11 @@ class HostBridge(Bridge):
     in host memory and on the GPU, may be written again.
     """
 
-    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, copies: Copies):
-        super().__init__(strategy, model, exchanged, tracer)
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, copies: Copies):
+        super().__init__(strategy, model, exchanged, tracer, rounded)
         self.copies = copies
         self.on_the_way = []  # (start, stop, copy) of gradients, in the order in which they became final
-        self.there = {}  # by place: the range whose parameters have been sent up since the update
-        self.last_upload = copies.computed()
-        slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
-        self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
+        self.last_upload = self.before_update = copies.computed()
         for flat in (exchanged.parameters, exchanged.gradients):
             for array in flat.memory if isinstance(flat, Slots) else [flat]:
                 copies.pin(array)
@@ -93,18 +104,18 @@ class HostBridge(Bridge):
     def before_use(self, start, stop):
         if self.place_of is not None:
             wait(self.last_upload)  # from a place in host memory that others are gathered into next
-        self.strategy.before_use(start, stop)
-        place = (start, stop) if self.place_of is None else self.place_of[start, stop]
-        if self.there.get(place) != (start, stop):
-            with self.tracer.interruption("copy_in", bytes=4 * (stop - start)):
-                self._send_up(start, stop)
-            self.there[place] = (start, stop)
+        super().before_use(start, stop)
 
-    def _send_up(self, start, stop):
-        # The range's place is free once what was queued before the update is done; one that others share, what is now.
-        is_free = self.copies.computed() if self.place_of is not None or not self.there else None
-        host, target = self.exchanged.parameters[start:stop], self.model.parameters[start:stop]
-        self.last_upload = self.copies.into(host, target, is_free)
+    def _bring(self, start, stop):
+        # The place is free once what was queued before the update is done; one that others share, what is now.
+        is_free = self.before_update if self.place_of is None else self.copies.computed()
+        host = self.exchanged.parameters[start:stop]
+        if self.rounded is None:
+            self.last_upload = self.copies.into(host, self.model.parameters[start:stop], is_free)
+        else:
+            self.last_upload = self.copies.through(
+                host, lambda low, values: self.rounded.store(start + low, values), is_free
+            )
         self.copies.before_compute(self.last_upload)
 
     def gradients_final(self, start, stop):
@@ -127,8 +138,8 @@ class HostBridge(Bridge):
     def update(self, lr):
         with self.tracer.phase("copy_out", bytes=4 * sum(stop - start for start, stop, _ in self.on_the_way)):
             self._land_all()
-        self.there.clear()
-        return self.strategy.update(lr)
+        self.before_update = self.copies.computed()
+        return super().update(lr)
 
     def _land(self) -> bool:
         """Tell the strategy of the gradients that have come; False if there are none."""

@@ -30,8 +30,8 @@ class Copied:
 class Copies:
     """Copies on two streams of `device`, one each way: each way in the order in which they were asked for.
 
-    Arrays on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two arrays (CHUNK,) float32 on
-    the GPU, for whoever sends chunks through in turns.
+    Gradients on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two arrays (CHUNK,) float32
+    on the GPU, for whoever sends chunks through in turns.
     """
 
     def __init__(self, device):
@@ -54,16 +54,22 @@ class Copies:
         return self._mark(self._out)
 
     def into(self, host, target, after: Copied | None = None) -> Copied:
-        """Begin to bring `host` (n,) float32 to `target`, no sooner than `after`."""
+        """Begin to bring `host` (n,) float32 to `target`, float32 too, no sooner than `after`."""
+        if after is not None:
+            self._into.wait_event(after.event)
+        target.data.copy_from_host_async(host.ctypes.data, target.nbytes, self._into)
+        return self._mark(self._into)
+
+    def through(self, host, store, after: Copied | None = None) -> Copied:
+        """Begin to bring `host` (n,) float32 to the GPU, no sooner than `after`, where store(low, values) takes it up
+        from element `low` on: queued on the stream that is CuPy's current one then."""
         if after is not None:
             self._into.wait_event(after.event)
         for low, high in _chunks(len(host)):
-            casts = target.dtype != np.float32
-            part = self._into_stage[: high - low] if casts else target[low:high]
-            part.data.copy_from_host_async(host[low:high].ctypes.data, part.nbytes, self._into)
-            if casts:
-                with self._into:
-                    target[low:high] = part
+            values = self._into_stage[: high - low]
+            values.data.copy_from_host_async(host[low:high].ctypes.data, values.nbytes, self._into)
+            with self._into:
+                store(low, values)
         return self._mark(self._into)
 
     def computed(self) -> Copied:

@@ -38,6 +38,7 @@ ROWS = {
     "cross_entropy": ("cross_entropy", lambda losses, logits, targets, *a: (
         _bytes(losses, targets, logits) + (logits.nbytes if a[-1] else 0))),
     "adamw": ("adamw", lambda p, m, v, gradients, *_: 2 * _bytes(p, m, v) + gradients.nbytes),
+    "round_parameters": ("adamw", lambda rounded, values, *_: _bytes(rounded, values)),
     "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),
     "sum_of_partials": ("sum_of_squares", lambda *_: 0),
     "attention_forward": ("attention_forward", lambda out, logsumexp, qkv, *_: _bytes(out, logsumexp, qkv)),

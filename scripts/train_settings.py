@@ -13,14 +13,17 @@ from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
 from strategies import (
     DEVICE_TRANSPORTS,
+    OVERLAPPED,
     SERVERS,
     STRATEGIES,
     TRANSPORTS,
     WIRES,
     check_exchange,
+    check_rounding,
     check_strategy,
     check_transport,
     check_wire,
+    no_overlap,
 )
 from traces import RunError
 from traces.recorder import parse_steps
@@ -54,7 +57,7 @@ class Settings:
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
     wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
     error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
-    overlap: bool = setting(False, "exchange while the model computes, in our own exchanges")
+    overlap: bool = setting(False, "exchange while the model computes: in our own exchanges, or over NCCL")
     no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")
     model: str = setting(None, "shape by name (baby, or what --init holds)", type=str, choices=PRESETS)
     n_layer: int = setting(None, "layers, instead of the preset's", type=int)
@@ -85,6 +88,9 @@ class Settings:
     skip_outliers: float = setting(0.0, "standard deviations: skip a step whose norm is so far up, 0 for none")
     backend: str = setting("auto", "kernels; auto takes what the machine has", choices=(AUTO, "numpy", "cupy"))
     dtype: str = setting("float32", "of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
+    stochastic_rounding: bool = setting(
+        False, "with --dtype bfloat16: parameters are rounded at random, exact on average"
+    )
     transport: str = setting("auto", "between GPUs: what carries the exchange", choices=(AUTO, *TRANSPORTS))
     share_gpus: bool = setting(False, "yes, several ranks on one GPU: to try things out")
     threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
@@ -173,6 +179,17 @@ def check_arrays(settings: Settings, why: str = "") -> None:
             f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
             "leave it out"
         )
+    if settings.stochastic_rounding:
+        if settings.dtype != "bfloat16":
+            raise UserError(
+                f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
+                "bfloat16, or leave it out"
+            )
+        check_rounding(settings.strategy, settings.wire)
+    if settings.overlap and settings.backend == "numpy" and settings.strategy in OVERLAPPED:
+        raise no_overlap(settings.strategy, f"with --backend numpy{why}")
+    if settings.strategy != AUTO:
+        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap)
     if settings.transport not in DEVICE_TRANSPORTS:
         return
     if settings.backend == "numpy":
@@ -185,7 +202,6 @@ def check_arrays(settings: Settings, why: str = "") -> None:
             f"--transport {settings.transport} with --strategy auto, which tries exchanges from host memory: name a "
             "strategy"
         )
-    check_transport(settings.strategy, settings.transport)
 
 
 def model_config(settings: Settings) -> GPT2Config:

@@ -59,7 +59,10 @@ class TrainingRun:
         self.links = probe_links(world)
         settings = self._with_strategy(settings)
         self.threads = settings.threads or threads_per_rank(world)
-        adamw = AdamWSettings(settings.beta1, settings.beta2, settings.eps, settings.weight_decay)
+        adamw = AdamWSettings(
+            settings.beta1, settings.beta2, settings.eps, settings.weight_decay, settings.stochastic_rounding,
+            settings.seed,
+        )  # fmt: skip
         chosen = choose_backend(settings, config, world, self.layout, adamw, self.threads)
         self.settings, new_backend, self.backend_facts = settings, *_ = chosen
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
@@ -72,7 +75,7 @@ class TrainingRun:
         self.folder = self._make_folder()
         self.watchdog = new_watchdog(settings, world, self.path / "traces")
         self.tracer = new_tracer(self.settings, world, self.path / "traces", self.backend, self.watchdog)
-        self.strategy = self.backend.new_strategy(self._job())
+        self.strategy = self.backend.new_strategy(self._job(), self.steps.start - 1)
         if self.checkpoint:
             restore(self.checkpoint, self.strategy, self.facts(self.checkpoint.step), world)
         self.checkpoints = Checkpointing(

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from dist import nccl
 from dist.alone import AloneComm
 from dist.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
+from dist.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
-from strategies import DEVICE_TRANSPORTS, check_transport, exchanges_on_device
+from strategies import OVERLAPPED, check_transport, device_transports, no_overlap
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
 
@@ -23,7 +23,7 @@ class Found:
 
 def find(world: World, device, asked: str, shared: list) -> Found:
     """What there is on all ranks; GPU-aware MPI is tried only if it is asked for, or could be chosen. Collective."""
-    no_nccl = _first(world, nccl.missing_nccl())
+    no_nccl = _first(world, missing_nccl())
     if no_nccl is None and shared:
         no_nccl = "NCCL wants a GPU for each rank"
     aware, source = says_gpu_aware()
@@ -34,9 +34,10 @@ def find(world: World, device, asked: str, shared: list) -> Found:
     return Found(no_nccl, no_gpu_aware, shared)
 
 
-def choose_transport(asked: str, strategy: str, ranks: int, found: Found) -> tuple[str, str]:
+def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
     """(host, gpu-aware, nccl or alone; why). UserError if what was asked for is not there."""
-    check_transport(strategy, asked)
+    asked, strategy = settings.transport, settings.strategy
+    check_transport(strategy, asked, settings.wire, settings.overlap)
     if asked == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
@@ -44,21 +45,28 @@ def choose_transport(asked: str, strategy: str, ranks: int, found: Found) -> tup
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
     if asked != "auto":
         return asked, "as asked for"
-    if not exchanges_on_device(strategy):
+    possible = device_transports(strategy, settings.wire, settings.overlap)
+    if not possible:
         return "host", f"{strategy} sends messages of its own, from host memory"
     if ranks == 1 or strategy == "none":
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
         return "nccl", "it is there, and each rank has a GPU of its own"
-    if found.no_gpu_aware is None:
+    if found.no_gpu_aware is None and "gpu-aware" in possible:
         return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs, and was tried"
-    return "host", f"{found.no_nccl}; {found.no_gpu_aware}"
+    if settings.overlap and strategy in OVERLAPPED:
+        raise no_overlap(strategy, f"({found.no_nccl})")
+    return "host", f"{found.no_nccl}; {found.no_gpu_aware or 'this MPI exchanges nothing while the GPU computes'}"
 
 
-def device_comm(transport: str, world: World, device):
-    """The communicator for arrays on the GPU; None where they are exchanged from host memory. Collective."""
-    makers = {"nccl": nccl.NcclComm, "gpu-aware": GpuAwareComm, ALONE: lambda comm, device: AloneComm(comm)}
-    return makers[transport](world.comm, device) if transport in (*DEVICE_TRANSPORTS, ALONE) else None
+def device_comm(transport: str, world: World, device, overlap: bool):
+    """The communicator for arrays on the GPU, with a stream of its own if it is to exchange while the device computes;
+    None where they are exchanged from host memory. Collective."""
+    kinds = {"nccl": NcclComm, "gpu-aware": GpuAwareComm, ALONE: AloneComm}
+    if transport not in kinds:
+        return None
+    stream = device.cupy.cuda.Stream(non_blocking=True) if overlap else device.stream
+    return kinds[transport](world.comm, device, stream)
 
 
 def _first(world: World, reason: str | None) -> str | None:

@@ -25,6 +25,7 @@ from strategies.bucketed import Bucketed
 from strategies.hierarchical import Hierarchical
 from strategies.hierarchical_sharded import HierarchicalSharded
 from strategies.none import NoExchange
+from strategies.overlapped import OverlappedAllreduce, OverlappedReduceScatter
 from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
@@ -35,6 +36,7 @@ from strategies.zero_3 import Zero3
 
 __all__ = [
     "DEVICE_TRANSPORTS",
+    "OVERLAPPED",
     "OWN_EXCHANGES",
     "SERVERS",
     "STRATEGIES",
@@ -43,10 +45,12 @@ __all__ = [
     "Job",
     "Strategy",
     "check_exchange",
+    "check_rounding",
     "check_strategy",
     "check_transport",
     "check_wire",
-    "exchanges_on_device",
+    "device_transports",
+    "no_overlap",
     "worker_count",
 ]
 
@@ -64,6 +68,7 @@ STRATEGIES = {
     "zero-3": Zero3,
 }
 OWN_EXCHANGES = (Bucketed, Zero2)  # with what derives from them: messages of our own, which --wire and --overlap shape
+OVERLAPPED = {"reduce-scatter": OverlappedReduceScatter, "allreduce": OverlappedAllreduce}  # with --overlap, over NCCL
 
 SERVERS = ("colocated", "dedicated")
 WIRES = ("float32", "bfloat16")
@@ -92,9 +97,13 @@ def check_strategy(name: str, server: str, ranks: int, no_exchange: bool) -> Non
 def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) -> None:
     """UserError where a flag of our own exchanges meets a strategy that calls MPI's."""
     own = [other for other, kind in STRATEGIES.items() if issubclass(kind, OWN_EXCHANGES)]
-    asked = {"--wire bfloat16": wire == "bfloat16", "--overlap": overlap}
-    for flag in [flag for flag, given in asked.items() if given and name not in own]:
-        raise UserError(f"{flag} with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
+    if wire == "bfloat16" and name not in own:
+        raise UserError(f"--wire bfloat16 with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
+    if overlap and name not in (*own, *OVERLAPPED):
+        raise UserError(
+            f"--overlap with --strategy {name}, whose messages are MPI's: use {', '.join(own)}, or over NCCL "
+            f"{', '.join(OVERLAPPED)}"
+        )
     check_wire(wire, error_feedback)
     if error_feedback and issubclass(STRATEGIES[name], Zero2):
         raise UserError(
@@ -103,18 +112,52 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
         )
 
 
-def exchanges_on_device(name: str) -> bool:
-    """Whether its exchange can stay on GPUs: its messages are MPI's collectives, which others offer there, too."""
-    return not issubclass(STRATEGIES[name], OWN_EXCHANGES)
+def device_transports(name: str, wire: str, overlap: bool) -> tuple[str, ...]:
+    """Those on which its exchange can stay on GPUs: if it consists of calls that others offer there, too.
+
+    Only NCCL's are queued, and go on while the GPU computes.
+    """
+    if issubclass(STRATEGIES[name], Bucketed) or wire != "float32":
+        return ()
+    return ("nccl",) if overlap else DEVICE_TRANSPORTS
 
 
-def check_transport(name: str, transport: str) -> None:
-    """UserError where an exchange that starts in host memory is asked to stay on the GPUs."""
-    if transport in DEVICE_TRANSPORTS and not exchanges_on_device(name):
-        others = ", ".join(other for other in STRATEGIES if exchanges_on_device(other) and other != "none")
+def check_transport(name: str, transport: str, wire: str, overlap: bool) -> None:
+    """UserError where an exchange that starts in host memory is asked to stay on the GPUs, or the other way round."""
+    if transport == "host" and overlap and name in OVERLAPPED:
+        raise no_overlap(name, "with --transport host")
+    if transport not in DEVICE_TRANSPORTS or transport in device_transports(name, wire, overlap):
+        return
+    if transport in device_transports(name, "float32", overlap):
         raise UserError(
-            f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
-            f"--transport host, or one of {others}"
+            f"--transport {transport} with --wire {wire}, which is rounded in host memory: leave one of them out"
+        )
+    if transport in device_transports(name, "float32", False):
+        raise UserError(
+            f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host"
+        )
+    others = ", ".join(other for other in STRATEGIES if device_transports(other, wire, overlap) and other != "none")
+    raise UserError(
+        f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
+        f"--transport host, or one of {others}"
+    )
+
+
+def no_overlap(name: str, why: str) -> UserError:
+    """What there is to say where the calls of a strategy are MPI's, though they were to go on during backward."""
+    own = ", ".join(other for other, kind in STRATEGIES.items() if issubclass(kind, OWN_EXCHANGES))
+    return UserError(
+        f"--overlap with --strategy {name} {why}: its calls go on during backward over NCCL alone: use --transport "
+        f"nccl, or one of {own}"
+    )
+
+
+def check_rounding(name: str, wire: str) -> None:
+    """UserError where parameters that are to be rounded at random come over the wire rounded to nearest already."""
+    if wire == "bfloat16" and STRATEGIES.get(name) not in (Ring, Tree, Hierarchical):
+        raise UserError(
+            f"--stochastic-rounding with --wire bfloat16 and --strategy {name}, which gathers parameters rounded to "
+            "nearest: leave one of them out"
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.device_buffers import DeviceBuffers
+from dist.exchanges import Rings
 from dist.links import MOST_SEGMENT_BYTES
 from dist.world import World
 from gpt2.clipping import Clipping
@@ -25,7 +26,8 @@ class Job:
     For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
     what rounding loses is added again in the next step (error_feedback); segment_bytes: the most that one message holds
     (dist.links.segment_bytes); final_ranges: the parts of the flat buffer in the order in which backward makes them
-    final; bucket_bytes: exchange them during backward, that much at once or more, None: after it.
+    final; bucket_bytes: exchange them during backward, that much at once or more, None: after it;
+    new_exchange(comm, ranges, wire, segment_bytes): what exchanges ranges where the buffers lie (dist/exchanges.py).
     """
 
     world: World
@@ -41,6 +43,7 @@ class Job:
     segment_bytes: int = MOST_SEGMENT_BYTES
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
+    new_exchange: Callable = Rings
 
 
 @dataclass(frozen=True)

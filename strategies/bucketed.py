@@ -1,4 +1,4 @@
-"""What the strategies with exchanges of their own share: buckets that start when backward has finished them.
+"""What the strategies share that exchange buckets, which start when backward has finished them.
 
 A bucket is a flat range that is exchanged together. Without overlap there is one, the whole buffer, after backward.
 With it, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`, each begins on the spot,
@@ -14,16 +14,14 @@ from strategies.base import Strategy
 TAGS = 1 << 14  # of exchanges that may be under way together; every MPI allows twice as many
 
 
-class Bucketed(Strategy):
+class InBuckets(Strategy):
+    """A subclass has `progress`, with which start_exchange begins an exchange."""
+
     def __init__(self, job):
         super().__init__(job)
         size = len(self.gradients)
-        self.wire = new_wire(job.wire, size, job.segment_bytes, job.error_feedback)
         self.buckets = [(0, size)] if job.bucket_bytes is None else plan_buckets(job.final_ranges, job.bucket_bytes)
         self.overlaps = job.bucket_bytes is not None
-        self.progress = Progress()
-        self.tags = itertools.cycle(range(1, TAGS))
-        self.exchange_comm = self.comm.Dup()
         self.started = 0
 
     def start_exchange(self, start: int, stop: int) -> None:
@@ -37,9 +35,6 @@ class Bucketed(Strategy):
     def poke(self):
         self.progress.poke()
 
-    def errors(self):
-        return self.wire.errors
-
     def finish_exchange(self) -> None:
         """Exchange what has not begun, and return when all buckets are through."""
         while self.started < len(self.buckets):
@@ -50,6 +45,20 @@ class Bucketed(Strategy):
     def _start_next(self) -> None:
         self.started += 1
         self.start_exchange(*self.buckets[self.started - 1])
+
+
+class Bucketed(InBuckets):
+    """Messages of our own."""
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.wire = new_wire(job.wire, len(self.gradients), job.segment_bytes, job.error_feedback)
+        self.progress = Progress()
+        self.tags = itertools.cycle(range(1, TAGS))
+        self.exchange_comm = self.comm.Dup()
+
+    def errors(self):
+        return self.wire.errors
 
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:

@@ -12,14 +12,9 @@ one travelling while the next is computed (--overlap), and the embeddings have o
 its part of the parameters in float32 (D / N), as what is gathered is rounded.
 """
 
-from dist import ring
-from dist.progress import Progress
-from dist.sharded import Parts, ShardedGradients
+from dist.sharded import ShardedGradients
 from dist.waiting import sum_everywhere
-from dist.wire import new_wire
 from strategies.base import Strategy, Updated
-
-TAG = 1  # one for all: no exchange begins before the one before it has ended
 
 
 class Zero2(Strategy):
@@ -30,20 +25,20 @@ class Zero2(Strategy):
         super().__init__(job)
         self.ranges, self.overlaps = job.buffers.ranges, job.bucket_bytes is not None
         self.whole_ranges = dict(self.ranges)
-        self.sums = Parts(job.world, self.ranges)
+        self.sums = job.buffers.new_parts()
         self.optimizers = {part: job.new_optimizer(*bounds) for part, bounds in self.sums.bounds.items()}
-        self.wire = new_wire(job.wire, max(stop - start for start, stop in self.ranges), job.segment_bytes)
+        self.exchange = job.new_exchange(self.comm, self.ranges, job.wire, job.segment_bytes)
+        self.progress = self.exchange.progress
         self.own = self._own_parameters(job)
-        self.exchange_comm, self.progress = self.comm.Dup(), Progress(in_flight=1)
         self.reduction = None
         self.on_the_way = {}  # by range: the all-gather of its parameters
 
     def _own_parameters(self, job):
         """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
         in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
-        if self.wire.dtype == self.parameters.dtype:
+        if not self.exchange.rounds:
             return in_place
-        apart = Parts(job.world, self.ranges)
+        apart = job.buffers.new_parts()
         for part, values in in_place.items():
             apart[part][:] = values
         return apart
@@ -83,7 +78,7 @@ class Zero2(Strategy):
         return [Updated(bounds[part][0], self.own[part], optimizer) for part, optimizer in self.optimizers.items()]
 
     def resumed(self):
-        if self.wire.dtype != self.parameters.dtype:
+        if self.exchange.rounds:
             self._share_parameters()
 
     def _share_parameters(self):
@@ -94,11 +89,9 @@ class Zero2(Strategy):
                 self.on_the_way.clear()
 
     def _reduce_scatter(self, start, stop):
-        gradients = self.gradients[start:stop]
-        yield from ring.reduce_scatter(self.exchange_comm, gradients, [], 0, stop - start, self.wire, TAG)
+        yield from self.exchange.reduce_scatter(self.gradients[start:stop])
         self.sums[start, stop][:] += self.gradients[slice(*self.sums.bounds[start, stop])]
 
     def _all_gather(self, start, stop):
         self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
-        parameters = self.parameters[start:stop]
-        yield from ring.all_gather(self.exchange_comm, parameters, 0, stop - start, self.wire, TAG)
+        yield from self.exchange.all_gather(self.parameters[start:stop])

@@ -14,6 +14,7 @@ from gpt2.cupy_kernels import launch
 from gpt2.kernels import bind, load_kernels
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
+from gpt2.rounding import RoundedParameters, step_seed
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 RANDOM = np.random.default_rng(3)
@@ -26,12 +27,17 @@ def shim():
 
 
 def rounded(shim, values, seed, step=1, first=0):
-    """bfloat16 bits of float32 values, by a step that changes nothing: no gradient, no decay."""
+    """bfloat16 bits of float32 values, by a step that changes nothing: no gradient, no decay; and by the kernel that
+    rounds and does nothing else: the same bits."""
+    rounding_seed = None if seed is None else step_seed(seed, step)
     master, parameters = np.array(values, np.float32), np.zeros(len(values), np.uint16)
     zeros = [np.zeros(len(values), np.float32) for _ in range(3)]
     settings = (step, 1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0)
-    launch.adamw(shim, parameters, zeros[0], *zeros[1:], [], *settings, master, first, seed)
+    launch.adamw(shim, parameters, zeros[0], *zeros[1:], [], *settings, master, first, rounding_seed)
     np.testing.assert_array_equal(master, values)
+    alone = np.zeros_like(parameters)
+    launch.round_parameters(shim, alone, master, rounding_seed, first)
+    np.testing.assert_array_equal(alone, parameters)
     return parameters
 
 
@@ -136,6 +142,55 @@ def test_sharded_as_whole(shim, stochastic, cuts):
     np.testing.assert_array_equal(sharded, whole)
     np.testing.assert_array_equal(np.concatenate([optimizer.master for optimizer in optimizers]), reference.master)
     assert (whole == to_bfloat16(reference.master)).all() != stochastic
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("cuts", [[], [17, 1000, 1003, 2500]])
+def test_updated_and_received_parameters_are_rounded_alike(shim, stochastic, cuts):
+    """Float32 parameters of three ranks: each updates its own part, in the launch that also rounds it, and rounds what
+    it gets of the others. All have the same bits, also where a step is skipped, and those of one that updates all."""
+    layout = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
+    settings, kernels = AdamWSettings(), bind(cupy_kernels, shim)
+    kernels.empty = lambda shape: np.zeros(shape, np.float32)
+    random = np.random.default_rng(8)
+    values, edges = random.standard_normal(layout.size).astype(np.float32), [0, *cuts, layout.size]
+
+    def new_rounded(step=0):
+        flat = np.zeros(layout.size, np.uint16)
+        return RoundedParameters(flat, kernels_round, SEED if stochastic else None, step)
+
+    def kernels_round(*arguments):
+        launch.round_parameters(shim, *arguments)
+
+    ranks = [new_rounded() for _ in edges[1:]]
+    optimizers = [AdamW(kernels, layout, *pair, settings, r) for pair, r in zip(pairwise(edges), ranks, strict=True)]
+    for step, scale in ((1, 0.5), (2, None), (3, 0.5)):
+        gradients = random.standard_normal(layout.size).astype(np.float32)
+        for rounded, optimizer, (start, stop) in zip(ranks, optimizers, pairwise(edges), strict=True):
+            rounded.begin_update()
+            optimizer.update(values[start:stop], gradients[start:stop], 1e-2, scale)
+            received = 0 if scale else stop - start
+            assert sum(high - low for low, high in rounded.missing(start, stop)) == received
+        expected = new_rounded(step)
+        expected.store(0, values)
+        for rounded in ranks:
+            for start, stop in rounded.missing(0, layout.size):
+                rounded.store(start, values[start:stop])
+            np.testing.assert_array_equal(rounded.flat, expected.flat)
+        assert (expected.flat == to_bfloat16(values)).all() != stochastic
+
+
+def test_what_an_update_has_not_written():
+    rounded = RoundedParameters(np.zeros(100, np.uint16), None)
+    assert rounded.missing(10, 20) == [(10, 20)]
+    for part in ((30, 40), (0, 5), (50, 50), (40, 45)):
+        rounded.target(*part)
+    assert rounded.missing(0, 100) == [(5, 30), (45, 50), (50, 100)]
+    assert rounded.missing(2, 35) == [(5, 30)]
+    assert rounded.missing(31, 44) == rounded.missing(7, 7) == []
+    assert rounded.missing(50, 60) == [(50, 60)]
+    rounded.begin_update()
+    assert rounded.missing(0, 100) == [(0, 100)]
 
 
 def test_small_steps_add_up_in_the_master_copy(shim):

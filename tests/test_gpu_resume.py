@@ -20,9 +20,9 @@ def trainer(comm, monkeypatch, shared_path):
 def cases():
     """A strategy's state in each place: on the GPU, on the GPU beside parameters in host memory, in parts."""
     yield ["--strategy", "reduce-scatter", "--transport", "nccl"]
-    yield ["--strategy", "allreduce", "--transport", "nccl", "--dtype", "bfloat16"]
+    yield ["--strategy", "reduce-bcast", "--transport", "nccl", "--dtype", "bfloat16", "--stochastic-rounding"]
     yield ["--strategy", "hierarchical-sharded", "--transport", "host", "--overlap", "--wire", "bfloat16"]
-    yield ["--strategy", "zero-3", "--transport", "host", "--dtype", "bfloat16"]
+    yield ["--strategy", "zero-3", "--overlap", "--dtype", "bfloat16", "--stochastic-rounding"]
 
 
 @pytest.mark.ranks(2)

@@ -13,7 +13,7 @@ from in_process import train as train_here
 
 from gpt2.cupy_kernels import cublaslt, device
 from gpt2.shards import write_shard
-from strategies import OWN_EXCHANGES, STRATEGIES
+from strategies import OVERLAPPED, OWN_EXCHANGES, STRATEGIES, Bucketed
 
 SMALL = ["--n-layer", 1, "--n-head", 1, "--n-embd", 64, "--context", 8, "--vocab-size", 100, "--steps", 2]
 USUAL = ["--batch-size", 1, "--lr", 1e-2, "--warmup", 1, "--eval-every", 2, "--eval-steps", 1, "--trace", "off"]
@@ -68,12 +68,13 @@ def cases(ranks):
     for name, kind in STRATEGIES.items():
         if name == "none":
             continue
-        own = issubclass(kind, OWN_EXCHANGES)
         yield ["--strategy", name, "--transport", "host"], "host"
-        if own:
-            yield ["--strategy", name, "--overlap"], "host"
-        else:
-            yield ["--strategy", name], "alone" if ranks == 1 else "nccl"
+        device = "alone" if ranks == 1 else "nccl"
+        if issubclass(kind, OWN_EXCHANGES) or name in OVERLAPPED:
+            yield ["--strategy", name, "--overlap"], "host" if issubclass(kind, Bucketed) else device
+        if not issubclass(kind, OWN_EXCHANGES):
+            yield ["--strategy", name], device
+        if not issubclass(kind, Bucketed):
             yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"], "nccl"
@@ -98,8 +99,8 @@ DEEP = ["--n-layer", 3, "--grad-accum", 2]  # layers that take turns in ZeRO's p
 LATE = (
     ["--strategy", "reduce-scatter", "--transport", "host"],
     ["--strategy", "hierarchical", "--overlap", "--wire", "bfloat16"],
-    ["--strategy", "zero-2", "--overlap", *DEEP],
-    ["--strategy", "zero-3", "--overlap", *DEEP],
+    ["--strategy", "zero-2", "--transport", "host", "--overlap", *DEEP],
+    ["--strategy", "zero-3", "--transport", "host", "--overlap", *DEEP],
     ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--transport", "host"],
     # Without copies there is less that can be late.
     ["--strategy", "sliced", "--dtype", "bfloat16", "--transport", "gpu-aware"],
@@ -177,7 +178,8 @@ def broken_waits():
         copy = bridge.copies.out(bridge.model.gradients[start:stop], bridge.exchanged.gradients[start:stop])
         bridge.on_the_way.append((start, stop, copy))
 
-    host, zero = ["--strategy", "reduce-scatter", "--transport", "host"], ["--strategy", "zero-3", "--overlap", *DEEP]
+    host = ["--strategy", "reduce-scatter", "--transport", "host"]
+    zero = ["--strategy", "zero-3", "--transport", "host", "--overlap", *DEEP]
     return {
         "copies out are not waited for": (Copied, "Test", lambda self: True, host, "copies"),
         "compute does not wait for copies in": (Copies, "before_compute", lambda self, copy: None, host, "copies"),
@@ -216,6 +218,17 @@ MISTAKES = {
     "not GPU-aware": (["--transport", "gpu-aware"], {"aware": False}, "--transport gpu-aware: this MPI says it is not"),
     "GPU-aware, it says": (["--transport", "gpu-aware"], {"proven": False}, "comes out wrong"),
     "ring over NCCL": (["--strategy", "ring", "--transport", "nccl"], {}, "--transport nccl with --strategy ring"),
+    "overlap without NCCL": (["--overlap"], {"nccl": False}, "--strategy reduce-scatter (CuPy finds no libnccl.so.2):"),
+    "overlap through the host": (["--overlap", "--transport", "host"], {}, "with --transport host: its calls go on"),
+    "overlap by calls that block": (["--overlap", "--transport", "gpu-aware"], {}, "whose calls return when all is"),
+    "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
+    "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
+    "overlap of rooted calls": (["--overlap", "--strategy", "sliced"], {}, "or over NCCL reduce-scatter, allreduce"),
+    "bfloat16 over NCCL": (
+        ["--strategy", "zero-2", "--transport", "nccl", "--wire", "bfloat16"],
+        {},
+        "--transport nccl with --wire bfloat16, which is rounded in host memory",
+    ),
     "auto over NCCL": (["--strategy", "auto", "--transport", "nccl"], {}, "name a strategy"),
     "memory for the buffers": (["--n-layer", 12], {"free": 36 << 20}, "out of GPU memory: 0.00 GB asked for"),
     "memory for copies": (["--transport", "host"], {"free": 60 << 20}, "out of GPU memory: 0.02 GB asked for"),
@@ -226,6 +239,17 @@ MISTAKES = {
         ["--backend", "numpy", "--transport", "nccl"],
         {},
         "arrays are in host memory: use --backend cupy",
+    ),
+    "random rounding of float32": (["--stochastic-rounding"], {}, "--stochastic-rounding with --dtype float32, whose"),
+    "random rounding after the wire's": (
+        ["--strategy", "zero-2", "--stochastic-rounding", "--dtype", "bfloat16", "--wire", "bfloat16"],
+        {},
+        "--wire bfloat16 and --strategy zero-2, which gathers parameters rounded to nearest: leave",
+    ),
+    "random rounding on cores": (
+        ["--backend", "numpy", "--dtype", "bfloat16", "--stochastic-rounding"],
+        {},
+        "--dtype bfloat16 with --backend numpy, which computes in float32",
     ),
     "bfloat16 by auto": (["--backend", "auto", "--dtype", "bfloat16"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
 }

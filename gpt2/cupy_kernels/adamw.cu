@@ -3,7 +3,8 @@
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
 //
-// Parameters that are the float32 master copy of bfloat16 ones are written a second time, rounded to bfloat16.
+// Parameters that are the float32 master copy of bfloat16 ones are written a second time, rounded to bfloat16; those that
+// come from elsewhere are rounded by a kernel that does nothing else.
 #include "common.cuh"
 
 constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, spill.
@@ -115,4 +116,17 @@ adamw(float* parameters, float* m, float* v, const real* gradients, const long l
         update<QUAD>(a, c, {decaying, ranges}, r, i);
     for (long long i = packed + thread_of_grid(); i < count; i += threads_of_grid())
         update<1>(a, c, {decaying, ranges}, r, i);
+}
+
+// rounded (count,) bfloat16 = values (count,) float32, element by element the same bits as adamw gives.
+// Launch: any one-dimensional grid, a thread for every QUAD elements or loop.
+extern "C" __global__ void __launch_bounds__(256)
+round_parameters(unsigned short* rounded, const float* values, long long count, int stochastic,
+                 unsigned long long state) {
+    const Rounding r = {rounded, stochastic != 0, state};
+    const long long packed = is_aligned(rounded) && is_aligned(values) ? count / QUAD * QUAD : 0;
+    for (long long i = thread_of_grid() * QUAD; i < packed; i += threads_of_grid() * QUAD)
+        store_rounded<QUAD>(r, load<QUAD>(values + i), i);
+    for (long long i = packed + thread_of_grid(); i < count; i += threads_of_grid())
+        store_rounded<1>(r, load<1>(values + i), i);
 }

@@ -47,11 +47,11 @@ class Device:
         self.cudnn_attention = CudnnAttention(self) if cudnn else None
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
-        """Queue one kernel."""
+        """Queue one kernel, on CuPy's current stream: this device's, but inside `with` another one."""
         function = self._functions.get((kernel, storage)) or self._load(source, storage, kernel)
         if shared_bytes > self._shared_bytes[kernel, storage]:
             self._allow_shared(function, kernel, storage, shared_bytes)
-        function(grid, block, arguments, shared_mem=shared_bytes, stream=self.stream)
+        function(grid, block, arguments, shared_mem=shared_bytes)
 
     def _load(self, source, storage, kernel):
         if (source, storage) not in self._modules:

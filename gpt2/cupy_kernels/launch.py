@@ -21,6 +21,7 @@ import math
 import numpy as np
 
 from gpt2.errors import UserError
+from gpt2.rounding import SPLITMIX64_STEP
 
 WARP = 32
 THREADS = 256
@@ -31,7 +32,6 @@ PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
 # Of dynamic shared memory that a block gets without asking the driver for more.
 SHARED_BYTES = 48 << 10
-SPLITMIX64_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
 
 
 def embedding_forward(device, out, tokens, wte, wpe):
@@ -132,9 +132,8 @@ def adamw(
     """One step, in place, on flat arrays of one length: all float32 but the gradients; `step` counts from 1.
 
     decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
-    master: the float32 copy of bfloat16 parameters. The step is made on it, and the parameters are it rounded: to
-    nearest, ties to even; with a rounding_seed up or down at random, so that the mean is exact. What is drawn for an
-    element depends on the seed, the step, and its place `first` + i among all parameters: however they are sharded.
+    master: the float32 copy of bfloat16 parameters. The step is made on it, and the parameters are it rounded, as
+    round_parameters does.
     """
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in numpy_kernels/adamw.py
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
@@ -142,27 +141,23 @@ def adamw(
     ranges = device.constant(np.array(decaying, np.int64).reshape(-1, 2))
     updated, rounded = (parameters, None) if master is None else (master, parameters)
     arguments = (updated, m, v, gradients, ranges, np.int32(len(decaying)), *map(np.float32, numbers))
-    arguments += (np.int64(len(updated)), rounded, *_rounding(rounding_seed, step, first))
+    arguments += (np.int64(len(updated)), rounded, *_rounding(rounding_seed, first))
     device.launch("adamw", storage(gradients), "adamw", _grid(updated), (THREADS,), arguments)
 
 
-def _rounding(seed, step, first):
-    """The kernel's `stochastic` and `state`, splitmix64's (Steele, Lea and Flood 2014) where the range's elements draw.
+def round_parameters(device, rounded, values, rounding_seed=None, first=0):
+    """rounded (n,) bfloat16 = values (n,) float32: to nearest, ties to even; with a rounding_seed up or down at random,
+    so that the mean is exact. What is drawn for an element depends on the seed and its place `first` + i alone."""
+    if len(values):
+        arguments = (rounded, values, np.int64(len(values)), *_rounding(rounding_seed, first))
+        device.launch("adamw", storage(values), "round_parameters", _grid(values), (THREADS,), arguments)
 
-    The sequences of two steps or two seeds begin at numbers that are as far apart as random ones.
-    """
+
+def _rounding(seed, first):
+    """The kernels' `stochastic` and `state`: splitmix64's where the range's elements draw (gpt2/rounding.py)."""
     if seed is None:
         return np.int32(False), np.uint64(0)
-    state = _splitmix64(_splitmix64(seed) + step) + (first + 1) * SPLITMIX64_STEP
-    return np.int32(True), np.uint64(state % 2**64)
-
-
-def _splitmix64(state: int) -> int:
-    """The number that follows `state`, 64 bits to 64 bits."""
-    z = (state + SPLITMIX64_STEP) % 2**64
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
-    return z ^ z >> 31
+    return np.int32(True), np.uint64((seed + (first + 1) * SPLITMIX64_STEP) % 2**64)
 
 
 def sum_of_squares(device, flat) -> float:

@@ -14,7 +14,7 @@ from gpt2.numpy_kernels.cores import Cores
 # Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
 TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
 # Attention's probabilities and their gradients are rounded on the way, too; at random, by twice as much as to nearest.
-FACTORS = {"attention_case": 8, "adamw_rounding_case": 2}
+FACTORS = {"attention_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2}
 # Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
 CASES = [
     ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
@@ -26,6 +26,7 @@ CASES = [
     ("attention_case", "attention", [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]),
     ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
     ("adamw_rounding_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest"), (517, 3, "random")]),
+    ("round_parameters_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest")]),
     ("sum_of_squares_case", "sum_of_squares", [(5003, 0), (4096, 0), (777, 1), (700_003, 0)]),
 ]
 
@@ -171,6 +172,14 @@ def adamw_case(device, memory, cores: Cores, count, offset, rounding=None):
 def adamw_rounding_case(device, memory, cores: Cores, count, offset, rounding):
     """The same of bfloat16 parameters with a float32 master copy, rounded to "nearest" or at "random"."""
     return adamw_case(device, memory, cores, count, offset, rounding)
+
+
+def round_parameters_case(device, memory, cores: Cores, count, offset, rounding):
+    """float32 values alone, for parameters that another rank has updated."""
+    values = memory.put_exactly(memory.random.standard_normal(count).astype(np.float32), offset)
+    rounded = memory.put_exactly(np.full(count, 0xFFFF, np.uint16), offset)
+    launch.round_parameters(device, rounded, values, 5 if rounding == "random" else None, 1 << 33)
+    return [("rounded", rounded, widen(values))]
 
 
 def sum_of_squares_case(device, memory, cores: Cores, count, offset):

@@ -143,7 +143,7 @@ class Module:
             assert all(argument is None or isinstance(argument, np.generic | ndarray) for argument in arguments)
             arguments = [np.asarray(a) if isinstance(a, ndarray) else a for a in arguments]
             launch = self._source, self._storage, name, grid, block, arguments, shared_mem
-            stream.add(lambda: Module.shim.launch(*launch))
+            (stream or Stream.current).add(lambda: Module.shim.launch(*launch))
 
         return SimpleNamespaceCallable(call)
 
