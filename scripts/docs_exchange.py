@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from docs_choice import write_table
 from docs_page import FIGURES, ROOT, SCRIPTS, machine, on_hosts, replace_block
 
 UNEVEN = "--nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit"
@@ -71,3 +72,4 @@ def median(contender: dict) -> float:
 
 def write(block: str, folder: Path, tables: list[str]) -> None:
     replace_block("docs/benchmarks.md", block, "\n\n".join([*tables, machine(folder / "exchange.json")]))
+    write_table()

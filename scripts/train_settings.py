@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 
+import presets
 from event_files import check_tensorboard
 
 from dist.world import end_with_one_line, start_mpi
@@ -24,6 +25,7 @@ from strategies import (
     check_transport,
     check_wire,
     no_overlap,
+    worker_count,
 )
 from traces import RunError
 from traces.recorder import parse_steps
@@ -53,6 +55,7 @@ def positive(text: str) -> float:
 class Settings:
     """The flags of scripts/train.py. None means: chosen from the others, see the help text."""
 
+    preset: str = setting(None, "a known run's settings, see scripts/presets.py", type=str, choices=presets.KNOWN_RUNS)
     strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=(*STRATEGIES, AUTO))
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
     wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
@@ -132,7 +135,11 @@ def parse_settings(description: str, arguments=None) -> Settings:
         if default not in (None, False):
             options["help"] += f" ({default})"
         parser.add_argument("--" + item.name.replace("_", "-"), default=default, **options)
-    return Settings(**vars(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    if given.preset:
+        parser.set_defaults(**presets.defaults_of(given.preset))
+        given = parser.parse_args(arguments)
+    return Settings(**vars(given))
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
@@ -144,6 +151,8 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
     check_wire(settings.wire, settings.error_feedback)
     check_arrays(settings)
+    if settings.preset:
+        presets.check_data(settings)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
     if settings.val_data and not settings.train_data:
@@ -169,6 +178,9 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
             f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
             "lower it, or raise --context"
         )
+    if settings.preset:
+        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, ranks))
+        settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
     return settings, config
 
 
@@ -243,7 +255,7 @@ def check_numbers(settings: Settings) -> None:
     }  # fmt: skip
     for name, low in lowest.items():
         value = getattr(settings, name)
-        if not low <= value < float("inf"):
+        if value is not None and not low <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}, expected a number of at least {low}")
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:

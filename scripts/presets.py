@@ -1,0 +1,123 @@
+"""Known runs, each made again by one command: what `train.py --preset NAME` sets.
+
+    mpirun -n 2 python scripts/train.py --preset nanogpt-shakespeare --text tinyshakespeare.txt
+    srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --train-data '...' --val-data '...' --dtype bfloat16
+
+A preset names the tokens of a step, not the ranks: those share its sequences, and --grad-accum follows from their
+number and --batch-size. A flag on the command line overrides the preset's; --batch-size and --grad-accum together make
+another global batch. Data and how ranks exchange are the user's.
+"""
+
+from dataclasses import dataclass
+
+from gpt2.errors import UserError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """batch_size: sequences that a rank takes at once, at most. needs: the flags of its data, and what it is."""
+
+    says: str
+    needs: dict[str, str]
+    tokens_per_step: int
+    batch_size: int
+    settings: dict
+
+
+KNOWN_RUNS = {
+    # nanoGPT's README, "I only have a macbook", and the defaults that its command takes from
+    # config/train_shakespeare_char.py and train.py. Published: validation loss 1.88. There the 65 characters are the
+    # tokens and biases are left out; --eval_iters=20 draws 20 batches, here the whole validation set is taken.
+    "nanogpt-shakespeare": Preset(
+        says="nanoGPT's baby on tinyshakespeare, for CPUs",
+        needs={"text": "tinyshakespeare.txt"},
+        tokens_per_step=12 * 64,  # --batch_size=12 --block_size=64
+        batch_size=12,
+        settings={
+            "model": "baby",  # --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0
+            "tokenizer": "bytes",
+            "seq_len": 64,
+            "steps": 2000,  # --max_iters=2000
+            "lr": 1e-3,
+            "schedule": "cosine",  # --lr_decay_iters=2000
+            "min_lr": 1e-4,
+            "warmup": 100,
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "weight_decay": 0.1,
+            "grad_clip": 1.0,
+            "eval_every": 250,
+            "eval_steps": 0,
+        },
+    ),
+    # llm.c's scripts/run_gpt2_124M.sh, its letters behind each line; without one, what train_gpt2.cu takes where the
+    # script does not say. A GPU's --dtype bfloat16 is the user's to add; ZeRO-1 (-z 1) is the default strategy.
+    "llmc-fineweb-124M": Preset(
+        says="llm.c's GPT-2 124M on FineWeb's 10B tokens",
+        needs={"train_data": "FineWeb's fineweb_train_*.bin", "val_data": "FineWeb's fineweb_val_*.bin"},
+        tokens_per_step=524_288,  # -d
+        batch_size=64,  # -b
+        settings={
+            "model": "gpt2-124M",  # -e d12
+            "seq_len": 1024,  # -t
+            "steps": 18_865,  # one epoch
+            "lr": 6e-4,  # -l
+            "schedule": "cosine",
+            "min_lr": 0.0,  # -q, the fraction that is left
+            "warmup": 700,  # -u
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "weight_decay": 0.1,  # -c
+            "grad_clip": 1.0,
+            "eval_every": 250,  # -v
+            "eval_steps": 20,
+            "sample_every": 20_000,  # -s
+            "checkpoint_every": 5000,  # -n
+        },
+    ),
+}
+
+
+def defaults_of(name: str) -> dict:
+    """What the preset makes of the flags' defaults; None is decided by `batches`."""
+    return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
+
+
+def check_data(settings) -> None:
+    """UserError unless the flags of the preset's data are given."""
+    for name, what in KNOWN_RUNS[settings.preset].needs.items():
+        if not getattr(settings, name):
+            flag = name.replace("_", "-")
+            raise UserError(f"--preset {settings.preset} without --{flag}, expected {what}: add --{flag} PATH")
+
+
+def batches(settings, workers: int) -> tuple[int, int]:
+    """(--batch-size, --grad-accum) with which that many ranks take the preset's tokens in a step.
+
+    Given are the settings' own, None where a flag is not. UserError: they do not divide the tokens.
+    """
+    given, micro_steps, preset = settings.batch_size, settings.grad_accum, KNOWN_RUNS[settings.preset]
+    if given and micro_steps:
+        return given, micro_steps
+    takes = f"--preset {settings.preset} takes {preset.tokens_per_step} tokens a step"
+    sequences, rest = divmod(preset.tokens_per_step, settings.seq_len)
+    if rest:
+        raise UserError(f"{takes}, which sequences of {settings.seq_len} do not divide: choose another --seq-len")
+    if sequences % workers:
+        raise UserError(
+            f"{takes}, {sequences} sequences, which {workers} ranks that compute do not divide: start a number that "
+            f"divides {sequences}, or give --batch-size and --grad-accum"
+        )
+    share = sequences // workers
+    fixed = given or micro_steps
+    if fixed and share % fixed:
+        flag = "--batch-size" if given else "--grad-accum"
+        raise UserError(
+            f"{takes}, {share} sequences for each rank, which {flag} {fixed} does not divide: choose another, or give "
+            "--batch-size and --grad-accum"
+        )
+    if fixed:
+        return (given, share // given) if given else (share // micro_steps, micro_steps)
+    at_once = max(size for size in range(1, min(share, preset.batch_size) + 1) if share % size == 0)
+    return at_once, share // at_once
