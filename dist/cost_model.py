@@ -24,8 +24,9 @@ from dist.schedules import schedule
 # An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
 # counter that sees 1514 makes it 1.045, and so did every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
-MOST_REPLAYED = 10_000  # messages
-MOST_TURNS = 20_000  # of messages in the ports' queues: of more bytes, more are served in a turn
+# A replay takes some microseconds for each turn of a message in a port's queue and each message under way beside it.
+MOST_REPLAYED = 500_000  # messages times ranks
+MOST_TURNS = 2_500_000  # times ranks: of more bytes, more are served in a turn
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,11 @@ def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
 
 def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
     """All stages: those between two that hold all ranks together are replayed. library: whose protocols they use."""
-    if sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
+    ranks = len(cluster.placement)
+    if ranks * sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
     replayed = sum(stage.repeat * float(stage.size.sum()) for stage in stages if not stage.all_together)
-    cluster = replace(cluster, queue_bytes=max(cluster.queue_bytes, replayed / MOST_TURNS))
+    cluster = replace(cluster, queue_bytes=max(cluster.queue_bytes, replayed * ranks / MOST_TURNS))
     links, seconds = replay_links(cluster, library), 0.0
     for together, some in groupby(stages, lambda stage: stage.all_together):
         if together:

@@ -35,7 +35,7 @@ ROUNDS = (
         (r"train\.py --strategy auto", f"{SMALL} --steps 2"),
         (r"prepare\.py", "--tokenizer bytes --processes 2"),
         (r"bench_exchange\.py", "--bytes 64KB --repeat 1"),
-        (r"advise\.py --nodes", "--nodes 4 --ranks 16"),
+        (r"advise\.py --nodes", ""),
     ),
     (
         (r"train\.py .*--out runs/long .*--resume", f"{SMALL} --steps 6 --checkpoint-every 2"),

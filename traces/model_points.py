@@ -21,7 +21,9 @@ def draw(points: list[tuple[str, float, float]], subtitle: str = "") -> Figure:
         axes.plot(line, line, color=look.FAINT, lw=0.8)
         for label, predicted, measured in points:
             axes.plot(predicted * 1e3, measured * 1e3, "o", color=look.BLUE, ms=6)
-            axes.annotate(label, (predicted * 1e3, measured * 1e3), (7, -3), textcoords="offset points", size=8)
+            is_far_right = predicted * 1e3 > low ** (1 / 3) * high ** (2 / 3)
+            side = {"xytext": (-7, -3), "ha": "right"} if is_far_right else {"xytext": (7, -3)}
+            axes.annotate(label, (predicted * 1e3, measured * 1e3), textcoords="offset points", size=8, **side)
         for axis, scale, limits in ((axes.xaxis, axes.set_xscale, axes.set_xlim),
                                     (axes.yaxis, axes.set_yscale, axes.set_ylim)):  # fmt: skip
             scale("log")
