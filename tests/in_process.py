@@ -1,11 +1,9 @@
 """scripts/train.py in the processes of a test marked `ranks`: starting ranks takes longer than a short run."""
 
 import json
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 def train(world, out, *flags) -> None:

@@ -1,8 +1,6 @@
 """A step whose gradients stand out is skipped, on every rank alike; ranks that have drifted apart are named."""
 
-import sys
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +14,6 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamW
 from gpt2.parameters import Parameters, initialize
 from strategies import OWN_EXCHANGES, STRATEGIES
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 WINDOW, STEPS, SPIKE = 3, 6, 4  # the 5th batch is the bad one
 

@@ -9,24 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import launch
+from exchange_contenders import Allreduce, chosen, makers
+from exchange_rounds import measure
+from exchange_values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values
 from test_virtual_cluster import needs_cluster
 from test_virtual_cluster import run as run_on_cluster
 
+from dist.buffers import OwnBuffers
+from dist.ports import Ports
+from dist.wire import round_to_bfloat16, widen
+from dist.world import world_of
+from gpt2.errors import UserError
+from strategies import STRATEGIES, Bucketed
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 BENCH = str(SCRIPTS / "bench_exchange.py")
 
-from exchange_contenders import Allreduce, chosen, makers  # noqa: E402
-from exchange_rounds import measure  # noqa: E402
-from exchange_values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values  # noqa: E402
-
-from dist.buffers import OwnBuffers  # noqa: E402
-from dist.ports import Ports  # noqa: E402
-from dist.wire import round_to_bfloat16, widen  # noqa: E402
-from dist.world import world_of  # noqa: E402
-from gpt2.errors import UserError  # noqa: E402
-from strategies import STRATEGIES, Bucketed  # noqa: E402
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

@@ -9,9 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_step
+import gpu_step_contenders
 import numpy as np
 import pytest
 from cuda_shim.shim import KERNEL, lasting_build
+from gpu_machine import peak_tflops
+from gpu_step_kernels import ROWS, launch_work, matmul_work
+from gpu_step_table import floors, groups
+from step_process import ContenderError
 
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.cupy_kernels.compile import FOLDER
@@ -19,13 +25,6 @@ from gpt2.flops import flops_per_token
 from gpt2.parameters import Layout
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import gpu_step  # noqa: E402
-import gpu_step_contenders  # noqa: E402
-from gpu_machine import peak_tflops  # noqa: E402
-from gpu_step_kernels import ROWS, launch_work, matmul_work  # noqa: E402
-from gpu_step_table import floors, groups  # noqa: E402
-from step_process import ContenderError  # noqa: E402
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=64, context=32, vocab_size=250)
 B, T = 2, 32

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from diagnose import as_text, diagnose, main
 from faulty_runs import make
 from make_run import three_ranks, write_run
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
-from diagnose import as_text, diagnose, main
 
 from traces import RunError, read_run
 from traces.files import trace_path

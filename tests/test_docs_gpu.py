@@ -1,11 +1,10 @@
 """The blocks of docs/gpu.md from what a GPU session wrote."""
 
-import sys
 from pathlib import Path
 
+import docs_gpu
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import docs_gpu  # noqa: E402
 
 MACHINE = {"GPU": "NVIDIA H200", "CuPy": "14.2.0", "numpy": "2.5.2"}
 STEP = {

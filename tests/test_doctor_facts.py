@@ -6,12 +6,9 @@ import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 import doctor_gpu
 import doctor_machine
+import pytest
 from doctor_facts import gather, is_first_on_node, new_facts
 from doctor_software import launcher_kind, mpi_family, source_hash
 

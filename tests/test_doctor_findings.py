@@ -1,10 +1,11 @@
 """doctor.py's findings: each is provoked by invented facts, alone, and a healthy job has none."""
 
 import importlib
-import sys
-from pathlib import Path
 
+import doctor_checks
 import pytest
+from doctor_checks import find, verdict
+from doctor_findings import FAIL, NOTE, SLOW
 from doctor_job import (
     ALL_CORES,
     ALONE,
@@ -21,12 +22,6 @@ from doctor_job import (
     error,
     healthy,
 )
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
-import doctor_checks
-from doctor_checks import find, verdict
-from doctor_findings import FAIL, NOTE, SLOW
 
 MISSING = {"vocab.bpe": "6d1c"}
 

@@ -1,17 +1,11 @@
 """doctor.py on invented jobs: what several findings come to, facts that are missing, and the report."""
 
-import sys
-from pathlib import Path
-
 import pytest
-from doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 from doctor_check_memory import node_bytes
 from doctor_check_software import foreign_launcher
 from doctor_checks import find, verdict
 from doctor_findings import FAIL, NOTE, SLOW, on_hosts, rank_list
+from doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
 from doctor_report import as_text, table
 
 

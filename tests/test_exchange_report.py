@@ -1,14 +1,9 @@
 """What bench_exchange.py makes of its repetitions: bound and rates, the tables, the figure."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 from drawn import is_inside
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 from exchange_contenders import Allreduce, makers
 from exchange_table import lower_bound_s, summarize, tables
 

@@ -16,18 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import random_kills
+from failure_log import curve, last_step, newest_step
+from failure_processes import launcher_process, rank_processes, send, wait_until
+from signals import INTERRUPTED
 
 from dist.launcher import find_mpirun, mpirun_command, mpirun_environment
+from gpt2.checkpoints import STATE, Checkpoint
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
-import random_kills  # noqa: E402
-from failure_log import curve, last_step, newest_step  # noqa: E402
-from failure_processes import launcher_process, rank_processes, send, wait_until  # noqa: E402
-from signals import INTERRUPTED  # noqa: E402
-
-from gpt2.checkpoints import STATE, Checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich")
 RANKS, STEPS, EVERY = 2, 120, 10

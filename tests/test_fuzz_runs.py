@@ -11,7 +11,6 @@ A time or a rate has no checksum: another value is another value.
 
 import json
 import struct
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,12 +19,9 @@ import faulty_runs
 import numpy as np
 import paraver_check
 import pytest
-from mutations import Mutator, read_mutants
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 from advise_from_run import advise_from_run
 from diagnose import as_text, diagnose
+from mutations import Mutator, read_mutants
 from plot import report
 
 from traces import RunError, chrome, paraver, read_run

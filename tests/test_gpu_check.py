@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_check
 import pytest
 from cuda_shim.shim import lasting_build
 from gpu.on_fake_gpu import install
@@ -13,8 +14,6 @@ from gpu.on_fake_gpu import install
 from gpt2.config import GPT2Config
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import gpu_check  # noqa: E402
 
 SMALL = gpu_check.Sizes(
     model=GPT2Config(n_layer=2, n_head=1, n_embd=64, context=32, vocab_size=250),

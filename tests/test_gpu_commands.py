@@ -13,7 +13,6 @@ from cuda_shim.shim import Shim, lasting_build
 from gpt2.cupy_kernels.compile import FOLDER
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 
 GELU = "tests/gpu/test_kernels.py::test_kernel[gelu_case-float32]"
 TRAINING = "tests/gpu/test_training.py::test_two_ranks_on_one_gpu"

@@ -2,8 +2,6 @@
 saves give the same logits and loss here, and what we export is the same model there."""
 
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ WHY = "install it with pip install -e '.[huggingface]'"
 torch = pytest.importorskip("torch", reason=f"no torch: {WHY}")
 os.environ["TRANSFORMERS_OFFLINE"] = "1"  # read when it is imported
 transformers = pytest.importorskip("transformers", reason=f"no transformers: {WHY}")
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from make_huggingface_fixture import expected, random_model  # noqa: E402
 
 SHAPES = {

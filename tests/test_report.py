@@ -1,13 +1,8 @@
 """scripts/report.py: which rank the progress line names as the slowest."""
 
-import sys
 from math import nan
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 from report import Progress, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}

@@ -12,7 +12,6 @@ import pytest
 import tiktoken
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
 import sample
 from sample_tokenizer import choose_tokenizer

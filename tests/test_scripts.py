@@ -16,7 +16,6 @@ from gpt2.config import PRESETS
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
 
 def run(script, *arguments):

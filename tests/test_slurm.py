@@ -8,16 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+import virtual_slurm
+from slurm_daemons import running_slurm
+from virtual_hosts import missing_hosts, needs
+
+from dist.launcher import find_mpirun, is_open_mpi
 
 REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = REPOSITORY / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
-import virtual_slurm  # noqa: E402
-from slurm_daemons import running_slurm  # noqa: E402
-from virtual_hosts import missing_hosts, needs  # noqa: E402
-
-from dist.launcher import find_mpirun, is_open_mpi  # noqa: E402
 
 NODES = 3
 TIME_LIMIT_S = 180

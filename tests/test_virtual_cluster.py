@@ -9,17 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import cluster_launch
 import pytest
+import virtual_cluster
+from cluster_hosts import ClusterError, child_processes, command_line, end_clusters
+from cluster_hosts import innermost_child as first_process
+from cluster_network import Port, node_ports, token_bucket
+from virtual_hosts import missing_hosts, needs
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
-import cluster_launch  # noqa: E402
-import virtual_cluster  # noqa: E402
-from cluster_hosts import ClusterError, child_processes, command_line, end_clusters  # noqa: E402
-from cluster_hosts import innermost_child as first_process  # noqa: E402
-from cluster_network import Port, node_ports, token_bucket  # noqa: E402
-from virtual_hosts import missing_hosts, needs  # noqa: E402
 
 TIME_LIMIT_S = 60
 # Open MPI's daemon may miss the end of a rank that lives for milliseconds only, as `true` does, and wait for ever.

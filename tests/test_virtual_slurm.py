@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import virtual_slurm
+from cluster_hosts import ClusterError, child_processes
+from virtual_hosts import missing_hosts, needs
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
-import virtual_slurm  # noqa: E402
-from cluster_hosts import ClusterError, child_processes  # noqa: E402
-from virtual_hosts import missing_hosts, needs  # noqa: E402
 
 TIME_LIMIT_S = 60
 MISSING = missing_hosts(virtual_slurm.check_slurm)

@@ -1,14 +1,9 @@
 """Whether this machine can have virtual hosts, for the tests that need some."""
 
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-
 from cluster_hosts import ClusterError
 
 # A host in small: namespaces, a pair of interfaces, a limited rate.
