@@ -207,6 +207,7 @@ def rejected(result, says):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -250,6 +250,7 @@ BAD_FLAGS = {
 }
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("name", BAD_FLAGS)
 def test_one_line_for_all_ranks(files, name):
     folder, (arguments, words) = files[0], BAD_FLAGS[name]

@@ -138,6 +138,7 @@ def checkpoints(run: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*") if not path.suffix]
 
 
+@pytest.mark.any_mpi
 def test_no_room_for_a_checkpoint_is_said_and_the_run_goes_on(undisturbed, start, tmp_path):
     """One rank may write only short files for a while."""
     job = start(tmp_path / "run")
@@ -150,6 +151,7 @@ def test_no_room_for_a_checkpoint_is_said_and_the_run_goes_on(undisturbed, start
     is_same(undisturbed, job.run)
 
 
+@pytest.mark.any_mpi
 def test_a_folder_that_may_not_be_written_any_more(undisturbed, start, tmp_path):
     before = ()
     if os.geteuid() == 0:
@@ -224,6 +226,7 @@ def test_an_abort_that_hangs_ends_the_rank(stderr):
     assert stderr == "closed" or done.stderr.startswith("the end")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("array", ["loss", *STATE])
 def test_random_kills_notices_other_bits(undisturbed, tmp_path, array):
     """The comparison at its end: one loss, or one number of the last state, is another."""

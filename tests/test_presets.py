@@ -12,6 +12,7 @@ from dist.world import world_of
 from gpt2.errors import UserError
 from gpt2.shards import write_shard
 
+pytestmark = pytest.mark.any_mpi
 # Of llm.c's scripts/run_gpt2_124M.sh, and of nanoGPT's README and the file of settings that its command names.
 LLMC = "-v 250 -s 20000 -b 64 -t 1024 -d 524288 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -e d12"
 NANOGPT = (

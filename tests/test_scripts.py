@@ -14,6 +14,7 @@ import pytest
 from dist.launcher import find_mpirun
 from gpt2.config import PRESETS
 
+pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
 

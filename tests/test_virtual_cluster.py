@@ -217,6 +217,7 @@ def test_two_clusters_at_once():
         assert sorted(stdout.split()[-2:]) == ["node0", "node1"]
 
 
+@pytest.mark.any_mpi
 @needs_cluster
 @pytest.mark.parametrize(
     ("flags", "says"),
