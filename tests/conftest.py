@@ -8,6 +8,7 @@ ends at a time limit, with the place where it hangs. What comes after a failed t
 
 import faulthandler
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ SHOWN = 20_000  # characters of a failed mpirun's output
 def pytest_addoption(parser):
     group = parser.getgroup("mpirun", "what tests marked `ranks` give the pytest that they start")
     group.addoption("--under-mpirun", type=int, help="this pytest is one of so many ranks")
+    group.addoption("--most-ranks", type=int, default=math.inf, help="leave out tests on more, on a small machine")
     group.addoption("--outcomes", type=Path, help="where rank 0 notes each test that all ranks are through with")
 
 
@@ -43,6 +45,13 @@ def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker:
         metafunc.parametrize("rank_count", marker.args, ids="{} ranks".format)
+
+
+def pytest_collection_modifyitems(config, items):
+    too_many = [item for item in items if (number_of_ranks(item) or 0) > config.option.most_ranks]
+    if too_many:
+        config.hook.pytest_deselected(items=too_many)
+        items[:] = [item for item in items if item not in too_many]
 
 
 @pytest.fixture

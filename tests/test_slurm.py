@@ -168,6 +168,7 @@ def test_a_launcher_that_does_not_know_this_mpi_is_caught(slurm, tmp_path, mpi):
     assert not run.exists()
 
 
+@pytest.mark.any_mpi
 @needs_slurm
 def test_near_the_limit_a_job_goes_on_in_its_next_start(jobs):
     """Under both launchers: a signal, a checkpoint, the queue, and the losses of a run that nothing disturbed."""
@@ -219,6 +220,7 @@ def test_a_mistake_fails_the_job_with_its_line(jobs):
     assert jobs.told(job).count("error: ") >= 1
 
 
+@pytest.mark.any_mpi
 @needs_slurm
 def test_a_sweep_gives_one_figure(jobs):
     """Two strategies of different options; a third that is a mistake is left out and said."""

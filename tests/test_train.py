@@ -63,6 +63,7 @@ def test_the_global_batch_decides_the_curve_not_the_ranks(comm, shared_path, tok
         np.testing.assert_allclose(found, reference, rtol=2e-4, err_msg=str(flags))
 
 
+@pytest.mark.any_mpi
 def test_what_a_run_leaves(tmp_path):
     """The embedded corpus, all phases of all steps, the settings, a checkpoint that --init reads."""
     run = tmp_path / "run"

@@ -118,6 +118,7 @@ def test_bytes_cross_the_ports(tmp_path):
     assert sent["within"] < 0.2e6
 
 
+@pytest.mark.any_mpi
 @needs_cluster
 def test_every_direction_keeps_its_rate(tmp_path):
     """node1 is four times slower both ways, node2 only at what arrives; node3 is like node0."""

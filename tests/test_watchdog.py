@@ -96,6 +96,7 @@ def test_a_rank_on_another_node_is_named(tmp_path):
     )
 
 
+@pytest.mark.any_mpi
 def test_where_the_first_two_are_gone_the_next_node_looks(tmp_path):
     """Stopped, both of them, as on a host that died; nobody is left who would hear of an abort."""
     setup = "world = world_of(world.comm, world.comm.Split(world.rank // 2, world.rank))"
@@ -106,6 +107,7 @@ def test_where_the_first_two_are_gone_the_next_node_looks(tmp_path):
     )
 
 
+@pytest.mark.any_mpi
 def test_without_a_shared_file_system_it_says_so_and_watches_its_own_node(tmp_path):
     result, told = run(tmp_path, rank=2, setup=FOLDERS_APART, backward="time.sleep(1.5)")
     assert result.stdout.count("is not shared with") == 1
@@ -120,6 +122,7 @@ def test_a_slow_rank_is_not_accused(tmp_path):
     assert "not shared" not in result.stdout
 
 
+@pytest.mark.any_mpi
 def test_train_names_a_rank_and_logs_the_slowest(tmp_path):
     """Through scripts/train.py: in the middle of backward; and the rank is the slowest of that step."""
     program = tmp_path / "program.py"

@@ -298,6 +298,7 @@ def test_exchanges_inside_forward_and_backward_are_traced(
     assert 0 < line["exposed_exchange_s"] < line["step_s"] + 1  # ranks may wait for rank 0 between its steps
 
 
+@pytest.mark.any_mpi
 def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, tokens):
     out = tmp_path / "run"
     out.mkdir()
