@@ -232,7 +232,6 @@ def test_without_torch():
     rejected(bench(2, "--vs", "torch"), "--vs torch needs PyTorch: pip install torch")
 
 
-@pytest.mark.any_mpi
 @pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed here")
 def test_gloo_on_one_node():
     result = bench(3, "--strategies", "ring", "--bytes", "100kB,200kB", "--repeat", 1, "--vs", "torch")
