@@ -58,7 +58,7 @@ def segment_bytes(rate: float | None) -> int:
 
     A segment takes a message's software time, some 0.1 ms on a rank that slept, so it is worth a multiple of that on
     the link. Beyond the eager limit it is sent when the receiver says so, and over TCP that answer waits behind the
-    data that goes the same way: on slow links, whose segments can be as small, that cost Open MPI a tenth of the rate.
+    data that goes the same way: on slow links, whose segments can be as small, that costs a part of the rate.
     """
     if rate is None:
         return MOST_SEGMENT_BYTES

@@ -49,8 +49,7 @@ OF_SEVERAL = {
 def pictures(folder: Path, _) -> None:
     PICTURES.mkdir(exist_ok=True)
     for name, case in RUNS.items():
-        if not (folder / name).exists():
-            run(case, folder / name)
+        run(case, folder / name)
     drawn = {name: run_figures.of_one(measured_of(folder, name)[0]) for pair in OF_ONE.values() for name in pair}
     for picture, pair in OF_ONE.items():
         for health, name in zip(("healthy", "sick"), pair, strict=True):
