@@ -28,7 +28,7 @@ KERNELS = (
     "linear_forward",
     "linear_backward",
     "linear_gelu_forward",
-    "gelu_backward",
+    "gelu_linear_backward",
     "attention_forward",
     "attention_backward",
     "classifier_forward",
@@ -39,7 +39,7 @@ KERNELS = (
 
 
 def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
-    """The kernels of `backend`, bound to what they run on, their `device`: `kernels.gelu_backward(dinputs, saved)`.
+    """The kernels of `backend`, bound to what they run on, their `device`: `kernels.sum_of_squares(flat)`.
 
     numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
     """

@@ -151,8 +151,16 @@ class GPT2:
     def _feed_forward_backward(self, a, w, d, accumulate):
         """The second half of a block: dresidual holds the gradient of its output before, of its input after."""
         k = self.kernels
-        k.linear_backward(self.dfc, d.fcproj_weight, d.fcproj_bias, self.dresidual, a.gelu, w.fcproj_weight, accumulate)
-        k.gelu_backward(self.dfc, a.gelu_saved)
+        k.gelu_linear_backward(
+            self.dfc,
+            d.fcproj_weight,
+            d.fcproj_bias,
+            self.dresidual,
+            a.gelu,
+            a.gelu_saved,
+            w.fcproj_weight,
+            accumulate,
+        )
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
         k.layernorm_backward(
             self.dresidual,

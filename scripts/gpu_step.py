@@ -21,7 +21,7 @@ from gpt2.flops import flops_per_token
 COMMAND = [sys.executable, str(Path(__file__).with_name("gpu_step_contenders.py"))]
 CONTENDERS = {
     "ours": "this project",
-    "gelu-apart": "  GELU a kernel of its own",
+    "apart": "  no work in epilogues",
     "cudnn": "  attention by cuDNN",
     "torch": "PyTorch, eager",
     "torch-compiled": "PyTorch, torch.compile",

@@ -6,6 +6,7 @@ A step is what training does: forward, backward, the gradients clipped to norm 1
 parameters and take the same batch every time, so that their losses can be told to be the same.
 """
 
+import math
 from itertools import pairwise
 from time import perf_counter
 
@@ -105,7 +106,8 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """One step of its own: milliseconds of its phases, and each kernel's row (gpu_step_kernels.py)."""
+        """One step of its own: milliseconds of its phases, each kernel's row (gpu_step_kernels.py), and what decided
+        which work is done in epilogues."""
         from gpu_step_kernels import KernelTimes
 
         device, times = self.device, KernelTimes(self.device)
@@ -120,7 +122,11 @@ class OurStep:
         with times.recording():
             self._run(ends)
         phases = {phase: device.elapsed_ms(before, event) for (_, before), (phase, event) in pairwise(events)}
-        return {"phases_ms": phases, "rows": times.rows()}
+        epilogues = [
+            {"work": work, "shape": shape, "epilogue_ms": None if fused_ms == math.inf else fused_ms, "apart_ms": ms}
+            for (work, shape, _), (fused_ms, ms) in device.faster_of.times_ms.items()
+        ]
+        return {"phases_ms": phases, "rows": times.rows(), "epilogues": epilogues}
 
 
 def pytorch(shape, compiled):
@@ -164,7 +170,7 @@ def pytorch(shape, compiled):
 
 MAKERS = {
     "ours": ours,
-    "gelu-apart": lambda shape: ours(shape, fused_gelu=False),
+    "apart": lambda shape: ours(shape, epilogues="never"),
     "cudnn": lambda shape: ours(shape, cudnn=True),
     "torch": lambda shape: pytorch(shape, compiled=False),
     "torch-compiled": lambda shape: pytorch(shape, compiled=True),

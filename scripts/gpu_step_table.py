@@ -54,7 +54,15 @@ def kernel_table(report: dict) -> str:
     rest_ms = step_ms - sum(row["ms"] for row in rows)
     lines.append(f"    {'between kernels: copies, fills, waits':53} {rest_ms:8.3f} {rest_ms / step_ms:7.1%}")
     lines += [f"    {f'phase {name}':53} {ms:8.3f} {ms / step_ms:7.1%}" for name, ms in phases.items()]
+    lines += [_epilogue_line(entry) for entry in report["kernels"]["epilogues"]]
     return "\n".join([*lines, ""])
+
+
+def _epilogue_line(entry: dict) -> str:
+    shape, fused_ms = " x ".join(map(str, entry["shape"])), entry["epilogue_ms"]
+    fused = "cuBLASLt has none" if fused_ms is None else f"{fused_ms:.3f} ms"
+    what = f"{entry['work']} of a product {shape}"
+    return f"    {what:44} in its epilogue: {fused}, apart: {entry['apart_ms']:.3f} ms, both with the product"
 
 
 def groups(rows: list[dict]) -> dict[str, list[dict]]:

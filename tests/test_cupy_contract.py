@@ -40,9 +40,9 @@ def test_the_set_is_complete():
     assert set(cupy_kernels.__all__) - {"Device"} == set(KERNELS)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["gelu apart", "gelu fused"])
+@pytest.fixture(scope="module", params=[False, True], ids=["apart", "in epilogues"])
 def shim(request):
-    return Shim(lasting_build(), fused_gelu=request.param)
+    return Shim(lasting_build(), fused=request.param)
 
 
 def models(shim, storage):

@@ -89,22 +89,31 @@ def test_layernorm(k, accumulate):
     assert_gradient(loss, b, db - before)
 
 
-def test_linear_gelu(k):
-    x, w, b, dy = random(13, 5), random(6, 5), random(6), random(13, 6)
-    out, saved = np.empty((13, 6)), np.empty((13, 6))
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_linear_gelu_linear(k, accumulate):
+    """A layer with GELU, and the layer after it."""
+    x, w, b = random(13, 5), random(6, 5), random(6)
+    w2, b2, dy = random(7, 6), random(7), random(13, 7)
+    hidden, saved, out = np.empty((13, 6)), np.empty((13, 6)), np.empty((13, 7))
     b[0], b[1] = 40.0, -40.0  # far out, where the exponential overflows in float32
 
     def loss():
-        k.linear_gelu_forward(out, saved, x, w, b)
+        k.linear_gelu_forward(hidden, saved, x, w, b)
+        k.linear_forward(out, hidden, w2, b2)
         return (out * dy).sum()
 
     loss()
     y = x @ w.T + b
-    np.testing.assert_allclose(out, 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))), atol=1e-12)
-    dpre = dy.copy()
-    k.gelu_backward(dpre, saved)
+    np.testing.assert_allclose(
+        hidden, 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))), atol=1e-12
+    )
+    dpre, dw2, db2 = np.full_like(hidden, np.nan), np.full_like(w2, 3.0), np.full_like(b2, 3.0)
+    k.gelu_linear_backward(dpre, dw2, db2, dy, hidden, saved, w2, accumulate)
+    before = 3.0 if accumulate else 0.0
     assert_gradient(loss, x, dpre @ w)
     assert_gradient(loss, b, dpre.sum(0))
+    assert_gradient(loss, w2, dw2 - before)
+    assert_gradient(loss, b2, db2 - before)
 
 
 def test_gelu_far_out_in_float32(k):

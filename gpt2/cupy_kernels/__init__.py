@@ -4,7 +4,8 @@
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
 launch.py, attention.py, linear.py    the functions of gpt2/kernels.py: launches, written once for GPU and CPU shim
 cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
-device.py     a GPU                                                 cudnn_attention.py   cuDNN's attention, if asked for
+epilogues.py  which of them pay                                     device.py     a GPU
+cudnn_attention.py   cuDNN's attention, if asked for
 
 Each function's first argument is `device`, the GPU it runs on. Nothing here imports CuPy before a Device is made.
 """
@@ -17,7 +18,6 @@ from gpt2.cupy_kernels.launch import (
     adamw,
     embedding_backward,
     embedding_forward,
-    gelu_backward,
     layernorm_backward,
     layernorm_forward,
     residual_layernorm_forward,
@@ -26,6 +26,7 @@ from gpt2.cupy_kernels.launch import (
 from gpt2.cupy_kernels.linear import (
     classifier_backward,
     classifier_forward,
+    gelu_linear_backward,
     linear_backward,
     linear_forward,
     linear_gelu_forward,
@@ -41,7 +42,7 @@ __all__ = [
     "embedding_backward",
     "embedding_forward",
     "empty",
-    "gelu_backward",
+    "gelu_linear_backward",
     "layernorm_backward",
     "layernorm_forward",
     "linear_backward",

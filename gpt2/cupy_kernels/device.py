@@ -11,7 +11,8 @@ import numpy as np
 from gpt2.cupy_kernels.compile import cached_code
 from gpt2.cupy_kernels.cublaslt import CublasLt
 from gpt2.cupy_kernels.cudnn_attention import CudnnAttention
-from gpt2.cupy_kernels.launch import SHARED_BYTES, storage
+from gpt2.cupy_kernels.epilogues import Epilogues
+from gpt2.cupy_kernels.launch import SHARED_BYTES
 from gpt2.cupy_kernels.matmul import Matmul
 from gpt2.errors import UserError
 
@@ -24,16 +25,17 @@ CACHE = Path.home() / ".cache" / "gpt2-mpi"
 class Device:
     """The `index`-th GPU that CUDA shows to this process.
 
-    tf32: float32 products with 10 bits of mantissa, on tensor cores. fused_gelu: bfloat16 GELUs in the product's
-    epilogue. cudnn: bfloat16 attention by cuDNN. cache: the folder for compiled kernels.
+    tf32: float32 products with 10 bits of mantissa, on tensor cores. epilogues: whether GELUs and bias gradients are
+    made in those of products, where that is "faster", "always" or "never". cudnn: bfloat16 attention by cuDNN. cache:
+    the folder for compiled kernels.
     """
 
     def __init__(
-        self, index: int = 0, tf32: bool = False, fused_gelu: bool = True, cudnn: bool = False, cache: Path = CACHE
+        self, index: int = 0, tf32: bool = False, epilogues: str = "faster", cudnn: bool = False, cache: Path = CACHE
     ):
         self.cupy = cupy = import_cupy()
         self.arch = _use_gpu(cupy, index)
-        self._cache, self._fused_gelu = cache, fused_gelu
+        self._cache = cache
         self._functions, self._modules, self._shared_bytes = {}, {}, {}
         self._scratch, self._uploads, self._constants = {}, {}, {}
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -44,6 +46,7 @@ class Device:
         self._nvtx = nvtx if nvtx is not None and nvtx.available else None
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
         self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
+        self.faster_of = Epilogues(self.time_ms, epilogues)
         self.cudnn_attention = CudnnAttention(self) if cudnn else None
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
@@ -71,10 +74,6 @@ class Device:
         driver = self.cupy.cuda.driver
         driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
         self._shared_bytes[kernel, storage] = shared_bytes
-
-    def fuses_gelu(self, out) -> bool:
-        """Whether matmul is to write GELU and its input in its epilogue; in float32 cuBLASLt does not promise it."""
-        return self._fused_gelu and storage(out) == "bfloat16"
 
     def empty(self, shape, dtype):
         """Zeros. UserError where memory is short."""

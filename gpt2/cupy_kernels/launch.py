@@ -4,7 +4,8 @@ Written once for whatever runs kernels. `device` (device.py; tests/cuda_shim on 
 
     launch(source, storage, kernel, grid, block, arguments, shared_bytes)   a kernel of compile.py's SOURCES, its
                                          arguments arrays, NumPy scalars and None (null)
-    matmul(out, left, right, ...)        a matrix product: see matmul.py; fuses_gelu(out): whether it has gelu_input
+    matmul(out, left, right, ...)        a matrix product: see matmul.py
+    faster_of(work, out, fused, apart)   the work of a product's epilogue there or apart: see epilogues.py
     empty(shape, dtype)                  zeros
     scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
     upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again

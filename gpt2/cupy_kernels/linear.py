@@ -1,9 +1,9 @@
-"""Linear layers and the tied head on the device: matrix products (device.matmul), kernels where it has no epilogue.
+"""Linear layers and the tied head on the device: matrix products (device.matmul), and what comes before or after them.
 
 What forwards leave for backwards: `saved` is GELU's input, `exponentials` is dlogits; `row_scale` stays as it is.
 """
 
-from gpt2.cupy_kernels.launch import bias_gelu_forward, column_sums, cross_entropy
+from gpt2.cupy_kernels.launch import bias_gelu_forward, column_sums, cross_entropy, gelu_backward
 
 LOGITS_BYTES = 1 << 30  # of the logits at once where no gradient is wanted
 
@@ -15,18 +15,51 @@ def linear_forward(device, out, inputs, weight, bias):
 
 def linear_gelu_forward(device, out, saved, inputs, weight, bias):
     """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs): GELU's input, for backward."""
-    if device.fuses_gelu(out):
+
+    def fused():
         device.matmul(out, inputs, weight.T, bias=bias, gelu_input=saved)
-    else:
+
+    def apart():
         device.matmul(saved, inputs, weight.T)
         bias_gelu_forward(device, out, saved, bias)
+
+    device.faster_of("gelu", out, fused, apart)
 
 
 def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
     """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums."""
     device.matmul(dinputs, doutputs, weight)
-    device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
-    column_sums(device, dbias, doutputs, accumulate)
+    _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
+
+
+def gelu_linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
+    """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of `saved`."""
+
+    def fused():
+        device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
+
+    def apart():
+        device.matmul(dinputs, doutputs, weight)
+        gelu_backward(device, dinputs, saved)
+
+    device.faster_of("dgelu", dinputs, fused, apart)
+    _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
+
+
+def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
+    """An epilogue overwrites a bias's gradient, so what is to be added passes through a row of its own."""
+
+    def fused():
+        sums = device.scratch("bias_sums", dbias.shape, dbias.dtype) if accumulate else dbias
+        device.matmul(dweight, doutputs.T, inputs, left_sums=sums, accumulate=accumulate)
+        if accumulate:
+            column_sums(device, dbias, sums.reshape(1, -1), accumulate)
+
+    def apart():
+        device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
+        column_sums(device, dbias, doutputs, accumulate)
+
+    device.faster_of("bias gradient", dweight, fused, apart, repeatable=not accumulate)
 
 
 def classifier_forward(device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale):

@@ -8,7 +8,7 @@ from gpt2.numpy_kernels.attention import attention_backward, attention_forward
 from gpt2.numpy_kernels.classifier import classifier_backward, classifier_forward
 from gpt2.numpy_kernels.cores import Cores, empty
 from gpt2.numpy_kernels.embedding import embedding_backward, embedding_forward
-from gpt2.numpy_kernels.gelu import gelu_backward, linear_gelu_forward
+from gpt2.numpy_kernels.gelu import gelu_linear_backward, linear_gelu_forward
 from gpt2.numpy_kernels.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
 from gpt2.numpy_kernels.linear import linear_backward, linear_forward
 
@@ -22,7 +22,7 @@ __all__ = [
     "embedding_backward",
     "embedding_forward",
     "empty",
-    "gelu_backward",
+    "gelu_linear_backward",
     "layernorm_backward",
     "layernorm_forward",
     "linear_backward",

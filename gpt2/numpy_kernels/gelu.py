@@ -6,13 +6,12 @@
 Forward has all of the slope's parts at hand, so it leaves the slope where x was, and backward is one multiplication.
 """
 
-import numpy as np
-
 from gpt2.numpy_kernels import loops
+from gpt2.numpy_kernels.linear import backward_products, bias_backward
 
 
 def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
-    """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for gelu_backward alone."""
+    """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for backward alone."""
 
     def finish(rows, columns):
         loops.bias_gelu_and_slope(out, saved, bias, rows, columns)
@@ -20,8 +19,11 @@ def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
     cores.matmul(inputs, weight.T, saved, finish)
 
 
-def gelu_backward(cores, dinputs, saved):
-    """dinputs (N, width) holds the gradient of GELU's output before, of its input after."""
-    cores.for_parts(
-        len(saved), lambda start, stop: np.multiply(dinputs[start:stop], saved[start:stop], out=dinputs[start:stop])
-    )
+def gelu_linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
+    """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of GELU's inputs."""
+
+    def times_slope(rows, columns):
+        dinputs[rows, columns] *= saved[rows, columns]
+
+    sum_columns = bias_backward(dbias, doutputs, accumulate)
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, sum_columns)

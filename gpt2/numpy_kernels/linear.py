@@ -14,14 +14,20 @@ def linear_forward(cores, out, inputs, weight, bias):
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
     """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums."""
+    sum_columns = bias_backward(dbias, doutputs, accumulate)
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
+
+
+def bias_backward(dbias, doutputs, accumulate):
+    """backward_products' finish_weight: dbias = or += the column sums of doutputs, where their weights are done."""
     ones = np.ones(len(doutputs), doutputs.dtype)
 
-    def column_sums(outputs, inputs):
+    def sum_columns(outputs, inputs):
         if inputs.start == 0:
             sums = ones @ doutputs[:, outputs]  # a matrix-vector product: faster than sum(axis=0)
             dbias[outputs] = dbias[outputs] + sums if accumulate else sums
 
-    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, column_sums)
+    return sum_columns
 
 
 def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):

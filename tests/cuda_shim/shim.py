@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from cuda_shim.fake_cublaslt import gelu, gelu_slope
 from cuda_shim.memory import to_bfloat16, widen
 
 from gpt2.cupy_kernels.compile import FOLDER, STORAGES
@@ -34,13 +35,14 @@ extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t 
 class Shim:
     """Kernels from `folder`'s .cu files, built in `build`, once; `seed` decides in which order threads and blocks run.
 
-    Arrays are NumPy's, bfloat16 being uint16. Matrix products are NumPy's too; fused_gelu: with GELU in them.
+    Arrays are NumPy's, bfloat16 being uint16. Matrix products are NumPy's too; fused: with the
+    work of epilogues in them.
     """
 
     cudnn_attention = None
 
-    def __init__(self, build: Path, folder: Path = FOLDER, fused_gelu: bool = False):
-        self.build, self.folder, self.seed, self.fused_gelu = build, folder, 0, fused_gelu
+    def __init__(self, build: Path, folder: Path = FOLDER, fused: bool = False):
+        self.build, self.folder, self.seed, self.fused = build, folder, 0, fused
         self._libraries, self._largest_block = {}, {}
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
@@ -75,16 +77,22 @@ class Shim:
     def download(self, array):
         return array.copy()
 
-    def fuses_gelu(self, out):
-        return self.fused_gelu
+    def faster_of(self, work, out, fused, apart, repeatable=True):
+        return fused() if self.fused else apart()
 
-    def matmul(self, out, left, right, *, bias=None, gelu_input=None, accumulate=False):
+    def matmul(
+        self, out, left, right, *, bias=None, gelu_input=None, dgelu_input=None, left_sums=None, accumulate=False
+    ):
         product = widen(left) @ widen(right)
         if bias is not None:
             product += widen(bias)
         if gelu_input is not None:
             _round(gelu_input, product)
-            product *= 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (product + 0.044715 * product**3)))
+            product = gelu(product)
+        if dgelu_input is not None:
+            product *= gelu_slope(widen(dgelu_input))
+        if left_sums is not None:
+            _round(left_sums, widen(left).sum(1))
         _round(out, product + widen(out) if accumulate else product)
 
     def _library(self, source, storage):

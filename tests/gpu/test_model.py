@@ -47,10 +47,13 @@ def test_pytorchs_fixture_in_bfloat16(new_device):
     model.assert_steps(10, 1e-2, 0.05)
 
 
-@pytest.mark.parametrize(("storage", "fused_gelu"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
-def test_full_width(new_device, storage, fused_gelu):
+@pytest.mark.parametrize(
+    ("storage", "epilogues"),
+    [("float32", "never"), ("float32", "faster"), ("bfloat16", "never"), ("bfloat16", "always")],
+)
+def test_full_width(new_device, storage, epilogues):
     """Two layers of GPT-2 124M: loss and every gradient after two micro-steps."""
-    device = new_device(fused_gelu=fused_gelu)
+    device = new_device(epilogues=epilogues)
     reference = new_model(CONFIG, load_kernels("numpy", 8), B, T)
     initialize(reference.parameters, seed=3)
     ours = on_the_gpu(device, reference, storage)
