@@ -113,13 +113,13 @@ def _fused_against_apart(device, fused, apart, got, expected):
 
 
 def own_attention(sizes):
-    return _attention(Device(), sizes)
+    return _attention(Device(attention="own"), sizes)
 
 
 def cudnn_attention(sizes):
     """Only where nvidia-cudnn-frontend is installed: otherwise the line that says so."""
     try:
-        device = Device(cudnn=True)
+        device = Device(attention="cudnn")
     except UserError as missing:
         return {"lines": [f"not tried: {missing}"]}
     result = _attention(device, sizes)

@@ -106,8 +106,8 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """One step of its own: milliseconds of its phases, each kernel's row (gpu_step_kernels.py), and what decided
-        which work is done in epilogues."""
+        """One step of its own: milliseconds of its phases, each kernel's row (gpu_step_kernels.py), and the
+        times by which cuBLASLt's epilogues and cuDNN were chosen, or were not."""
         from gpu_step_kernels import KernelTimes
 
         device, times = self.device, KernelTimes(self.device)
@@ -122,11 +122,16 @@ class OurStep:
         with times.recording():
             self._run(ends)
         phases = {phase: device.elapsed_ms(before, event) for (_, before), (phase, event) in pairwise(events)}
-        epilogues = [
-            {"work": work, "shape": shape, "epilogue_ms": None if fused_ms == math.inf else fused_ms, "apart_ms": ms}
-            for (work, shape, _), (fused_ms, ms) in device.faster_of.times_ms.items()
+        choices = [
+            {
+                "work": work,
+                "shape": shape,
+                "theirs_ms": None if theirs_ms == math.inf else theirs_ms,
+                "ours_ms": ours_ms,
+            }
+            for (work, shape, _), (theirs_ms, ours_ms) in device.faster_of.times_ms.items()
         ]
-        return {"phases_ms": phases, "rows": times.rows(), "epilogues": epilogues}
+        return {"phases_ms": phases, "rows": times.rows(), "choices": choices}
 
 
 def pytorch(shape, compiled):
@@ -171,7 +176,7 @@ def pytorch(shape, compiled):
 MAKERS = {
     "ours": ours,
     "apart": lambda shape: ours(shape, epilogues="never"),
-    "cudnn": lambda shape: ours(shape, cudnn=True),
+    "cudnn": lambda shape: ours(shape, attention="cudnn"),
     "torch": lambda shape: pytorch(shape, compiled=False),
     "torch-compiled": lambda shape: pytorch(shape, compiled=True),
 }

@@ -77,6 +77,21 @@ def matmul_work(out, left, right, options) -> tuple[str, int, int]:
     return row, total, 2 * M * N * K
 
 
+class TimedAttention:
+    """cuDNN's attention, each run of it inside between(row, bytes, floating point operations)."""
+
+    def __init__(self, attention, between):
+        self._attention, self._between = attention, between
+
+    def forward(self, out, logsumexp, qkv, head_count):
+        with self._between("cudnn_forward", _bytes(out, logsumexp, qkv), attention_flops(2, qkv.shape)):
+            self._attention.forward(out, logsumexp, qkv, head_count)
+
+    def backward(self, dqkv, dout, qkv, out, logsumexp, head_count):
+        with self._between("cudnn_backward", _bytes(dqkv, dout, qkv, out, logsumexp), attention_flops(5, qkv.shape)):
+            self._attention.backward(dqkv, dout, qkv, out, logsumexp, head_count)
+
+
 class KernelTimes:
     """Events around every kernel of a gpt2.cupy_kernels.Device while `recording()`."""
 
@@ -86,7 +101,7 @@ class KernelTimes:
     @contextmanager
     def recording(self):
         """Each launch and product inside is timed."""
-        device = self._device
+        device, cudnn = self._device, self._device.cudnn_attention
         launch, matmul = device.launch, device.matmul
 
         def timed_launch(source, storage, kernel, grid, block, arguments, shared_bytes=0):
@@ -98,11 +113,12 @@ class KernelTimes:
                 matmul(out, left, right, **options)
 
         device.launch, device.matmul = timed_launch, timed_matmul
+        device.cudnn_attention = None if cudnn is None else TimedAttention(cudnn, self._between_events)
         try:
             yield
         finally:
             del device.launch  # the method shows again
-            device.matmul = matmul
+            device.matmul, device.cudnn_attention = matmul, cudnn
         device.synchronize()
 
     @contextmanager

@@ -54,15 +54,15 @@ def kernel_table(report: dict) -> str:
     rest_ms = step_ms - sum(row["ms"] for row in rows)
     lines.append(f"    {'between kernels: copies, fills, waits':53} {rest_ms:8.3f} {rest_ms / step_ms:7.1%}")
     lines += [f"    {f'phase {name}':53} {ms:8.3f} {ms / step_ms:7.1%}" for name, ms in phases.items()]
-    lines += [_epilogue_line(entry) for entry in report["kernels"]["epilogues"]]
+    lines += ["", "    by a product's epilogue or cuDNN, or by kernels of ours; the faster is taken:"]
+    lines += [_choice_line(entry) for entry in report["kernels"]["choices"]]
     return "\n".join([*lines, ""])
 
 
-def _epilogue_line(entry: dict) -> str:
-    shape, fused_ms = " x ".join(map(str, entry["shape"])), entry["epilogue_ms"]
-    fused = "cuBLASLt has none" if fused_ms is None else f"{fused_ms:.3f} ms"
-    what = f"{entry['work']} of a product {shape}"
-    return f"    {what:44} in its epilogue: {fused}, apart: {entry['apart_ms']:.3f} ms, both with the product"
+def _choice_line(entry: dict) -> str:
+    shape, theirs_ms = " x ".join(map(str, entry["shape"])), entry["theirs_ms"]
+    theirs = "not there" if theirs_ms is None else f"{theirs_ms:.3f} ms"
+    return f"    {entry['work']} {shape}: theirs {theirs}, ours {entry['ours_ms']:.3f} ms"
 
 
 def groups(rows: list[dict]) -> dict[str, list[dict]]:

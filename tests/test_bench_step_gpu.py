@@ -13,13 +13,17 @@ import gpu_step
 import gpu_step_contenders
 import numpy as np
 import pytest
-from cuda_shim.shim import KERNEL, lasting_build
+from cuda_shim import fake_cudnn, fake_cupy
+from cuda_shim.fake_cublaslt import FakeCublasLt
+from cuda_shim.shim import KERNEL, Shim, lasting_build
 from gpu_machine import peak_tflops
-from gpu_step_kernels import ROWS, launch_work, matmul_work
+from gpu_step_kernels import ROWS, KernelTimes, launch_work, matmul_work
 from gpu_step_table import floors, groups
 from step_process import ContenderError
 
 from gpt2.config import PRESETS, GPT2Config
+from gpt2.cupy_kernels import Device, cublaslt
+from gpt2.cupy_kernels.attention import attention_backward, attention_forward
 from gpt2.cupy_kernels.compile import FOLDER
 from gpt2.flops import flops_per_token
 from gpt2.parameters import Layout
@@ -76,7 +80,9 @@ def check_rows(report):
     assert {row["name"] for row in (*attention, *others)} == every_row
     assert rows["adamw"]["bytes"] == 28 * Layout(CONFIG).count
     assert sum("left_sums" in row["name"] for row in products) == 4
-    assert {e["work"] for e in report["kernels"]["epilogues"]} == {"bias gradient"}, "float32's GELU is not tried"
+    assert {choice["work"] for choice in report["kernels"]["choices"]} == {"bias gradient"}, (
+        "float32's GELU is not tried"
+    )
     assert rows["layernorm_backward"]["launches"] == 2 * (2 * CONFIG.n_layer + 1)
 
 
@@ -125,6 +131,25 @@ def test_what_a_kernel_cannot_do_without():
     assert megabytes("gelu_backward", wide, wide, 0) == pytest.approx(1208, abs=1)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 1) == pytest.approx(13187, abs=2)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 0) == pytest.approx(6594, abs=2)
+
+
+def test_cudnns_attention_has_rows(monkeypatch):
+    """Whose launches nobody sees: its two directions, with the bytes and operations of ours."""
+    fake_cupy.install(monkeypatch, Shim(lasting_build()))
+    fake_cudnn.install(monkeypatch)
+    monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
+    device = Device(attention="cudnn")
+    qkv, dqkv, out, dout = (device.empty((B, T, width), np.uint16) for width in (192, 192, 64, 64))
+    logsumexp, times = device.empty((B, 1, T), np.float32), KernelTimes(device)
+    with times.recording():
+        attention_forward(device, out, logsumexp, qkv, 1)
+        attention_backward(device, dqkv, dout, qkv, out, logsumexp, 1)
+    rows = times.rows()
+    assert {name: row["flops"] for name, row in rows.items()} == {
+        "cudnn_forward": 2 * B * T * T * 64,
+        "cudnn_backward": 5 * B * T * T * 64,
+    }
+    assert rows["cudnn_forward"]["bytes"] == out.nbytes + qkv.nbytes + logsumexp.nbytes
 
 
 def test_a_products_row():

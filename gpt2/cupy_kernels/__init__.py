@@ -4,8 +4,8 @@
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
 launch.py, attention.py, linear.py    the functions of gpt2/kernels.py: launches, written once for GPU and CPU shim
 cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
-epilogues.py  which of them pay                                     device.py     a GPU
-cudnn_attention.py   cuDNN's attention, if asked for
+cudnn_attention.py   cuDNN's attention, where it is installed       faster_of.py  theirs or ours, by the clock
+device.py     a GPU
 
 Each function's first argument is `device`, the GPU it runs on. Nothing here imports CuPy before a Device is made.
 """

@@ -1,6 +1,7 @@
-"""Causal self-attention on the device: the launches of attention.cu."""
+"""Causal self-attention on the device: the launches of attention.cu, or cuDNN's where that is faster."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -16,17 +17,27 @@ PAD_BYTES = 16
 
 def attention_forward(device, out, logsumexp, qkv, head_count):
     """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values."""
-    B, T, C = out.shape
-    if device.cudnn_attention is not None and storage(out) == "bfloat16":
-        return device.cudnn_attention.forward(out, logsumexp, qkv, head_count)
-    _launch(device, "attention_forward", ROWS, (out, logsumexp, qkv), (B, T, C), head_count)
+
+    def ours():
+        _launch(device, "attention_forward", ROWS, (out, logsumexp, qkv), out.shape, head_count)
+
+    if device.cudnn_attention is None:
+        return ours()
+    arguments = out, logsumexp, qkv, head_count
+    return device.faster_of("attention", out, partial(device.cudnn_attention.forward, *arguments), ours)
 
 
 def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept."""
+    arguments = dqkv, dout, qkv, out, logsumexp, head_count
+    ours = partial(_own_backward, device, *arguments)
+    if device.cudnn_attention is None:
+        return ours()
+    return device.faster_of("attention backward", dqkv, partial(device.cudnn_attention.backward, *arguments), ours)
+
+
+def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     B, T, C = out.shape
-    if device.cudnn_attention is not None and storage(out) == "bfloat16":
-        return device.cudnn_attention.backward(dqkv, dout, qkv, out, logsumexp, head_count)
     deltas = device.scratch("deltas", (B, head_count, T), np.float32)
     rows = B * T * head_count
     arguments = (deltas, dout, out, *int32(rows, T, head_count, C // head_count))

@@ -1,4 +1,4 @@
-"""cuDNN's causal attention in place of our own, through nvidia-cudnn-frontend; bfloat16, if asked for.
+"""cuDNN's causal attention in place of our own, through nvidia-cudnn-frontend; bfloat16.
 
 Operands are named by numbers: a graph is built once a shape, and run with their addresses. queries, keys and values are
 strided parts of the packed (B, T, 3C) array, so nothing is transposed. Both keep the natural logarithm of a row's sum.
@@ -11,7 +11,7 @@ QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1
 
 
 class CudnnAttention:
-    """cuDNN on one device: graphs by direction and shape."""
+    """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape."""
 
     def __init__(self, device):
         self._device, self._graphs = device, {}
@@ -56,11 +56,14 @@ class CudnnAttention:
     def _build(self, is_backward, B, T, C, head_count):
         """A validated, planned graph: takes seconds."""
         graph = new_graph(self._cudnn, is_backward, (B, T, C), head_count, handle=self._handle)
-        graph.validate()
-        graph.build_operation_graph()
-        graph.create_execution_plans([self._cudnn.heur_mode.A])
-        graph.check_support()
-        graph.build_plans()
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([self._cudnn.heur_mode.A])
+            graph.check_support()
+            graph.build_plans()
+        except self._cudnn.cudnnGraphNotSupportedError as error:  # no RuntimeError, as all else that cuDNN raises is
+            raise RuntimeError(f"cuDNN has no attention for {(B, T, C)}, {head_count} heads: {error}") from None
         return graph
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpt2.cupy_kernels.compile import cached_code
 from gpt2.cupy_kernels.cublaslt import CublasLt
 from gpt2.cupy_kernels.cudnn_attention import CudnnAttention
-from gpt2.cupy_kernels.epilogues import Epilogues
+from gpt2.cupy_kernels.faster_of import FasterOf
 from gpt2.cupy_kernels.launch import SHARED_BYTES
 from gpt2.cupy_kernels.matmul import Matmul
 from gpt2.errors import UserError
@@ -26,12 +26,17 @@ class Device:
     """The `index`-th GPU that CUDA shows to this process.
 
     tf32: float32 products with 10 bits of mantissa, on tensor cores. epilogues: whether GELUs and bias gradients are
-    made in those of products, where that is "faster", "always" or "never". cudnn: bfloat16 attention by cuDNN. cache:
-    the folder for compiled kernels.
+    made in those of products, where that is "faster", "always" or "never". attention: in bfloat16 by "cudnn", by our
+    "own" kernels, or by the "faster" of them, if cuDNN is installed. cache: the folder for compiled kernels.
     """
 
     def __init__(
-        self, index: int = 0, tf32: bool = False, epilogues: str = "faster", cudnn: bool = False, cache: Path = CACHE
+        self,
+        index: int = 0,
+        tf32: bool = False,
+        epilogues: str = "faster",
+        attention: str = "faster",
+        cache: Path = CACHE,
     ):
         self.cupy = cupy = import_cupy()
         self.arch = _use_gpu(cupy, index)
@@ -46,8 +51,16 @@ class Device:
         self._nvtx = nvtx if nvtx is not None and nvtx.available else None
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
         self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
-        self.faster_of = Epilogues(self.time_ms, epilogues)
-        self.cudnn_attention = CudnnAttention(self) if cudnn else None
+        self.faster_of = FasterOf(self.time_ms, epilogues, attention)
+        self.cudnn_attention = None if attention == "own" else self._new_cudnn(needed=attention == "cudnn")
+
+    def _new_cudnn(self, needed: bool) -> CudnnAttention | None:
+        try:
+            return CudnnAttention(self)
+        except UserError:
+            if needed:
+                raise
+        return None
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
         """Queue one kernel, on CuPy's current stream: this device's, but inside `with` another one."""

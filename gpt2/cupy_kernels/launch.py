@@ -5,13 +5,13 @@ Written once for whatever runs kernels. `device` (device.py; tests/cuda_shim on 
     launch(source, storage, kernel, grid, block, arguments, shared_bytes)   a kernel of compile.py's SOURCES, its
                                          arguments arrays, NumPy scalars and None (null)
     matmul(out, left, right, ...)        a matrix product: see matmul.py
-    faster_of(work, out, fused, apart)   the work of a product's epilogue there or apart: see epilogues.py
+    faster_of(work, out, theirs, ours)   by a library or by kernels of ours: see faster_of.py
     empty(shape, dtype)                  zeros
     scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
     upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
     constant(array)                      a copy of a small host array, for good
     download(array)                      a NumPy copy, made when all work before it is done
-    cudnn_attention                      cuDNN's attention in place of ours, or None
+    cudnn_attention                      cuDNN's attention, which may be faster than ours, or None
 
 Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where nothing else is said; all but those of
 adamw and sum_of_squares start at multiples of 16 bytes. Shapes as in gpt2/kernels.py.

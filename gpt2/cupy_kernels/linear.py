@@ -16,14 +16,14 @@ def linear_forward(device, out, inputs, weight, bias):
 def linear_gelu_forward(device, out, saved, inputs, weight, bias):
     """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs): GELU's input, for backward."""
 
-    def fused():
+    def in_epilogue():
         device.matmul(out, inputs, weight.T, bias=bias, gelu_input=saved)
 
     def apart():
         device.matmul(saved, inputs, weight.T)
         bias_gelu_forward(device, out, saved, bias)
 
-    device.faster_of("gelu", out, fused, apart)
+    device.faster_of("gelu", out, in_epilogue, apart)
 
 
 def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
@@ -35,21 +35,21 @@ def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, a
 def gelu_linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
     """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of `saved`."""
 
-    def fused():
+    def in_epilogue():
         device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
 
     def apart():
         device.matmul(dinputs, doutputs, weight)
         gelu_backward(device, dinputs, saved)
 
-    device.faster_of("dgelu", dinputs, fused, apart)
+    device.faster_of("dgelu", dinputs, in_epilogue, apart)
     _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
 
 
 def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
     """An epilogue overwrites a bias's gradient, so what is to be added passes through a row of its own."""
 
-    def fused():
+    def in_epilogue():
         sums = device.scratch("bias_sums", dbias.shape, dbias.dtype) if accumulate else dbias
         device.matmul(dweight, doutputs.T, inputs, left_sums=sums, accumulate=accumulate)
         if accumulate:
@@ -59,7 +59,7 @@ def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
         device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
         column_sums(device, dbias, doutputs, accumulate)
 
-    device.faster_of("bias gradient", dweight, fused, apart, repeatable=not accumulate)
+    device.faster_of("bias gradient", dweight, in_epilogue, apart, repeatable=not accumulate)
 
 
 def classifier_forward(device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale):

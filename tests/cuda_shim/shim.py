@@ -77,8 +77,8 @@ class Shim:
     def download(self, array):
         return array.copy()
 
-    def faster_of(self, work, out, fused, apart, repeatable=True):
-        return fused() if self.fused else apart()
+    def faster_of(self, work, out, theirs, ours, repeatable=True):
+        return theirs() if self.fused else ours()
 
     def matmul(
         self, out, left, right, *, bias=None, gelu_input=None, dgelu_input=None, left_sums=None, accumulate=False
