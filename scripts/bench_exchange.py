@@ -11,9 +11,7 @@ begins with MPI_. Bytes are those of each node's interface counters.
 """
 # ruff: noqa: E402
 
-import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -21,24 +19,18 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
-from cluster_hosts import ClusterError
-from cluster_network import bits_per_s
 from exchange_contenders import chosen, makers
 from exchange_rounds import measure
+from exchange_settings import FLOAT32, exchange_parser, vector_size
 from exchange_table import lower_bound_s, summarize, tables
 from exchange_torch import Gloo, check_torch
 from machine import machine, versions
-from train_settings import OneLineParser
 
 from dist.buffers import OwnBuffers
 from dist.links import probe_links, rate_both_ways, segment_bytes
 from dist.ports import Ports
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-
-UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
-SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line
-FLOAT32 = 4
 
 
 def main():
@@ -56,46 +48,10 @@ def main():
 
 
 def parse():
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--strategies", default="all", metavar="all|LIST", help="contenders by name, with commas (all)")
-    add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="of one gradient vector in float32 (8MB)")
-    add("--link", type=link_rate, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    add(
-        "--repeat",
-        type=repetitions,
-        default=5,
-        metavar="R",
-        help="counted exchanges of each (5), one before each that is not",
-    )
-    add("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to this file")
-    add("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")
+    parser = exchange_parser(__doc__, repeat=5)
+    parser.add_argument("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
+    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")
     return parser.parse_args()
-
-
-def sizes(text: str) -> list[int]:
-    """[8000000, 64000000] for "8MB,64MB"."""
-    found = [re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", word, re.IGNORECASE) for word in text.split(",")]
-    if not all(found) or not all(match[2].upper() in UNITS and float(match[1]) > 0 for match in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
-    return [int(float(match[1]) * UNITS[match[2].upper()]) for match in found]
-
-
-def link_rate(text: str) -> float:
-    """50e6, bytes/s, for "400mbit"."""
-    try:
-        return bits_per_s(text) / 8
-    except ClusterError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def repetitions(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} rounds, expected 1 or more")
-    return int(text)
 
 
 def check(settings, world) -> list[str]:
@@ -148,8 +104,7 @@ def describe(settings, world, ports: Ports) -> dict:
 
 def bench(world, names: list[str], size_bytes: int, repeat: int, link: dict, ports: Ports) -> dict:
     """Every contender at one size, rounded up so that each rank's shard is whole. Collective."""
-    multiple = SHARD_MULTIPLE * world.size
-    size = -(-size_bytes // (FLOAT32 * multiple)) * multiple
+    size = vector_size(size_bytes, world.size)
     own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(link["bytes_per_s"])) | {"gloo": Gloo}
     contenders = {name: make[name](world, own_buffers) for name in names}
     results = measure(world, contenders, repeat, ports)

@@ -9,10 +9,8 @@ strategy that exchanges whole vectors does so in turns, as in bench_exchange.py.
 """
 # ruff: noqa: E402
 
-import argparse
 import json
 import statistics
-from pathlib import Path
 
 import mpi4py
 import numpy as np
@@ -20,11 +18,10 @@ import numpy as np
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from advise import duration_s
-from bench_exchange import FLOAT32, SHARD_MULTIPLE, link_rate, repetitions, sizes
 from exchange_contenders import chosen, makers
 from exchange_rounds import measure
+from exchange_settings import FLOAT32, exchange_parser, vector_size
 from machine import machine, versions
-from train_settings import OneLineParser
 
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
@@ -61,16 +58,9 @@ def main():
 
 
 def parse():
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--strategies", default="all", metavar="all|LIST", help="strategies by name, with commas (all)")
-    add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="of one gradient vector in float32 (8MB)")
-    add("--link", type=link_rate, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    add("--latency", type=duration_s, metavar="TIME", help="of a message between nodes (probed, or 50us with --link)")
-    add("--repeat", type=repetitions, default=3, metavar="R", help="counted rounds (3), after one that is not")
-    add("--json", type=Path, metavar="FILE", help="write all of it to this file")
+    parser = exchange_parser(__doc__, repeat=3)
+    latency = "of a message between nodes (probed, or 50us with --link)"
+    parser.add_argument("--latency", type=duration_s, metavar="TIME", help=latency)
     return parser.parse_args()
 
 
@@ -97,8 +87,7 @@ def probed_cluster(settings, world) -> Cluster:
 
 def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: int) -> dict:
     """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
-    multiple = SHARD_MULTIPLE * world.size
-    size = -(-size_bytes // (FLOAT32 * multiple)) * multiple
+    size = vector_size(size_bytes, world.size)
     rate = float(min(np.min(cluster.rate_in), np.min(cluster.rate_out)))
     own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(rate))
     contenders = {name: make[name](world, own_buffers) for name in names}

@@ -25,7 +25,7 @@ USED_PART = 0.1
 
 def unused(ranks, model):
     """GPUs that the driver lists and CuPy does not compute on."""
-    found, lost = [], {}
+    lost = {}
     listed = {facts["place"]["node"] for facts, gpus in known(ranks, "GPUs", "listed") if gpus}
     for facts, own in known(ranks, "own GPU"):
         if facts["place"]["node"] in listed and own["count"] == 0 and not _is_older(own):
@@ -37,18 +37,15 @@ def unused(ranks, model):
         if not missing:
             shown = f"CUDA_VISIBLE_DEVICES is {hidden[0]!r}: " if hidden else ""
             fix = f"{shown}ask for GPUs (srun --gpus-per-task=1, or --gres=gpu:N), and check nvidia-smi there"
-        found.append(Finding(SLOW if missing else FAIL, "GPU", text, fix))
-    return found
+        yield Finding(SLOW if missing else FAIL, "GPU", text, fix)
 
 
 def shared(ranks, model):
     pairs = known(ranks, "own GPU", "id")
-    found = []
     for host, sharers in shared_gpus([facts["place"] for facts, _ in pairs], [{"id": id} for _, id in pairs]):
         text = f"ranks {rank_list(sharers)} have one GPU on {host}"
         fix = "start as many ranks a node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), or --share-gpus"
-        found.append(Finding(FAIL, "GPU", text, fix))
-    return found
+        yield Finding(FAIL, "GPU", text, fix)
 
 
 def idle(ranks, model):
@@ -59,23 +56,23 @@ def idle(ranks, model):
         if taken and len(taken) < count and len(known(members, "own GPU")) == len(members):
             some.append((members[0], len(taken), count))
     if not some:
-        return []
+        return
     _, taken, count = some[0]
     text = f"{taken} of {plural(count, 'GPU')} on {on_hosts([facts for facts, *_ in some])} have a rank"
-    return [Finding(NOTE, "GPU", text, f"start {count} ranks a node to use all")]
+    yield Finding(NOTE, "GPU", text, f"start {count} ranks a node to use all")
 
 
 def driver_too_old(ranks, model):
     old = [facts for facts, own in known(ranks, "own GPU") if _is_older(own)]
     if not old:
-        return []
+        return
     own = old[0]["own GPU"]
     text = (
         f"the driver on {on_hosts(old)} is of CUDA {own['driver_cuda'] // 1000}, and CuPy of CUDA "
         f"{own['runtime_cuda'] // 1000}: kernels do not load"
     )
     fix = f"pip install -e '.[gpu-cuda{own['driver_cuda'] // 1000}]' in place of that CuPy, or a newer driver"
-    return [Finding(FAIL, "GPU", text, fix)]
+    yield Finding(FAIL, "GPU", text, fix)
 
 
 def _is_older(own: dict) -> bool:
@@ -86,9 +83,9 @@ def _is_older(own: dict) -> bool:
 def too_old(ranks, model):
     old = [facts for facts, capability in known(ranks, "own GPU", "capability") if capability < OLDEST_CAPABILITY]
     if not old:
-        return []
+        return
     text = f"the GPU of {on_ranks(old)} is a {old[0]['own GPU']['name']}: bfloat16 and asynchronous copies came later"
-    return [Finding(FAIL, "GPU", text, "use GPUs from Ampere on (A100), or --backend numpy")]
+    yield Finding(FAIL, "GPU", text, "use GPUs from Ampere on (A100), or --backend numpy")
 
 
 def used_by_others(ranks, model):
@@ -96,10 +93,10 @@ def used_by_others(ranks, model):
         facts for facts, total in known(ranks, "own GPU", "total") if facts["own GPU"]["free"] < (1 - USED_PART) * total
     ]
     if not used:
-        return []
+        return
     taken = max(facts["own GPU"]["total"] - facts["own GPU"]["free"] for facts in used)
     text = f"{bytes_text(taken)} of the GPU of {on_ranks(used)} are in use before training begins"
-    return [Finding(SLOW, "GPU", text, "see who computes there: nvidia-smi")]
+    yield Finding(SLOW, "GPU", text, "see who computes there: nvidia-smi")
 
 
 def transport(ranks, model):
@@ -108,18 +105,17 @@ def transport(ranks, model):
     without = [facts for facts in with_gpu if facts["own GPU"]["nccl"] is None]
     aware = all(facts.get("GPU-aware MPI", {}).get("aware") for facts in with_gpu)
     if len(with_gpu) < 2 or not without or aware:
-        return []
+        return
     text = f"no NCCL on {on_hosts(without)} ({without[0]['own GPU']['nccl_missing']}), and MPI is not GPU-aware"
     fix = "pip install nvidia-nccl-cu13 (cu12); without it exchanges go through host memory"
-    return [Finding(SLOW, "GPU", text, fix)]
+    yield Finding(SLOW, "GPU", text, fix)
 
 
 def differences(ranks, model):
-    found, fix = [], "ask for one kind of node (SLURM: --constraint); steps go at the slowest GPU's pace"
+    fix = "ask for one kind of node (SLURM: --constraint); steps go at the slowest GPU's pace"
     for name, path in (("the driver", ("GPUs", "driver")), ("the GPU", ("own GPU", "name"))):
         if text := different(known(ranks, *path)):
-            found.append(Finding(NOTE, "GPU", f"{name} differs between nodes: {text}", fix))
-    return found
+            yield Finding(NOTE, "GPU", f"{name} differs between nodes: {text}", fix)
 
 
 def far_links(ranks, model):
@@ -130,9 +126,9 @@ def far_links(ranks, model):
         if worst := next((kind for kind in FAR_LINKS if kind in kinds), None):
             far.append((facts, worst))
     if not far:
-        return []
+        return
     text = f"GPUs on {on_hosts([facts for facts, _ in far])} are linked through the processor ({far[0][1]})"
-    return [Finding(NOTE, "GPU", text, "expect less than NVLink's rate between the GPUs of a node")]
+    yield Finding(NOTE, "GPU", text, "expect less than NVLink's rate between the GPUs of a node")
 
 
 CHECKS = (

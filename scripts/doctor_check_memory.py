@@ -26,7 +26,7 @@ def node_bytes(strategy: str, parameters: int, members: int, ranks: int, node_co
 def too_little_memory(ranks, model):
     """With --model: strategies whose parameters, gradients and moments do not fit on some node."""
     if model is None:
-        return []
+        return
     parameters, groups = Layout(PRESETS[model]).count, nodes(ranks)
     short = {}
     for members in (group for group in groups.values() if "memory" in group[0]):
@@ -36,7 +36,7 @@ def too_little_memory(ranks, model):
             if needed > room:
                 short.setdefault(strategy, (needed, room, members[0]))
     if not short:
-        return []
+        return
     needed, room, facts = min(short.values(), key=lambda found: found[0])
     fitting = [strategy for strategy in FORMULAS if strategy not in short]
     strategies = ", ".join(short) if fitting else "any strategy"
@@ -46,7 +46,7 @@ def too_little_memory(ranks, model):
     )
     other = f"use --strategy {' or '.join(fitting)}, or " if fitting else ""
     fix = f"{other}start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
-    return [Finding(FAIL if DEFAULT in short else NOTE, "memory", text, fix)]
+    yield Finding(FAIL if DEFAULT in short else NOTE, "memory", text, fix)
 
 
 def little_shared_memory(ranks, model):
@@ -59,30 +59,29 @@ def little_shared_memory(ranks, model):
         if free is not None and free < needed:
             short.append((members[0], free, needed))
     if not short:
-        return []
+        return
     facts, free, needed = short[0]
     text = (
         f"{facts['shared memory']['folder']} on {on_hosts([found[0] for found in short])} has {bytes_text(free)} free, "
         f"and --strategy {' and '.join(SHARING)} take {bytes_text(needed)} of it for {model or USUAL_MODEL}"
     )
     fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy (ring, reduce-scatter)"
-    return [Finding(FAIL if model else NOTE, "shared memory", text, fix)]
+    yield Finding(FAIL if model else NOTE, "shared memory", text, fix)
 
 
 def run_folder(ranks, model):
     """A place that cannot be written, that not all nodes share, or that is nearly full."""
-    found = []
-    denied = [(facts, why) for facts, why in known(ranks, "run folder", "problem")]
+    denied = known(ranks, "run folder", "problem")
     if denied:
         folder = denied[0][0]["run folder"]
         text = f"{on_ranks([facts for facts, _ in denied])} cannot write to {folder['place']}: {denied[0][1]}"
         fix = "give --out, here and to train.py, a folder that can be written"
-        found.append(Finding(FAIL, "run folder", text, fix))
+        yield Finding(FAIL, "run folder", text, fix)
     blind = [facts for facts, seen in known(ranks, "sees run folder") if not seen]
     if blind:
         text = f"{on_ranks(blind)} do not see what rank 0 writes to {blind[0]['run folder']['path']}"
         fix = "give --out a folder on a file system that all nodes share (not /tmp), as a full path"
-        found.append(Finding(FAIL, "run folder", text, fix))
+        yield Finding(FAIL, "run folder", text, fix)
     needed = Layout(PRESETS[model]).count * VECTOR_BYTES * CHECKPOINT_VECTORS * CHECKPOINTS if model else SMALL_BYTES
     tight = [facts for facts, free in known(first_of_nodes(ranks), "run folder", "free") if free < needed]
     if tight:
@@ -90,8 +89,7 @@ def run_folder(ranks, model):
         what = f"three checkpoints of {model} take {bytes_text(needed)}" if model else "checkpoints may not fit"
         text = f"{bytes_text(free)} free in {place} on {on_hosts(tight)}: {what}"
         fix = "free some space, or give --out a larger file system"
-        found.append(Finding(FAIL if model else NOTE, "run folder", text, fix))
-    return found
+        yield Finding(FAIL if model else NOTE, "run folder", text, fix)
 
 
 def locked_memory(ranks, model):
@@ -99,23 +97,23 @@ def locked_memory(ranks, model):
     with_cards = [facts for facts in first_of_nodes(ranks) if any(_is_infiniband(facts))]
     short = [facts for facts, _ in known(with_cards, "limits", "locked_memory")]
     if not short:
-        return []
+        return
     limit = short[0]["limits"]["locked_memory"]
     text = f"ulimit -l is {bytes_text(limit)} on {on_hosts(short)}, and InfiniBand locks what it sends"
     fix = "ulimit -l unlimited (limits.conf; SLURM: LimitMEMLOCK=infinity for slurmd), or MPI falls back to TCP or ends"
-    return [Finding(FAIL, "ulimit", text, fix)]
+    yield Finding(FAIL, "ulimit", text, fix)
 
 
 def open_files(ranks, model):
     needed = DESCRIPTORS_PER_RANK * len(ranks) + DESCRIPTORS
     short = [facts for facts, limit in known(first_of_nodes(ranks), "limits", "open_files") if limit < needed]
     if not short:
-        return []
+        return
     limit = short[0]["limits"]["open_files"]
     text = (
         f"ulimit -n is {limit} on {on_hosts(short)}: a socket to each of {plural(len(ranks), 'rank')} may take {needed}"
     )
-    return [Finding(FAIL, "ulimit", text, f"ulimit -n {max(4096, needed)} before the launcher")]
+    yield Finding(FAIL, "ulimit", text, f"ulimit -n {max(4096, needed)} before the launcher")
 
 
 def _is_infiniband(facts):

@@ -13,27 +13,26 @@ MOSTLY = 0.5
 
 
 def clocks(ranks, model):
-    found, firsts = [], first_of_nodes(ranks)
+    firsts = first_of_nodes(ranks)
     vague = [(facts, error) for facts, error in known(firsts, "clock", "error_s") if error > CLOCK_ERROR_S]
     if vague:
         worst = max(error for _, error in vague)
         text = f"the clock of {on_hosts([facts for facts, _ in vague])} is known to {seconds_text(worst)} only"
         fix = "read waiting times between nodes in the traces with that error; a quieter network makes it smaller"
-        found.append(Finding(NOTE, "clocks", text, fix))
+        yield Finding(NOTE, "clocks", text, fix)
     ahead = [facts for facts, seconds in known(firsts, "clock", "ahead_s") if abs(seconds) > TIME_OF_DAY_S]
     if ahead:
         most = max((facts["clock"]["ahead_s"] for facts in ahead), key=abs)
         text = f"the time of day on {on_hosts(ahead)} is {most:+.1f} s off that of rank 0's host"
         fix = "start chronyd there; logs and files carry wrong times, and authentication (munge) ends at some minutes"
-        found.append(Finding(NOTE, "clocks", text, fix))
-    return found
+        yield Finding(NOTE, "clocks", text, fix)
 
 
 def slow_ports(ranks, model):
     """A node whose port is slower than the others', by direction."""
-    links, found = known(first_of_nodes(ranks), "link"), []
+    links = known(first_of_nodes(ranks), "link")
     if len(links) < 3:
-        return []
+        return
     for way, verb in DIRECTIONS.items():
         usual = median(link[way] for _, link in links)
         slow = [(facts, link[way]) for facts, link in links if link[way] < SLOWER_PORT * usual]
@@ -44,23 +43,22 @@ def slow_ports(ranks, model):
                 f"({bytes_text(worst)}/s of {bytes_text(usual)}/s): every exchange waits for it"
             )
             fix = "look at its cable, port and switch (ethtool, ibstat), and at who else uses it; or leave the host out"
-            found.append(Finding(SLOW, "network", text, fix))
-    return found
+            yield Finding(SLOW, "network", text, fix)
 
 
 def slow_latency(ranks, model):
     links = known(first_of_nodes(ranks), "link", "latency_s")
     if len(links) < 3:
-        return []
+        return
     usual = median(latency for _, latency in links)
     late = [(facts, latency) for facts, latency in links if latency > LATER * usual]
     if not late:
-        return []
+        return
     worst = max(latency for _, latency in late)
     text = (
         f"{seconds_text(worst)} of latency at {on_hosts([facts for facts, _ in late])}, {seconds_text(usual)} elsewhere"
     )
-    return [Finding(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")]
+    yield Finding(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")
 
 
 def slower_than_said(ranks, model):
@@ -71,14 +69,14 @@ def slower_than_said(ranks, model):
         if port and port["rate"] and best < SLOWER_THAN_SAID * port["rate"]:
             some.append((facts, port, best))
     if not some:
-        return []
+        return
     facts, port, best = min(some, key=lambda found: found[2])
     text = (
         f"{bytes_text(best)}/s through {port['name']} of {on_hosts([facts for facts, *_ in some])}, "
         f"which is a link of {bytes_text(port['rate'])}/s"
     )
     fix = "look who else uses the network, and whether MPI takes the fast path (UCX_NET_DEVICES; RDMA, not TCP)"
-    return [Finding(SLOW, "network", text, fix)]
+    yield Finding(SLOW, "network", text, fix)
 
 
 def idle_infiniband(ranks, model):
@@ -90,11 +88,11 @@ def idle_infiniband(ranks, model):
         if cards and port and port["kind"] == "ethernet":
             some.append((facts, port["name"], cards[0]))
     if not some:
-        return []
+        return
     facts, used, idle = some[0]
     text = f"MPI on {on_hosts([facts for facts, *_ in some])} sends through {used}, and {idle} is idle"
     fix = "use the site's MPI, built with UCX or verbs (one from PyPI may lack them); Open MPI: --mca pml ucx"
-    return [Finding(SLOW, "network", text, fix)]
+    yield Finding(SLOW, "network", text, fix)
 
 
 def _port_in_use(facts):

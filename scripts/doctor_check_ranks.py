@@ -23,7 +23,6 @@ def own_cores(members: list[dict]) -> int:
 
 def crowded(ranks, model):
     """More ranks than cores, or ranks bound to the same cores beside idle ones."""
-    found = []
     for members in _with_cores(ranks):
         shares, cores = core_shares(members), own_cores(members)
         some = [facts for facts, share in zip(members, shares, strict=True) if share < 0.99]
@@ -31,17 +30,15 @@ def crowded(ranks, model):
         if some and len(used) < min(cores, len(members)):
             text = f"{on_ranks(some)} are bound to the same {plural(len(used), 'core')}, and others are idle"
             fix = "mpirun --bind-to none (Open MPI), mpirun -bind-to none (MPICH), srun --cpu-bind=cores"
-            found.append(Finding(SLOW, "cores", text, fix))
+            yield Finding(SLOW, "cores", text, fix)
         elif some:
             text = f"{plural(len(members), 'rank')} share {plural(len(used), 'core')} of {on_hosts(members)}"
             fix = f"start at most {plural(len(used), 'rank')} there"
-            found.append(Finding(SLOW, "cores", text, fix))
-    return found
+            yield Finding(SLOW, "cores", text, fix)
 
 
 def idle_cores(ranks, model):
     """Cores that no rank may run on, by binding."""
-    found = []
     for members in _with_cores(ranks):
         used, cores = {core for facts in members for core in facts["cores"]["affinity"]}, own_cores(members)
         asked = members[0]["cores"]["variables"].get("SLURM_CPUS_PER_TASK", "")
@@ -54,44 +51,42 @@ def idle_cores(ranks, model):
             f"give each more: mpirun --map-by slot:PE={cores // len(members)} or --bind-to none, "
             f"srun --cpus-per-task={cores // len(members)}"
         )
-        found.append(Finding(SLOW if cores // len(members) > 1 else NOTE, "cores", text, fix))
-    return found
+        yield Finding(SLOW if cores // len(members) > 1 else NOTE, "cores", text, fix)
 
 
 def not_inherited(ranks, model):
     """sbatch's --cpus-per-task, which srun does not take over since 22.05."""
     some = [found for found in _asked(ranks, "SLURM_CPUS_PER_TASK") if found[2] < found[1] - 0.01]
     if not some:
-        return []
+        return
     _, asked, share = some[0]
     text = f"SLURM_CPUS_PER_TASK is {asked}, and {_ranks_of(some)} may run on {share:.2g} cores each"
     fix = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK before srun, or srun --cpus-per-task"
-    return [Finding(SLOW, "cores", text, fix)]
+    yield Finding(SLOW, "cores", text, fix)
 
 
 def few_threads(ranks, model):
     """OMP_NUM_THREADS below the cores of a rank."""
     some = [found for found in _asked(ranks, "OMP_NUM_THREADS") if found[1] <= found[2] - 1]
     if not some:
-        return []
+        return
     _, asked, share = some[0]
     text = f"OMP_NUM_THREADS is {asked}, and {_ranks_of(some)} could use {share:.0f} cores each"
-    return [Finding(SLOW, "threads", text, f"export OMP_NUM_THREADS={share:.0f}, or unset it")]
+    yield Finding(SLOW, "threads", text, f"export OMP_NUM_THREADS={share:.0f}, or unset it")
 
 
 def many_threads(ranks, model):
     """OMP_NUM_THREADS above the cores of a rank: this project does not follow, other libraries do."""
     some = [found for found in _asked(ranks, "OMP_NUM_THREADS") if found[1] > max(1, found[2] + 0.01)]
     if not some:
-        return []
+        return
     _, asked, share = some[0]
     text = f"OMP_NUM_THREADS is {asked}, more than {_ranks_of(some)} can use: {share:.2g} cores each"
     fix = f"export OMP_NUM_THREADS={max(1, int(share))}; this project starts no more, other libraries would"
-    return [Finding(NOTE, "threads", text, fix)]
+    yield Finding(NOTE, "threads", text, fix)
 
 
 def quota(ranks, model):
-    found = []
     for members in _with_cores(ranks):
         allowed = members[0]["cores"]["quota"]
         used = {core for facts in members for core in facts["cores"]["affinity"]}
@@ -100,20 +95,19 @@ def quota(ranks, model):
             fix = (
                 f"raise the container's limit (--cpus), or export OMP_NUM_THREADS={max(1, int(allowed / len(members)))}"
             )
-            found.append(Finding(SLOW, "cores", text, fix))
-    return found
+            yield Finding(SLOW, "cores", text, fix)
 
 
 def uneven(ranks, model):
     """Node-aware strategies go at the pace of the fullest node, and share optimizer state by the emptiest."""
-    counts = [len(members) for members in nodes(ranks).values()]
-    if len(set(counts)) < 2:
-        return []
-    if counts[0] == 1 and len(set(counts[1:])) == 1:
-        text = f"one rank alone on {on_hosts(ranks[:1])}, {counts[1]} on each other node: made for --server dedicated"
-        return [Finding(NOTE, "placement", text, "for all other strategies start as many ranks on every node")]
-    text = f"{min(counts)} to {max(counts)} ranks a node: the fullest node's port and cores hold the others up"
-    return [Finding(SLOW, "placement", text, "srun --ntasks-per-node=K, mpirun -ppn K (MPICH) or --map-by ppr:K:node")]
+    first, *others = counts = [len(members) for members in nodes(ranks).values()]
+    if first == 1 and len(set(others)) == 1 and others[0] > 1:
+        text = f"one rank alone on {on_hosts(ranks[:1])}, {others[0]} on each other node: made for --server dedicated"
+        yield Finding(NOTE, "placement", text, "for all other strategies start as many ranks on every node")
+    elif len(set(counts)) > 1:
+        text = f"{min(counts)} to {max(counts)} ranks a node: the fullest node's port and cores hold the others up"
+        fix = "srun --ntasks-per-node=K, mpirun -ppn K (MPICH) or --map-by ppr:K:node"
+        yield Finding(SLOW, "placement", text, fix)
 
 
 def slow_ranks(ranks, model):
@@ -126,27 +120,27 @@ def slow_ranks(ranks, model):
     }
     rates = [(facts, rate) for facts, rate in known(ranks, "speed") if facts["place"]["rank"] in alone]
     if len(rates) < 3:
-        return []
+        return
     usual = median(rate for _, rate in rates)
     slow = [(facts, rate) for facts, rate in rates if rate < SLOWER * usual]
     if not slow:
-        return []
+        return
     worst = min(rate for _, rate in slow)
     text = (
         f"{on_ranks([facts for facts, _ in slow])} make matrix products at {worst / usual:.0%} of the others' rate "
         f"({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s): each step waits for the slowest"
     )
     fix = "look there for other processes (top), a power or heat limit, another processor; or leave the host out"
-    return [Finding(SLOW, "speed", text, fix)]
+    yield Finding(SLOW, "speed", text, fix)
 
 
 def different_processors(ranks, model):
     models = Counter(name for _, name in known(ranks, "software", "processor"))
     if len(models) < 2:
-        return []
+        return
     names = [f"{name} ({plural(count, 'rank')})" for name, count in models.items()]
     text = f"different processors: {', '.join(names)}"
-    return [Finding(NOTE, "speed", text, "ask for one kind of node (SLURM: --constraint)")]
+    yield Finding(NOTE, "speed", text, "ask for one kind of node (SLURM: --constraint)")
 
 
 def _asked(ranks, variable: str) -> list[tuple[dict, int, float]]:

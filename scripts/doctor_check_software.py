@@ -26,7 +26,8 @@ LIBRARY_SECTIONS = ("software", "BLAS", "numba's cache", "tokenizer", "measuring
 
 def lost(ranks, model):
     """What dist.world.lost_ranks has said."""
-    return [Finding(FAIL, "launch", *_text_and_fix(text)) for _, text in known(ranks, "lost")[:1]]
+    for _, text in known(ranks, "lost")[:1]:
+        yield Finding(FAIL, "launch", *_text_and_fix(text))
 
 
 def _text_and_fix(problem: str) -> tuple[str, str]:
@@ -39,26 +40,23 @@ def _text_and_fix(problem: str) -> tuple[str, str]:
 def no_mpi(ranks, model):
     found = known(ranks, "errors", "MPI")
     if not found:
-        return []
+        return
     text = f"mpi4py does not work on {on_ranks([facts for facts, _ in found])}: {found[0][1]}"
-    return [Finding(FAIL, "MPI", text, MPI_FIX)]
+    yield Finding(FAIL, "MPI", text, MPI_FIX)
 
 
 def missing_packages(ranks, model):
     """Of the packages that training needs; mpi4py is no_mpi's."""
-    found = []
     for package in REQUIRED:
         without = [facts for facts, versions in known(ranks, "software", "versions") if not versions.get(package)]
         if without and package != "mpi4py":
-            found.append(Finding(FAIL, "packages", f"{package} is not installed for {on_ranks(without)}", INSTALL))
+            yield Finding(FAIL, "packages", f"{package} is not installed for {on_ranks(without)}", INSTALL)
     if outside := [facts for facts, installed in known(ranks, "software", "installed") if not installed]:
-        found.append(Finding(FAIL, "packages", f"this project is not installed for {on_ranks(outside)}", INSTALL))
-    return found
+        yield Finding(FAIL, "packages", f"this project is not installed for {on_ranks(outside)}", INSTALL)
 
 
 def unreadable(ranks, model):
     """Sections that could not be looked at; a library that does not import stops training as well."""
-    found = []
     for section in dict.fromkeys(name for facts in ranks for name in facts["errors"] if name != "MPI"):
         pairs = [(facts, why) for facts, why in known(ranks, "errors", section) if not _is_missing(facts, why)]
         if not pairs:
@@ -67,14 +65,13 @@ def unreadable(ranks, model):
         text = f"{section} could not be looked at on {on_ranks([facts for facts, _ in pairs])}: {why}"
         if "no answer" in why and section in LIBRARY_SECTIONS:
             fix = "imports read thousands of small files: keep the environment on each node's own disk, or in an image"
-            found.append(Finding(SLOW, section, text, fix))
+            yield Finding(SLOW, section, text, fix)
         elif "no answer" in why:
-            found.append(Finding(FAIL, section, text, "find out what hangs there: a file system, a driver, a tool"))
+            yield Finding(FAIL, section, text, "find out what hangs there: a file system, a driver, a tool")
         elif section in LIBRARY_SECTIONS and why.startswith(("ImportError", "ModuleNotFoundError", "OSError")):
-            found.append(Finding(FAIL, section, text, INSTALL))
+            yield Finding(FAIL, section, text, INSTALL)
         else:
-            found.append(Finding(NOTE, section, text, "run scripts/doctor.py alone on that host"))
-    return found
+            yield Finding(NOTE, section, text, "run scripts/doctor.py alone on that host")
 
 
 def _is_missing(facts: dict, why: str) -> bool:
@@ -85,23 +82,20 @@ def _is_missing(facts: dict, why: str) -> bool:
 
 def different_versions(ranks, model):
     """Of the same program, library or interpreter on different ranks: the first kind makes ranks miss each other."""
-    found = []
     for name, path in (("this project", ("software", "source")), ("the MPI library", ("MPI", "library"))):
         if text := different(known(ranks, *path)):
             fix = "let all nodes run one copy, from a shared file system or the same image"
-            found.append(Finding(FAIL, "versions", f"{name} differs between nodes: {text}", fix))
+            yield Finding(FAIL, "versions", f"{name} differs between nodes: {text}", fix)
     packages = dict.fromkeys(name for _, versions in known(ranks, "software", "versions") for name in versions)
     for package in packages:
         if text := different(known(ranks, "software", "versions", package)):
             severity = FAIL if package in MUST_AGREE else NOTE
             fix = "use one environment on all nodes; results differ in their last bits otherwise"
-            found.append(Finding(severity, "versions", f"{package} differs between nodes: {text}", fix))
-    return found
+            yield Finding(severity, "versions", f"{package} differs between nodes: {text}", fix)
 
 
 def other_mpirun(ranks, model):
     """The mpirun that a user would type is of another MPI than mpi4py's."""
-    found = []
     for facts in first_of_nodes(ranks)[:1]:
         mpiruns, family = facts.get("launcher", {}).get("mpiruns", []), facts.get("MPI", {}).get("family")
         other = next((run for run in mpiruns if run["where"] == "on PATH"), None)
@@ -113,8 +107,7 @@ def other_mpirun(ranks, model):
             "that mpirun starts N worlds of 1 rank"
         )
         fix = f"start with {own}" if own else f"load {family}'s module, or reinstall mpi4py with {other['family']}'s"
-        found.append(Finding(NOTE if facts["place"]["size"] > 1 else FAIL, "mpirun", text, fix))
-    return found
+        yield Finding(NOTE if facts["place"]["size"] > 1 else FAIL, "mpirun", text, fix)
 
 
 def foreign_launcher(kind: str, family: str | None, variables: dict[str, str]) -> str | None:
@@ -130,34 +123,33 @@ def foreign_launcher(kind: str, family: str | None, variables: dict[str, str]) -
 def no_launcher(ranks, model):
     alone = [facts for facts, found in known(ranks, "launcher") if not (found["mpiruns"] or found["srun"])]
     if len(ranks) > 1 or not alone:
-        return []
-    return [Finding(NOTE, "launch", f"neither mpirun nor srun is found on {on_hosts(alone)}", MPI_FIX)]
+        return
+    yield Finding(NOTE, "launch", f"neither mpirun nor srun is found on {on_hosts(alone)}", MPI_FIX)
 
 
 def batch_script(ranks, model):
     kinds = [facts for facts, kind in known(ranks, "launcher", "kind") if "batch script" in kind]
     if len(ranks) > 1 or not kinds:
-        return []
+        return
     text = "this is the batch script's own process: it sees one host of the allocation"
-    return [Finding(NOTE, "launch", text, "start it as the training is started: srun python scripts/doctor.py")]
+    yield Finding(NOTE, "launch", text, "start it as the training is started: srun python scripts/doctor.py")
 
 
 def thread_level(ranks, model):
     found = [facts for facts, level in known(ranks, "MPI", "thread_level") if level != "MULTIPLE"]
     if not found:
-        return []
+        return
     text = f"MPI allows {found[0]['MPI']['thread_level']} threads only: --end-on-stall aborts from a thread of its own"
-    return [Finding(NOTE, "MPI", text, "use an MPI library built for MPI_THREAD_MULTIPLE")]
+    yield Finding(NOTE, "MPI", text, "use an MPI library built for MPI_THREAD_MULTIPLE")
 
 
 def blas_threads(ranks, model):
     """BLAS threads that nobody can hold: they spin on the cores of other ranks and of the work between products."""
     fix = "export OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1, or use a NumPy from PyPI"
     unknown = [facts for facts, libraries in known(ranks, "BLAS") if not libraries]
-    found = []
     if unknown:
         text = f"NumPy's BLAS is unknown on {on_hosts(unknown)}: it cannot be held to one thread and may oversubscribe"
-        found.append(Finding(SLOW, "BLAS", text, fix))
+        yield Finding(SLOW, "BLAS", text, fix)
     for members in nodes(ranks).values():
         free = [(facts, library) for facts in members for library in facts.get("BLAS", []) if library["held_to"] != 1]
         if free:
@@ -166,22 +158,21 @@ def blas_threads(ranks, model):
                 f"{library['name']} keeps {plural(library['threads'], 'thread')} in each of "
                 f"{plural(len(free), 'rank')} on {on_hosts(members)}, of {plural(len(own_cores), 'core')}"
             )
-            found.append(Finding(SLOW, "BLAS", text, fix))
-    return found
+            yield Finding(SLOW, "BLAS", text, fix)
 
 
 def numba_cache(ranks, model):
     without = [facts for facts in ranks if "numba's cache" in facts and facts["numba's cache"]["folder"] is None]
     if not without:
-        return []
+        return
     text = f"numba can write no cache on {on_hosts(without)}: every process compiles the kernels again at its start"
-    return [Finding(SLOW, "numba", text, "export NUMBA_CACHE_DIR=FOLDER, one that every rank can write")]
+    yield Finding(SLOW, "numba", text, "export NUMBA_CACHE_DIR=FOLDER, one that every rank can write")
 
 
 def tokenizer_files(ranks, model):
     without = [facts for facts in first_of_nodes(ranks) if facts.get("tokenizer", {}).get("missing")]
     if not without:
-        return []
+        return
     own = without[0]["tokenizer"]
     text = (
         f"--tokenizer gpt2 would need the network on {on_hosts(without)}: {' and '.join(own['missing'])} "
@@ -189,7 +180,7 @@ def tokenizer_files(ranks, model):
     )
     names = " and ".join(f"{name} as {key}" for name, key in own["missing"].items())
     fix = f"export TIKTOKEN_CACHE_DIR=FOLDER, one that all nodes see and that holds {names}; or --tokenizer bytes"
-    return [Finding(NOTE, "tokenizer", text, fix)]
+    yield Finding(NOTE, "tokenizer", text, fix)
 
 
 CHECKS = (

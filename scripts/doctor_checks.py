@@ -29,7 +29,7 @@ def find(ranks: list[dict], model: str | None = None) -> list[Finding]:
 
 def _made(check, ranks: list[dict], model: str | None) -> list[Finding]:
     try:
-        return check(ranks, model)
+        return list(check(ranks, model))
     except Exception as error:  # a doctor that falls over helps nobody
         text = f"the check {check.__name__} ended with {error_text(error)}"
         return [Finding(NOTE, "doctor", text, "report it, with what --json writes")]

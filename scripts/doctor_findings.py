@@ -1,6 +1,6 @@
 """A finding: what is wrong or worth knowing, how much it matters, and its fix; and the words for where it was found.
 
-Checks are pure functions: check(ranks, model) -> [Finding, ...] of the facts of all ranks, in their order, and the name
+Checks are pure generators: check(ranks, model) yields Findings, of the facts of all ranks, in their order, and the name
 of the model that is asked for, or None. Facts that could not be gathered are missing, and a check passes them over.
 """
 

@@ -4,14 +4,18 @@ import base64
 from html import escape
 from pathlib import Path
 
-from traces.findings import bytes_text, seconds_text
-from traces.ranking import short_ms
+from traces.findings import bytes_text, count_text, seconds_text
+from traces.ranking import mfu_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.15rem; color: #767676; font-weight: 600; margin: 0 }
 .verdict { font-size: 1.45rem; line-height: 1.35; font-weight: 650; margin: .4rem 0 1.2rem }
-.where { color: #555 } .uncertain { border-left: 4px solid #E69F00; padding-left: .8rem; color: #555 }
+.where { color: #555 }
+.speed { display: flex; flex-wrap: wrap; gap: .4rem 3rem; margin: 1.2rem 0 }
+.speed div { display: flex; flex-direction: column-reverse } .speed dt { color: #555; font-size: .9rem }
+.speed dd { margin: 0; font-size: 1.3rem; font-weight: 600; font-variant-numeric: tabular-nums }
+.uncertain { border-left: 4px solid #E69F00; padding-left: .8rem; color: #555 }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; border-bottom: 1px solid #ddd }
 figure { margin: 1rem 0 } figure img { max-width: 100%; max-height: 40rem } figcaption { color: #555; font-size: .9rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: .6rem 0 }
@@ -34,10 +38,12 @@ CAPTIONS = {
 }
 
 
-def write_report(path: Path, title: str, answer: dict, figures: dict[str, Path], config: dict) -> Path:
-    """answer: what diagnose.py --json prints; figures: SVG files by name; config: of config.json. Returns the path."""
-    parts = [_verdict(title, answer), _pictures(figures), _advice(answer["advice"]), _times(answer["evidence"])]
-    parts += [_ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
+def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
+    """numbers: the run's traces.analysis.summary; answer: what diagnose.py --json prints; figures: SVG files by name;
+    config: of config.json. Returns the path."""
+    title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
+    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]
+    parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n')
     return path
@@ -55,6 +61,25 @@ def _verdict(title: str, answer: dict) -> str:
         f'<h1>{escape(title)}</h1><p class="verdict">{escape(_capital(answer["verdict"]))}.</p>'
         f'<p class="where">{escape(found["kind"])}: {escape(", ".join(where))}</p>{more}{uncertain}'
     )
+
+
+def _speed(numbers: dict, config: dict) -> str:
+    """What a run is judged by, in large figures: milliseconds, tokens a second, MFU, as far as they are known."""
+    shown = {f"a step (median of {numbers['steps']})": f"{short_ms(numbers['step_ms'])} ms"}
+    if numbers["tokens_per_s"] is not None:
+        shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"
+    if numbers["mfu"] is not None:
+        shown["MFU, of " + (_peak(config) or "a peak that config.json lacks")] = mfu_text(numbers["mfu"])
+    cells = [f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in shown.items()]
+    return f'<dl class="speed">{"".join(cells)}</dl>'
+
+
+def _peak(config: dict) -> str:
+    """What MFU is a part of: "0.125 TFLOP/s (measured)"; or why it is not known; "" of a run that says neither."""
+    peak = config.get("peak") or {}
+    if not peak.get("tflops"):
+        return peak.get("source", "")
+    return f"{sum(filter(None, peak['tflops'])):.3g} TFLOP/s ({peak['source']})"
 
 
 def _capital(text: str) -> str:
@@ -110,6 +135,9 @@ def _ranks(evidence: dict) -> str:
 
 
 def _nodes(evidence: dict) -> str:
+    """Nothing of a run on one node, where no port is in the way and none was probed or counted."""
+    if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
+        return ""
     rows = []
     for row in evidence["nodes"]:
         cells = [f"{row['node']} · {row['host']}"]
@@ -127,6 +155,7 @@ def _settings(config: dict) -> str:
     rows = [[name.replace("_", "-"), "-" if value is None else value] for name, value in config["settings"].items()]
     facts = {"command": " ".join(config.get("command", [])), "started": config.get("started")}
     facts |= {"MPI": (config.get("mpi_library") or "").strip().split("\n")[0], "parameters": config.get("parameters")}
+    facts["peak"] = _peak(config)
     facts |= config.get("versions") or {}
     rows = [[name, value] for name, value in facts.items() if value] + rows
     return f"<h2>Settings</h2>{_table(['', ''], rows, 'settings')}"

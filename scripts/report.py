@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from traces.ranking import short_ms
+from traces.ranking import mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
 STANDS_OUT = 0.15  # slower than the others by that part
@@ -54,7 +54,7 @@ class Progress:
         self.printed_at = now
         step = f"step {record['step']:>{len(str(self.steps))}}/{self.steps}"
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
-        mfu = f"  MFU {short_ms(100 * record['mfu'])}%" if "mfu" in record else ""
+        mfu = f"  MFU {mfu_text(record['mfu'])}" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
         self.print_line(
             f"{step}  loss {record['loss']:#.5g}  norm {record['grad_norm']:.2f}  lr {record['lr']:.1e}  "

@@ -1,6 +1,7 @@
 """What follows from a run's settings and the machine: the rows above the settings in the table that rank 0 prints."""
 
 from dist.world import library_name
+from traces.findings import count_text
 
 
 def run_facts(run) -> dict[str, str]:
@@ -9,8 +10,8 @@ def run_facts(run) -> dict[str, str]:
     return {
         "model": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context {c.context}, "
         f"{c.vocab_size} tokens: {run.layout.count:,} parameters",
-        "ranks": f"{world.size} on {world.node_count} nodes, {run.strategy.workers} compute, "
-        f"{run.threads} threads on rank 0",
+        "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {run.strategy.workers} compute, "
+        f"{count_text(run.threads, 'thread')} on rank 0",
         **_gpu_facts(run),
         "peak": str(run.peak),
         "step": f"{run.global_batch} sequences of {s.seq_len}: {run.global_batch * s.seq_len:,} tokens",

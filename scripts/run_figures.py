@@ -51,8 +51,7 @@ def of_several(measured: list[MeasuredRun]) -> dict:
 def report(measured: MeasuredRun, pictures: dict[str, Path]) -> Path:
     """Write RUN/report.html."""
     run = measured.run
-    title = f"{measured.label}, {measured.figures['ranks']} ranks on {measured.figures['nodes']} nodes"
-    return write_report(run.path / "report.html", title, diagnose(run), pictures, run.config)
+    return write_report(run.path / "report.html", measured.figures, diagnose(run), pictures, run.config)
 
 
 def _ports(measured: MeasuredRun) -> dict:

@@ -32,7 +32,8 @@ def main():
 
 
 def train(settings, world) -> bool:
-    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business.
+    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business. A rank
+    that computes none, as a dedicated server, has no worker.
 
     Returns whether all steps have been made.
     """
@@ -51,7 +52,7 @@ def train(settings, world) -> bool:
             with tracer.step(step):
                 loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
                 norm = strategy.update(lr)
-                with tracer.phase("wait"):
+                with tracer.phase("wait"):  # for the slowest rank; from here on all know the same
                     meeting = run.meet(loss_part)
             record = run.record(step, meeting, norm, lr) | slowest(meeting.compute_s)
             if run.validates_after(step):

@@ -63,8 +63,10 @@ class TrainingRun:
             settings.beta1, settings.beta2, settings.eps, settings.weight_decay, settings.stochastic_rounding,
             settings.seed,
         )  # fmt: skip
-        chosen = choose_backend(settings, config, world, self.layout, adamw, self.threads)
-        self.settings, new_backend, self.backend_facts = settings, *_ = chosen
+        settings, new_backend, self.backend_facts = choose_backend(
+            settings, config, world, self.layout, adamw, self.threads
+        )
+        self.settings = settings
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         self.train, self.val = open_data(settings, config, self.global_batch, world)
@@ -239,7 +241,8 @@ class TrainingRun:
 
     def begin_checkpoint(self, step: int, goes_on: bool = True) -> None:
         """The step's state is written while training goes on, or while this run ends."""
-        updates = next((one.optimizer.step for one in self.strategy.state()), 0)  # rank 0 has made all of them
+        # checkpoint.json takes rank 0's number: under every strategy it updates a part at least, in each step.
+        updates = next((one.optimizer.step for one in self.strategy.state()), 0)
         norms = list(self.strategy.clipping.norms)
         self.checkpoints.begin(self.facts(step) | {"updates": updates, "norms": norms}, goes_on)
 

@@ -1,7 +1,9 @@
 """Run folders with known times, for the tests of traces/ and scripts/plot.py."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -57,6 +59,18 @@ def write_counters(folder, node: int, rows) -> None:
     header |= {"ports": ["eth0"], "clock": {"offset_ns": 0, "error_ns": 0, "at_ns": 0}}
     path = counters.counters_path(folder, node)
     path.write_bytes(json.dumps(header).encode() + b"\n" + records.tobytes())
+
+
+def with_counters(run, nodes):
+    """Node n's port: (n+1) MB/s in, twice as much out, from 10 ms to 110 ms after the start; then nothing."""
+    begin = min(trace.records["start"].min() for trace in run.ranks)
+    counters = []
+    for node in nodes:
+        bytes_in = np.array([0, (node + 1) * 100_000, (node + 1) * 100_000])
+        rows = zip(begin + np.array([10, 110, 120]) * MS, bytes_in, 2 * bytes_in, 0 * bytes_in, strict=True)
+        records = np.array([tuple(row) for row in rows], COUNTERS)
+        counters.append(SimpleNamespace(node=node, host=f"cn{node:02d}", ports=["eth0"], records=records))
+    return replace(run, counters=counters)
 
 
 def identify(nodes, strategy):

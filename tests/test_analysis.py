@@ -108,6 +108,16 @@ def test_summary_adds_up_to_the_step(tmp_path):
     assert sum(cut.values()) == pytest.approx(figures["step_ms"])
 
 
+def test_mfu_is_the_median_of_the_steps_that_are_measured(tmp_path):
+    """6 MFLOP a token on a peak of 1 TFLOP/s: 50,000 tokens/s are 30%. The warm-up does not count; old runs lack it."""
+    rates = [1_000, 2_000, 90_000, 50_000, 30_000, 50_000]
+    log = [{"step": n, "step_s": 1, "tokens_per_s": rate} for n, rate in enumerate(rates, start=1)]
+    assert summary(read_run(write_run(tmp_path / "old", three_ranks(6), [0, 0, 1], log=log)))["mfu"] is None
+    log = [row | {"mfu": row["tokens_per_s"] * 6e6 / 1e12} for row in log]
+    figures = summary(read_run(write_run(tmp_path / "run", three_ranks(6), [0, 0, 1], log=log)))
+    assert figures["mfu"] == pytest.approx(0.3)
+
+
 def one_rank(durations):
     """One rank, steps of these milliseconds one after the other, each all forward."""
     ends = np.cumsum(durations)
@@ -194,6 +204,7 @@ def figures_of(label, step_ms, tokens=1000.0):
         "exchange_share": 0.5,
         "tokens_per_s": tokens / step_ms * 1e3,
         "tokens_per_step": tokens,
+        "mfu": None,
     }
 
 
@@ -234,3 +245,9 @@ def test_the_table_has_a_line_a_run_and_a_column_a_part():
         ["ring", "50.0", "-", "50.0", "50%", "20,000"],
         ["tree", "-", "5.00", "5.00", "50%", "200,000"],
     ]
+
+
+def test_the_table_has_mfu_where_a_run_knows_it():
+    runs = [figures_of("ring", 50.0), figures_of("tree", 5.0) | {"mfu": 0.0462}, figures_of("sliced", 5.0)]
+    runs[2]["mfu"] = 0.458
+    assert [line.split()[-1] for line in table(runs, [{}] * 3).splitlines()] == ["MFU", "-", "4.6%", "46%"]

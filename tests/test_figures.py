@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import plot
 import pytest
+from diagnose import diagnose
 from drawn import is_inside, title_of
+from html_report import write_report
 from make_run import simulate, write_run
 from matplotlib.collections import QuadMesh
 from message_matrix import message_matrix
@@ -16,6 +19,7 @@ from message_matrix import message_matrix
 from traces import (
     communication_matrix,
     model_points,
+    phase_bars,
     port_bars,
     rank_map,
     read_run,
@@ -157,6 +161,29 @@ def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):
     assert report.count("<img ") == 7
     assert not re.search(r"(src|href)=\"(?!data:)", report), "nothing is loaded from elsewhere"
     assert "What other strategies would take" in report
+    assert "<h2>Nodes</h2>" in report
+
+
+def test_one_node_has_no_table_of_ports(tmp_path):
+    run = read_run(write_run(tmp_path / "run", simulate("allreduce", [0, 0]), [0, 0], "allreduce"))
+    (one,) = measure_runs([run])
+    report = write_report(tmp_path / "report.html", one.figures, diagnose(run), {}, run.config).read_text()
+    assert "<h2>Ranks</h2>" in report
+    assert "<h2>Nodes</h2>" not in report
+
+
+def test_mfu_stands_where_it_is_known_and_of_what(run_folder, tmp_path):
+    """Nine ranks, of which the server computes nothing: eight times 0.25 TFLOP/s."""
+    run, known = read_run(run_folder), {"peak": {"tflops": [None] + [0.25] * 8, "source": "--peak-tflops"}}
+    knowing = replace(run, config=run.config | known, log=[row | {"mfu": 0.4567} for row in run.log])
+    (without,), (one,) = measure_runs([run]), measure_runs([knowing])
+    path, answer = tmp_path / "report.html", diagnose(run)
+    assert "MFU" not in write_report(path, without.figures, answer, {}, run.config).read_text()
+    report = write_report(path, one.figures, answer, {}, knowing.config).read_text()
+    assert "<dt>MFU, of 2 TFLOP/s (--peak-tflops)</dt><dd>46%</dd>" in report
+    figure = phase_bars.draw([one])
+    assert is_inside(figure)
+    assert any(text.get_text().endswith(" tokens/s\nMFU 46%") for text in figure.axes[0].texts)
 
 
 def test_a_setting_cannot_break_the_report(run_folder, tmp_path):

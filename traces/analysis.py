@@ -159,14 +159,16 @@ def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]
 
 
 def _rates(run: Run, times: StepTimes) -> dict[str, float | None]:
-    """Tokens per second and per step, medians of the log over the measured steps; None without such lines."""
+    """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps. None of what
+    the log does not hold: all of it, or MFU alone, where no peak was known."""
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]
-    if not rows:
-        return {"tokens_per_s": None, "tokens_per_step": None}
-    rate = np.array([row["tokens_per_s"] for row in rows])
-    seconds = np.array([row["step_s"] for row in rows])
-    return {"tokens_per_s": float(np.median(rate)), "tokens_per_step": float(np.median(rate * seconds))}
+    numbers = {
+        "tokens_per_s": [row["tokens_per_s"] for row in rows],
+        "tokens_per_step": [row["tokens_per_s"] * row["step_s"] for row in rows],
+        "mfu": [row["mfu"] for row in rows if "mfu" in row],
+    }
+    return {name: float(np.median(values)) if values else None for name, values in numbers.items()}
 
 
 def parts(figures: dict) -> dict[str, float]:

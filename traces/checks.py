@@ -107,6 +107,8 @@ SETTINGS = {
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
+# The rate of each rank that computes, in 10**12 operations a second; null as a whole where a rank's is not known.
+PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
     "mpi_library": TEXT,
@@ -161,6 +163,8 @@ def check_config(config) -> None:
     check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
+    if config.get("peak") is not None:
+        check_fields("peak", config["peak"], PEAK)
     places, links = (_objects(config, name, rules) for name, rules in (("ranks", PLACE), ("links", LINK)))
     if [place["rank"] for place in places] != list(range(len(places))):
         raise ValueError("ranks are not numbered 0, 1, ... in order")

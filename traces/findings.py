@@ -26,6 +26,11 @@ class Finding:
     facts: dict = field(default_factory=dict)
 
 
+def count_text(number: int, noun: str) -> str:
+    """ "1 node", "5 nodes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def bytes_text(amount: float) -> str:
     """ "27 MB", "1.2 GB", "340 kB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.analysis import MeasuredRun
+from traces.findings import count_text
 from traces.phases import COPY
 
 INK = "#222222"
@@ -115,7 +116,7 @@ def footnote(figure: Figure, measured: list[MeasuredRun], extra: str = "") -> No
 def median_note(measured: list[MeasuredRun]) -> str:
     """For the footnote of a plot of medians: over how many steps."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
-    texts = [f"median of {_count(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
+    texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
     return " or ".join(dict.fromkeys(texts))
 
 
@@ -123,15 +124,11 @@ def _facts(measured: list[MeasuredRun]) -> list[str]:
     configs = [one.run.config for one in measured]
     sizes = [(one.figures["ranks"], one.figures["nodes"]) for one in measured]
     facts = [
-        [f"{_count(ranks, 'rank')} on {_count(nodes, 'node')}" for ranks, nodes in sizes],
+        [f"{count_text(ranks, 'rank')} on {count_text(nodes, 'node')}" for ranks, nodes in sizes],
         [short_library(config["mpi_library"]) for config in configs if "mpi_library" in config],
         [f"{short_count(config['parameters'])} parameters" for config in configs if "parameters" in config],
     ]
     return [" or ".join(dict.fromkeys(values)) for values in facts if values]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def short_library(text: str) -> str:

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from traces import look
 from traces.analysis import MeasuredRun, parts
-from traces.ranking import short_ms, verdict
+from traces.ranking import mfu_text, short_ms, verdict
 
 BAR = 0.62
 HEIGHT = 4.6
@@ -26,7 +26,7 @@ def draw(measured: list[MeasuredRun]) -> Figure:
             _write_total(axes, place, one, sum(cut.values()))
         axes.set_xticks(range(len(measured)), [one.label.replace(" ", "\n") for one in measured])
         axes.set_xlim(-0.6, len(measured) - 0.4)
-        axes.set_ylim(0, top * 1.12)
+        axes.set_ylim(0, top * 1.16)
         axes.set_ylabel("milliseconds a step")
         axes.tick_params(axis="x", length=0)
         present = {name for cut in cuts for name in cut}
@@ -53,8 +53,10 @@ def _draw_bar(axes, place: int, cut: dict[str, float], top: float) -> None:
 
 
 def _write_total(axes, place: int, one: MeasuredRun, height: float) -> None:
-    rate = one.figures["tokens_per_s"]
-    below = "" if rate is None else f"{rate:,.0f} tokens/s"
-    axes.annotate(below, (place, height), (0, 4), textcoords="offset points", ha="center", size=8, color=look.FAINT)
+    rate, mfu = one.figures["tokens_per_s"], one.figures["mfu"]
+    below = [] if rate is None else [f"{rate:,.0f} tokens/s"]
+    below += [] if mfu is None else [f"MFU {mfu_text(mfu)}"]
+    style = {"textcoords": "offset points", "ha": "center"}
+    axes.annotate("\n".join(below), (place, height), (0, 4), **style, size=8, color=look.FAINT)
     total = f"{short_ms(one.figures['step_ms'])} ms"
-    axes.annotate(total, (place, height), (0, 15), textcoords="offset points", ha="center", size=10, weight="bold")
+    axes.annotate(total, (place, height), (0, 4 + 11 * len(below)), **style, size=10, weight="bold")

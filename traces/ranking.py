@@ -55,16 +55,24 @@ def short_ms(ms: float, digits: int = 2) -> str:
     return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"
 
 
+def mfu_text(mfu: float) -> str:
+    """A fraction in two digits: "46%", "4.6%"."""
+    return f"{short_ms(100 * mfu)}%"
+
+
 def table(runs: list[dict], parts: list[dict[str, float]]) -> str:
-    """Text table, one line a run: ms per part of the step, their sum, the share of exchange, tokens per second."""
+    """Text table, one line a run: ms per part of the step, their sum, the share of exchange, tokens per second, MFU
+    where it is known of any run."""
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in parts)]
-    head = ["median ms", *names, "step", "exchange", "tokens/s"]
-    rows = [head]
+    rows = [["median ms", *names, "step", "exchange", "tokens/s", "MFU"]]
     for figures, cut in zip(runs, parts, strict=True):
         times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
         rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
+        mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"])
         share = f"{figures['exchange_share']:.0%}"
-        rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate])
+        rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate, mfu])
+    if all(figures["mfu"] is None for figures in runs):
+        rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 

@@ -172,16 +172,25 @@ class _Phase:
 
     def __exit__(self, *exception):
         end = perf_counter_ns()
+        self._tracer._phase = None
+        self._report(self._start, end)
+        self._leave(end)
+
+    def _report(self, start: int, end: int) -> None:
+        """Count and keep the span."""
         tracer = self._tracer
-        tracer._phase = None
         if tracer._in_step:
-            tracer._spent[self._name] += end - self._start
+            tracer._spent[self._name] += end - start
         if tracer._writing:
-            record = (tracer._step_number, INDEX[self._name], self._root, self._start, end, self._bytes)
-            tracer._records.append(record)
+            tracer._records.append((tracer._step_number, INDEX[self._name], self._root, start, end, self._bytes))
+
+    def _leave(self, now: int) -> None:
+        """What else is due when a phase has ended: the node's counters, the file, whoever watches phases."""
+        tracer = self._tracer
+        if tracer._writing:
             if tracer._counters is not None:
-                tracer._counters.sample(end)
-            if end - tracer._written_at >= WRITE_AT_PHASE_END_NS:
+                tracer._counters.sample(now)
+            if now - tracer._written_at >= WRITE_AT_PHASE_END_NS:
                 tracer._write()
         if tracer._on_phase is not None:
             tracer._on_phase(None, tracer._step_number)
@@ -197,20 +206,9 @@ class _StreamPhase(_Phase):
         self._start = self._tracer._stream.begin(self._name)
 
     def __exit__(self, *exception):
-        tracer = self._tracer
-        tracer._phase = None
-        tracer._stream.end(self._name, self._start, self._report)
-        if tracer._writing and tracer._counters is not None:
-            tracer._counters.sample(perf_counter_ns())
-        if tracer._on_phase is not None:
-            tracer._on_phase(None, tracer._step_number)
-
-    def _report(self, start: int, end: int) -> None:
-        tracer = self._tracer
-        if tracer._in_step:
-            tracer._spent[self._name] += end - start
-        if tracer._writing:
-            tracer._records.append((tracer._step_number, INDEX[self._name], self._root, start, end, self._bytes))
+        self._tracer._phase = None
+        self._tracer._stream.end(self._name, self._start, self._report)
+        self._leave(perf_counter_ns())
 
 
 def parse_steps(text: str) -> tuple[int, float]:

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 from traces import look
 from traces.analysis import MeasuredRun
 from traces.efficiency import Efficiency, efficiency
+from traces.ranking import mfu_text
 from traces.replay import ideal_runtimes
 
 LOST = (
@@ -71,12 +72,18 @@ def _draw_efficiencies(axes, measured: list[MeasuredRun], found: list[Efficiency
             axes.bar(place, one.lost[name], 0.66, bottom, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
             bottom += one.lost[name]
     several = len({one.run.label for one in measured}) > 1
-    labels = [f"{one.figures['ranks']}" + (f"\n{one.run.label}" if several else "") for one in measured]
-    axes.set_xticks(range(len(found)), labels, size=7.5 if several else 9)
+    axes.set_xticks(range(len(found)), [_bar_label(one, several) for one in measured], size=7.5 if several else 9)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     axes.tick_params(axis="x", length=0)
     axes.set_title("of the ranks' time, by number of ranks", loc="left", size=9, pad=22)
+
+
+def _bar_label(one: MeasuredRun, several: bool) -> str:
+    """Under a bar: ranks, the strategy where there are several, MFU where it is known."""
+    mfu = one.figures["mfu"]
+    lines = [str(one.figures["ranks"]), one.run.label if several else "", "" if mfu is None else f"MFU {mfu_text(mfu)}"]
+    return "\n".join(filter(None, lines))
 
 
 def _size(measured: list[MeasuredRun], ranks: int) -> str:
