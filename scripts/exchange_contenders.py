@@ -1,6 +1,7 @@
 """What bench_exchange.py measures: every strategy, and MPI's own collectives, on vectors with known sums.
 
-A strategy does its real `update`, with an optimizer that only copies: D bytes of gradients become parameters.
+A strategy does its real `update`, with an optimizer that only copies: D bytes of gradients become parameters. Where the
+sums alone travel, as with MPI_Allreduce, the copy is no part of the exchange, and is made after the clock has stopped.
 """
 
 from functools import partial
@@ -17,10 +18,12 @@ from traces import Tracer
 
 ROOT = 0
 JUNK = -1.0  # no sum has it
+SUMS_ALONE = ("allreduce", "ring", "tree", "hierarchical")  # strategies that send no parameters
 
 
 class Contender:
-    """One way to exchange. On every rank, in turn: prepare, exchange (which is timed), is_correct; at the end close.
+    """One way to exchange. On every rank, in turn: prepare, exchange (which is timed), settle, is_correct; at the end
+    close.
 
     own_buffers: two vectors of this rank, (size,) each, that all contenders may use, one at a time. whole: it leaves
     the sums on all ranks; if not, it is half of an exchange. family: "own" (strategies with an exchange of their own),
@@ -46,6 +49,9 @@ class Contender:
     def exchange(self) -> None:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """What is left to do for the parameters to be the sums."""
+
     def is_correct(self) -> bool:
         return is_filled(self.buffers.parameters, self.sums)
 
@@ -54,34 +60,58 @@ class Contender:
 
 
 class CopyingOptimizer:
-    """Parameters become the sums: the cheapest update that shows them. No state."""
+    """Parameters become the sums, in `settle`: the cheapest update that shows them. No state."""
 
-    @staticmethod
-    def update(parameters, gradients, lr, gradient_scale) -> None:
-        parameters[:] = gradients
+    def __init__(self):
+        self._copies = []
+
+    def update(self, parameters, gradients, lr, gradient_scale) -> None:
+        self._copies.append((parameters, gradients))
+
+    def settle(self) -> None:
+        for parameters, gradients in self._copies:
+            parameters[:] = gradients
+        self._copies.clear()
+
+
+class CopyingAtOnce(CopyingOptimizer):
+    """For strategies that send on what their update has made."""
+
+    def update(self, *arguments) -> None:
+        super().update(*arguments)
+        self.settle()
 
 
 class StrategyContender(Contender):
     def __init__(self, world, own_buffers, name: str, **options):
         super().__init__(world, own_buffers)
         self.wire = options.get("wire", "float32")
-        kind, size = STRATEGIES[name], len(own_buffers.gradients)
+        self.name, kind = name, STRATEGIES[name]
+        size = len(own_buffers.gradients)
         self.family = "own" if issubclass(kind, Bucketed) else "strategy"
         self.shares_memory = kind.buffers is not OwnBuffers
         if self.shares_memory:  # it may count in there what happened before
             self.buffers = kind.buffers(world, size)
-        self.size = size
+        self.size, self.optimizers = size, []
         self.strategy = kind(
             Job(
-                world=world, buffers=self.buffers, new_optimizer=lambda start, stop: CopyingOptimizer(),
+                world=world, buffers=self.buffers, new_optimizer=self._new_optimizer,
                 sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
             )
         )  # fmt: skip
         self.know_sums(world.comm.allgather(self.strategy.worker is not None))
 
+    def _new_optimizer(self, start, stop):
+        self.optimizers.append(CopyingOptimizer() if self.name in SUMS_ALONE else CopyingAtOnce())
+        return self.optimizers[-1]
+
     def exchange(self):
         self.strategy.gradients_final(0, self.size)
         self.strategy.update(1.0)
+
+    def settle(self):
+        for optimizer in self.optimizers:
+            optimizer.settle()
 
     def close(self):
         self.strategy = None

@@ -44,6 +44,8 @@ def repetition(world: World, contender, ports: Ports) -> dict:
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
     barrier(world.comm)  # all that was sent has arrived
     through = np.subtract(ports.read(), before)
+    contender.settle()
+    barrier(world.comm)
     ranks = _on_all_ranks(world.comm, [seconds, cpu_s, *through, not contender.is_correct()])
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0]
     return {
