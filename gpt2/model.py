@@ -2,6 +2,8 @@
 
 A block is  x = x + attproj(attention(ln1(x)));  x = x + fcproj(gelu(fc(ln2(x)))).  The residual stream after each half
 block is kept for backward, and each LayerNorm is taken together with the residual addition before it.
+
+k is the kernel set, p all parameters; of a layer a are the activations, w the parameters, d the parameters' gradients.
 """
 
 from types import SimpleNamespace
@@ -152,27 +154,14 @@ class GPT2:
         """The second half of a block: dresidual holds the gradient of its output before, of its input after."""
         k = self.kernels
         k.gelu_linear_backward(
-            self.dfc,
-            d.fcproj_weight,
-            d.fcproj_bias,
-            self.dresidual,
-            a.gelu,
-            a.gelu_saved,
-            w.fcproj_weight,
-            accumulate,
-        )
+            self.dfc, d.fcproj_weight, d.fcproj_bias, self.dresidual,
+            a.gelu, a.gelu_saved, w.fcproj_weight, accumulate,
+        )  # fmt: skip
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual,
-            d.ln2_weight,
-            d.ln2_bias,
-            self.dbranch,
-            a.residual2,
-            a.ln2_mean,
-            a.ln2_rstd,
-            w.ln2_weight,
-            accumulate,
-        )
+            self.dresidual, d.ln2_weight, d.ln2_bias, self.dbranch,
+            a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2_weight, accumulate,
+        )  # fmt: skip
 
     def _attention_backward(self, a, w, d, accumulate):
         """The first half of a block, likewise."""
@@ -186,16 +175,9 @@ class GPT2:
         )  # fmt: skip
         k.linear_backward(self.dbranch, d.qkv_weight, d.qkv_bias, self.dqkv, a.ln1, w.qkv_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual,
-            d.ln1_weight,
-            d.ln1_bias,
-            self.dbranch,
-            a.residual1,
-            a.ln1_mean,
-            a.ln1_rstd,
-            w.ln1_weight,
-            accumulate,
-        )
+            self.dresidual, d.ln1_weight, d.ln1_bias, self.dbranch,
+            a.residual1, a.ln1_mean, a.ln1_rstd, w.ln1_weight, accumulate,
+        )  # fmt: skip
 
 
 def new_model(config, kernels, batch_size: int, sequence_length: int, dtype=np.float32) -> GPT2:
