@@ -10,7 +10,7 @@ import numpy as np
 from gpu_machine import copy_rate, gpu_facts, random_on_gpu
 
 from gpt2.cupy_kernels import Device, launch
-from gpt2.cupy_kernels.compile import SOURCES, STORAGES, cached_code, compile_cubin, nvrtc_version
+from gpt2.cupy_kernels.compile import SOURCES, STORAGES, compile_cubin, keep_code, nvrtc_version
 from gpt2.cupy_kernels.device import CACHE
 from gpt2.errors import UserError
 
@@ -54,10 +54,10 @@ def compile_all(sizes):
     for source in SOURCES:
         for storage in STORAGES:
             start = time.perf_counter()
-            resources = compile_cubin(source, storage, device.arch).resources
-            cached_code(source, storage, device.arch, CACHE)
+            cubin = compile_cubin(source, storage, device.arch)
+            keep_code(cubin.code, source, storage, device.arch, CACHE)
             lines.append(f"{source} {storage}: {time.perf_counter() - start:.1f} s")
-            for kernel, taken in resources.items():
+            for kernel, taken in cubin.resources.items():
                 kernels[f"{kernel} {storage}"] = vars(taken)
                 lines.append(f"  {kernel:32} {taken.registers:4} registers {taken.spill_bytes:5} bytes spilled")
     return {"lines": lines, "kernels": kernels, "passed": not any(k["spill_bytes"] for k in kernels.values())}

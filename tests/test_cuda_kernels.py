@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from cuda_shim import cases
 from cuda_shim.memory import Memory
 from cuda_shim.shim import KERNEL, Shim, lasting_build
 
-from gpt2.cupy_kernels import launch
+from gpt2.cupy_kernels import launch, libraries
 from gpt2.cupy_kernels.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin, parse_log
 from gpt2.cupy_kernels.libraries import open_library
 from gpt2.errors import UserError
@@ -174,3 +175,16 @@ def test_the_compiler_log_is_read():
     )
     taken = parse_log(log)["gelu"]
     assert (taken.registers, taken.spill_bytes, taken.shared_bytes) == (64, 28, 4096)
+
+
+def test_the_newest_cudas_wheels_are_taken(tmp_path, monkeypatch):
+    """Of two versions side by side: CUDA 12's wheels have a folder for each library, CUDA 13's one for all."""
+    files = ["cublas/lib/libcublasLt.so.12", "cu13/lib/libcublasLt.so.13", "cuda_runtime/include/cuda_bf16.h"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: spec)
+    assert libraries.find_in_wheels("lib/libcublasLt.so.*") == tmp_path / files[1]
+    assert libraries.header_folder() == (tmp_path / files[2]).parent
+    assert libraries.find_in_wheels("lib/libnvrtc.so.*") is None

@@ -49,6 +49,18 @@ def test_uploads_keep_their_order():
 
 
 @pytest.mark.usefixtures("gpu")
+def test_the_stream_stays_the_current_one():
+    """When a `with` of another stream has ended, and when CuPy has entered one for an array with gaps."""
+    gpu_device = Device()
+    array = gpu_device.empty((4, 6), np.float32)
+    with fake_cupy.Stream(non_blocking=True):
+        pass
+    assert fake_cupy.Stream.current is gpu_device.stream
+    assert gpu_device.download(array[:, ::2]).shape == (4, 3)
+    assert fake_cupy.Stream.current is gpu_device.stream
+
+
+@pytest.mark.usefixtures("gpu")
 def test_scratch_and_constants():
     gpu_device = Device()
     large = gpu_device.scratch("a", (4, 5), np.float32)

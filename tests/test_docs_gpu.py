@@ -48,7 +48,7 @@ def test_a_steps_tables():
 
 def test_how_tests_ended():
     tests = {
-        "tests/gpu/test_kernels.py::test_kernel[gelu_case-float32]": {"outcome": "passed"},
+        "tests/gpu/test_kernels.py::test_kernel[gelu_case]": {"outcome": "passed"},
         "tests/gpu/test_items.py::test_item[compile]": {"outcome": "failed", "error": "...\nE  8 bytes spilled"},
     }
     block = docs_gpu.tests_block({"machine": MACHINE, "summary": {"failed": 1, "passed": 1}, "tests": tests})

@@ -14,7 +14,7 @@ from gpt2.cupy_kernels.compile import FOLDER
 
 ROOT = Path(__file__).parent.parent
 
-GELU = "tests/gpu/test_kernels.py::test_kernel[gelu_case-float32]"
+GELU = "tests/gpu/test_kernels.py::test_kernel[gelu_case]"
 TRAINING = "tests/gpu/test_training.py::test_two_ranks_on_one_gpu"
 FIXTURE = "tests/gpu/test_model.py::test_pytorchs_fixture_in_bfloat16"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")

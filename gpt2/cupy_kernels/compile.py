@@ -21,6 +21,8 @@ STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored
 
 # Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
+ON_ALL_CORES = "--split-compile=0"
+KNOWS_ALL_CORES = (13, 0)  # versions from here on: attention.cu takes half a minute on one core
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
     Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
     """
     path = FOLDER / f"{source}.cu"
-    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
+    options = [*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}"]
+    if nvrtc_version() >= KNOWS_ALL_CORES:
+        options.append(ON_ALL_CORES)
     nvrtc = _open_nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
@@ -62,20 +66,26 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
 
 
 def cached_code(source: str, storage: str, arch: str, cache: Path) -> bytes:
-    """compile_cubin's machine code, from a file of `cache` if these very sources were compiled before.
+    """compile_cubin's machine code, from a file of `cache` if these very sources were compiled before."""
+    path = _cached_file(source, storage, arch, cache)
+    if not path.exists():
+        keep_code(compile_cubin(source, storage, arch).code, source, storage, arch, cache)
+    return path.read_bytes()
 
-    Ranks may come here at once: a file appears complete or not at all.
-    """
+
+def keep_code(code: bytes, source: str, storage: str, arch: str, cache: Path) -> None:
+    """Where cached_code finds it. Ranks may come here at once: the file appears complete or not at all."""
+    path = _cached_file(source, storage, arch, cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(code)
+    part.replace(path)
+
+
+def _cached_file(source: str, storage: str, arch: str, cache: Path) -> Path:
     texts = [path.read_bytes() for path in (FOLDER / f"{source}.cu", *sorted(FOLDER.glob("*.cuh")))]
     key = hashlib.sha256(b"\0".join([*texts, repr((OPTIONS, nvrtc_version())).encode()])).hexdigest()[:16]
-    path = cache / f"{source}-{storage}-{arch}-{key}.cubin"
-    if not path.exists():
-        code = compile_cubin(source, storage, arch).code
-        cache.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(code)
-        part.replace(path)
-    return path.read_bytes()
+    return cache / f"{source}-{storage}-{arch}-{key}.cubin"
 
 
 def nvrtc_version() -> tuple[int, int]:

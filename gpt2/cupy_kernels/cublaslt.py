@@ -29,7 +29,8 @@ DATA_TYPES = {"float32": 0, "bfloat16": 14}
 COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
 EPILOGUES = {"none": 1, "bias": 4, "gelu_aux_bias": 164, "dgelu": 192, "bgradb": 512}
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING = 3, 4, 7, 8, 11, 12
-WORKSPACE_BYTES, ALIGNMENTS_ABCD = 1, (5, 6, 7, 8)
+WORKSPACE_BYTES, REDUCTION_SCHEMES, ALIGNMENTS_ABCD = 1, 3, (5, 6, 7, 8)
+REDUCE_IN_FLOAT32 = 2  # partial sums of a product that is cut along K: never rounded to the storage
 ALGORITHM_BYTES = 64
 NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
 

@@ -1,7 +1,8 @@
 """One NVIDIA GPU under CuPy: a stream, memory, the kernels' machine code, and matrix products.
 
 It is the `device` that launch.py describes. Everything is queued on one stream, which also is CuPy's current one from
-here on, so that plain CuPy operations on these arrays keep their place in the order.
+here on, so that plain CuPy operations on these arrays keep their place in the order. It is entered and never left: what
+Stream.use() sets CuPy forgets when the next `with`, ours or one inside CuPy, ends.
 """
 
 from pathlib import Path
@@ -44,7 +45,7 @@ class Device:
         self._functions, self._modules, self._shared_bytes = {}, {}, {}
         self._scratch, self._uploads, self._constants = {}, {}, {}
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.stream.use()
+        self.stream.__enter__()
         self.memory_bytes = cupy.cuda.runtime.memGetInfo()[1]
         self._most_shared_bytes = cupy.cuda.Device(index).attributes["MaxSharedMemoryPerBlockOptin"]
         nvtx = getattr(cupy.cuda, "nvtx", None)

@@ -26,7 +26,7 @@ from gpt2.rounding import SPLITMIX64_STEP
 
 WARP = 32
 THREADS = 256
-CLASSIFIER_THREADS = 512
+CLASSIFIER_THREADS = 1024
 ACCESS_BYTES = 16
 # Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
 PARTIAL_BLOCKS = 512

@@ -11,11 +11,14 @@ from gpt2.errors import UserError
 
 
 def find_in_wheels(pattern: str) -> Path | None:
-    """The file of NVIDIA's wheels that matches, of whatever CUDA version is installed; None if there is none."""
+    """The file of NVIDIA's wheels that matches, of the newest CUDA version that is installed; None if there is none.
+
+    CUDA 13's wheels lie in nvidia/cu13, those of CUDA 12 in a folder for each library.
+    """
     spec = importlib.util.find_spec("nvidia")
     roots = [] if spec is None else spec.submodule_search_locations
-    found = sorted(file for root in roots for file in Path(root).glob(f"*/{pattern}"))
-    return found[-1] if found else None
+    found = [file for root in roots for file in Path(root).glob(f"*/{pattern}")]
+    return max(found, key=lambda file: (file.parts[-3].startswith("cu1"), file), default=None)
 
 
 def open_library(name: str) -> ctypes.CDLL:

@@ -72,6 +72,7 @@ class Plan:
         )
         self.preference = Described(library, "MatmulPreference")
         self.preference.set(cublaslt.WORKSPACE_BYTES, workspace_bytes, ctypes.c_uint64)
+        self.preference.set(cublaslt.REDUCTION_SCHEMES, cublaslt.REDUCE_IN_FLOAT32, ctypes.c_uint32)
         for attribute, alignment in zip(cublaslt.ALIGNMENTS_ABCD, recipe.alignments, strict=True):
             self.preference.set(attribute, alignment, ctypes.c_uint32)
 

@@ -26,7 +26,11 @@ class ndarray(np.ndarray):
         return Pointer(self)
 
     def get(self, stream=None):
-        (stream or Stream.current).run()
+        stream = stream or Stream.current
+        if not self.flags.c_contiguous:  # CuPy makes it so on that stream
+            with stream:
+                pass
+        stream.run()
         return np.array(self)
 
     def set(self, host):

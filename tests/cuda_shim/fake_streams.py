@@ -19,7 +19,7 @@ LAGS = {
 
 class Stream:
     streams, lag = [], "copies"
-    current = None
+    current, entered = None, []
 
     def __init__(self, non_blocking=False):
         self.number, self.ptr = len(Stream.streams), 5 + len(Stream.streams)
@@ -30,6 +30,7 @@ class Stream:
     def reset(cls, lag):
         cls.streams, cls.lag = [], lag
         cls.current = cls()
+        cls.entered = [cls.current]
         cls.streams.clear()  # the default stream has no number
 
     def add(self, work, is_copy=False):
@@ -48,14 +49,17 @@ class Stream:
         self.run()
 
     def use(self):
+        """As CuPy's: forgotten when the next `with` ends, which goes back to the one that was entered before."""
         Stream.current = self
         return self
 
     def __enter__(self):
-        self._before, Stream.current = Stream.current, self
+        Stream.entered.append(self)
+        return self.use()
 
     def __exit__(self, *exception):
-        Stream.current = self._before
+        Stream.entered.pop()
+        Stream.current = Stream.entered[-1]
 
     def wait_event(self, event):
         other, position = event.stream, event.position
