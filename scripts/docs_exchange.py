@@ -30,7 +30,7 @@ def exchange_64MB(folder: Path, _) -> None:
 def exchange_even(folder: Path, _) -> None:
     flags = f"{LINK} --strategies {CHOSEN} --vs torch"
     small = bench(folder, EVEN, f"--bytes 8MB {flags}")
-    write("exchange_even", folder, [small, bench(folder, EVEN, f"--bytes 64MB {flags} --repeat 2")])
+    write("exchange_even", folder, [small, bench(folder, EVEN, f"--bytes 64MB {flags} --repeat 3")])
 
 
 def exchange_openmpi(folder: Path, _) -> None:
