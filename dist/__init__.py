@@ -15,7 +15,8 @@ device_buffers.py a rank's flat buffers on a GPU, and what exchanges them there 
 waiting.py        waiting that leaves the core to those who work; early_sum.py: a sum that travels meanwhile
 progress.py       exchanges under way, moved on between pieces of compute or to the end
 stream_progress.py  the same on a stream of a GPU, where nobody moves them on
-exchanges.py      of one range after another: by rings, or by calls on arrays on GPUs
+exchanges.py      of one range after another: by rings, or between GPUs
+  device_calls.py by calls    device_ring.py  by a ring of messages    node_exchange.py  node by node
 wire.py           float32 or bfloat16 between ranks
 ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
 tree.py           all-reduce over two binary trees; double_tree.py: which

@@ -8,6 +8,20 @@ from dist.buffers import OwnBuffers
 from dist.sharded import ShardedGradients, ShardedParameters, Slots
 
 
+def array_dtype(name: str) -> np.dtype:
+    """What CuPy calls float32 or bfloat16."""
+    if name == "float32":
+        return np.dtype(np.float32)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def device_zeros(device, length: int, dtype=np.float32):
+    """(length,) on a GPU."""
+    return device.empty((length,), dtype)
+
+
 class OnDevice:
     """What makes buffers of buffers.py or sharded.py, the next class of a subclass, those of a GPU.
 
@@ -16,7 +30,7 @@ class OnDevice:
 
     def __init__(self, device, world, size: int, ranges):
         self._device = device
-        super().__init__(world, size, ranges, partial(device.empty, dtype=np.float32))
+        super().__init__(world, size, ranges, partial(device_zeros, device))
         self.host_parameters = Slots(ranges)
 
     def filled(self, start: int, stop: int) -> None:

@@ -1,21 +1,36 @@
 """What the communicators for arrays on GPUs have in common."""
 
+from mpi4py import MPI
+
 
 class DeviceComm:
     """The ranks of `comm`, with the calls of mpi4py that strategies make, on arrays on this rank's GPU.
 
     device: that GPU. stream: what the calls are in order with; device.stream, or one beside it for what is exchanged
-    while the device computes.
+    while the device computes. local_comm: those of the ranks that share a node; only for split_by_node.
     """
 
-    def __init__(self, comm, device, stream):
-        self._comm, self._device, self.stream = comm, device, stream
+    def __init__(self, comm, device, stream, local_comm=None):
+        self._comm, self._local_comm = comm, local_comm
+        self.device, self.stream = device, stream
         self.rank, self.size = comm.rank, comm.size
 
-    def allreduce(self, number):
+    def allreduce(self, number, op=MPI.SUM):
         """Of Python numbers, by MPI."""
-        return self._comm.allreduce(number)
+        return self._comm.allreduce(number, op)
 
     def Iallgather(self, send, receive):
         """Of arrays in host memory, by MPI."""
         return self._comm.Iallgather(send, receive)
+
+    def Split(self, color: int, key: int):
+        """The ranks of a color, on the same stream; None for a rank that gives MPI.UNDEFINED. Collective."""
+        part = self._comm.Split(color, key)
+        return None if part == MPI.COMM_NULL else self._alike(part)
+
+    def split_by_node(self):
+        """The ranks of this rank's node, on the same stream. Collective."""
+        return self._alike(self._local_comm)
+
+    def _alike(self, comm):
+        return type(self)(comm, self.device, self.stream)

@@ -1,31 +1,31 @@
-"""Exchanges of ranges of a vector, range by range: by rings of our own messages, or by the calls of a communicator.
+"""Exchanges of ranges of a vector, range by range. Between GPUs: device_calls.py, device_ring.py, node_exchange.py.
 
-Either offers generators to be given to its `progress`, in one order on all ranks:
+Each offers generators to be given to its `progress`, in one order on all ranks:
 
     allreduce(flat)       flat, float32, becomes the sum over the ranks
-    reduce_scatter(flat)  the part of flat that a rank owns (ring.own_chunk) becomes the sum; the rest may be spoiled
+    reduce_scatter(flat)  the part of flat that a rank owns becomes the sum; the rest may be spoiled
     all_gather(flat)      every rank gets every owner's part of flat
 
-rounds: whether values come rounded to the wire's dtype.
+own_part(start, stop): the part of a range that this rank owns, perhaps none. rounds: whether values come rounded to the
+wire's dtype. All are made of (comm, ranges, wire, segment_bytes); ranges: what will be exchanged.
 """
-
-from mpi4py import MPI
 
 from dist import ring
 from dist.progress import Progress
-from dist.ranges import cut
 from dist.wire import new_wire
 
 TAG = 1  # one for all: no exchange begins before the one before it has ended
 
 
 class Rings:
-    """Between arrays in host memory, one exchange at a time. Collective. ranges: what will be exchanged; wire,
-    segment_bytes: as dist.wire.new_wire's."""
+    """Between arrays in host memory, one at a time. Collective. wire, segment_bytes: as dist.wire.new_wire's."""
 
     def __init__(self, comm, ranges, wire: str, segment_bytes: int):
         self._comm, self.progress = comm.Dup(), Progress(in_flight=1)
-        self._wire, self.rounds = new_wire(wire, _longest(ranges), segment_bytes), wire != "float32"
+        self._wire, self.rounds = new_wire(wire, longest(ranges), segment_bytes), wire != "float32"
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
 
     def allreduce(self, flat):
         return ring.allreduce(self._comm, flat, [], 0, len(flat), self._wire, TAG)
@@ -37,34 +37,5 @@ class Rings:
         return ring.all_gather(self._comm, flat, 0, len(flat), self._wire, TAG)
 
 
-class Calls:
-    """Between arrays on GPUs, by a DeviceComm: an exchange is one call. ranges: what will be exchanged; progress: a
-    StreamProgress on comm's stream; empty(shape): float32 memory on the GPU."""
-
-    rounds = False
-
-    def __init__(self, comm, ranges, progress, empty):
-        self._comm, self.progress = comm, progress
-        self._landing = empty((-(-_longest(ranges) // comm.size),))
-
-    def allreduce(self, flat):
-        self._comm.Allreduce(MPI.IN_PLACE, flat)
-        yield from ()  # nothing that the host would wait for
-
-    def reduce_scatter(self, flat):
-        start, stop = ring.own_chunk(self._comm.size, self._comm.rank, 0, len(flat))
-        landing = self._landing[: stop - start]
-        self._comm.Reduce_scatter(flat, landing, self._counts(flat))
-        flat[start:stop] = landing
-        yield from ()
-
-    def all_gather(self, flat):
-        self._comm.Allgatherv(MPI.IN_PLACE, [flat, self._counts(flat)])
-        yield from ()
-
-    def _counts(self, flat) -> list[int]:
-        return [stop - start for start, stop in cut(len(flat), self._comm.size)]
-
-
-def _longest(ranges) -> int:
+def longest(ranges) -> int:
     return max(stop - start for start, stop in ranges)

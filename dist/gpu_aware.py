@@ -52,32 +52,36 @@ class GpuAwareComm(DeviceComm):
     """The communicator's calls on arrays on the GPU: each after all that is queued on the device's stream is done."""
 
     def Reduce(self, send, receive, root: int) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Reduce(send, receive, root=root)
 
     def Bcast(self, buffer, root: int) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Bcast(buffer, root=root)
 
     def Allreduce(self, send, receive) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Allreduce(send, receive)
 
     def Reduce_scatter_block(self, send, receive) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Reduce_scatter_block(send, receive)
 
     def Reduce_scatter(self, send, receive, counts) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Reduce_scatter(send, receive, counts)
 
     def Allgather(self, send, receive) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Allgather(send, receive)
 
     def Allgatherv(self, send, receive) -> None:
-        self._device.synchronize()
+        self.device.synchronize()
         self._comm.Allgatherv(send, receive)
+
+    def Sendrecv(self, send, dest: int, *, recvbuf, source: int) -> None:
+        self.device.synchronize()
+        self._comm.Sendrecv(send, dest, recvbuf=recvbuf, source=source)
 
 
 def _variable(name: str) -> tuple[bool, str]:

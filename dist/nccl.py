@@ -2,8 +2,8 @@
 
 NCCL knows its ranks by an id that one of them makes; MPI hands it round. Everything is queued on one stream: a call
 sends what comes before it there leaves, what comes after it sees what came, and the host waits for neither. NCCL hangs
-where ranks make their calls in different orders; as each has one communicator, and one stream for it, there is one
-order, that in which the strategy makes them.
+where ranks make their calls in different orders; as a rank's communicators, that of all ranks and those split from it,
+have one stream, there is one order, that in which the strategy makes them.
 """
 
 import warnings
@@ -29,8 +29,8 @@ def missing_nccl() -> str | None:
 class NcclComm(DeviceComm):
     """Each rank has a GPU of its own, `device`, as this process sees it. Collective."""
 
-    def __init__(self, comm, device, stream):
-        super().__init__(comm, device, stream)
+    def __init__(self, comm, device, stream, local_comm=None):
+        super().__init__(comm, device, stream, local_comm)
         from cupy.cuda import nccl
 
         self._nccl = nccl
@@ -56,10 +56,7 @@ class NcclComm(DeviceComm):
 
     def Reduce_scatter(self, send, receive, counts) -> None:
         """To each rank the sum of its part of `send`, of counts[rank] elements."""
-        if len(set(counts)) == 1:
-            self.Reduce_scatter_block(send, receive)
-        else:
-            self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root))
+        self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root))
 
     def Allgather(self, send, receive) -> None:
         block = receive.size // self.size
@@ -70,10 +67,21 @@ class NcclComm(DeviceComm):
     def Allgatherv(self, send, receive) -> None:
         """receive: the whole vector, each rank's part in its place (send is MPI.IN_PLACE), and the parts' elements."""
         flat, counts = receive
-        if len(set(counts)) == 1:
-            self.Allgather(send, flat)
-        else:
-            self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
+        self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
+
+    def Sendrecv(self, send, dest: int, *, recvbuf, source: int) -> None:
+        """Arrays of float32, or of bfloat16 as uint16; in one group, as a send waits for its receive."""
+        types = {np.float32: self._nccl.NCCL_FLOAT32, np.uint16: self._nccl.NCCL_BFLOAT16}
+        sent, received = (
+            (_address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
+            for array, peer in ((send, dest), (recvbuf, source))
+        )
+        self._nccl.groupStart()
+        if send.size:
+            self._communicator.send(*sent)
+        if recvbuf.size:
+            self._communicator.recv(*received)
+        self._nccl.groupEnd()
 
     def _for_each_part(self, counts, call) -> None:
         """call(rank, its part) of all parts that are not empty; to NCCL one call, as it knows none of unequal parts."""
@@ -89,8 +97,12 @@ class NcclComm(DeviceComm):
 
     @staticmethod
     def _pair(send, receive) -> tuple[int, int]:
-        """Both addresses, of arrays that are what NCCL is told they are."""
-        for array in (send, receive):
-            if array.dtype != np.float32 or not array.flags.c_contiguous:
-                raise TypeError(f"NCCL is given {array.dtype} of strides {array.strides}, expected contiguous float32")
-        return send.data.ptr, receive.data.ptr
+        return _address(send), _address(receive)
+
+
+def _address(array, types=(np.float32,)) -> int:
+    """Of an array that is what NCCL is told it is."""
+    if array.dtype.type not in types or not array.flags.c_contiguous:
+        names = " or ".join(np.dtype(each).name for each in types)
+        raise TypeError(f"NCCL is given {array.dtype} of strides {array.strides}, expected contiguous {names}")
+    return array.data.ptr

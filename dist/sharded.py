@@ -15,21 +15,24 @@ LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, t
 
 
 class Parts:
-    """A rank's part of each range, where a ring's reduce-scatter leaves its sum: about 1/N of the vector, zeroed.
+    """A rank's part of each range, zeroed: about 1/N of the vector. bounds[start, stop]: where that of a range lies.
 
-    `flat` holds the parts side by side; `parts[start, stop]` is that of one range, a view. bounds[start, stop] is where
-    it lies in the whole vector.
+    `flat` holds the parts side by side; `parts[start, stop]` is that of one range, a view.
     """
 
-    def __init__(self, world: World, ranges, zeros=host_zeros):
-        self.bounds = {part: ring.own_chunk(world.size, world.rank, *part) for part in ranges}
-        stops = [0, *accumulate(high - low for low, high in self.bounds.values())]
+    def __init__(self, bounds: dict[tuple[int, int], tuple[int, int]], zeros=host_zeros):
+        self.bounds, self._zeros = bounds, zeros
+        stops = [0, *accumulate(high - low for low, high in bounds.values())]
         self.flat = zeros(stops[-1])
-        pieces = zip(ranges, stops, stops[1:], strict=False)
+        pieces = zip(bounds, stops, stops[1:], strict=False)
         self._views = {part: self.flat[start:stop] for part, start, stop in pieces}
 
     def __getitem__(self, part: tuple[int, int]) -> np.ndarray:
         return self._views[part]
+
+    def alike(self) -> "Parts":
+        """Room for the same parts of another vector."""
+        return Parts(self.bounds, self._zeros)
 
 
 class Slots:
@@ -63,8 +66,10 @@ class ShardedGradients(OwnBuffers):
         self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
 
     def new_parts(self) -> Parts:
-        """Room for this rank's part of each range of a vector, where the buffers lie."""
-        return Parts(self._world, self.ranges, self._zeros)
+        """Room for this rank's part of each range of a vector, where the buffers lie: the one whose sum a ring's
+        reduce-scatter leaves here."""
+        size, rank = self._world.size, self._world.rank
+        return Parts({part: ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):

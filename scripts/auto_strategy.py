@@ -1,15 +1,19 @@
-"""--strategy auto: the cost model names the fastest exchanges of these nodes and links, a short trial picks one."""
+"""--strategy auto: the cost model names the fastest exchanges of these nodes and links, a short trial picks one.
 
-import statistics
+Between arrays on GPUs auto_on_gpus.py does it, without the model.
+"""
 
+from dataclasses import replace
+
+from auto_on_gpus import choose_on_gpus
 from exchange_contenders import StrategyContender
-from exchange_rounds import measure
+from exchange_rounds import measured_seconds
+from train_settings import AUTO
 
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
 from dist.links import rate_both_ways, segment_bytes
 from dist.mpi_choices import UnknownChoice, library_key
-from dist.ports import Ports
 from dist.schedules import WIRE_BYTES
 from dist.world import World, library_name
 from strategies import STRATEGIES, Bucketed
@@ -22,8 +26,20 @@ ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 BY_NAME_ONLY = ("none", "zero-2", "zero-3")
 
 
+def with_strategy(settings, world: World, size: int, links: list[dict], comm=None):
+    """The settings, with `auto` decided. comm: a DeviceComm where exchanges are between GPUs. Collective."""
+    if settings.strategy != AUTO:
+        return settings
+    if comm is None:
+        name, why = choose_strategy(world, settings, size, links)
+    else:
+        name, why = choose_on_gpus(world, settings, size, comm)
+    world.print(f"--strategy auto takes {name}; {why}")
+    return replace(settings, strategy=name)
+
+
 def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tuple[str, str]:
-    """(name, why, in one line) for vectors of `size` elements over links as probe_links measured them. Collective."""
+    """(name, why) for vectors of `size` elements over links as probe_links measured them. Collective."""
     predicted = predictions(world, settings, size, links)
     candidates = sorted(predicted, key=predicted.get)[:CANDIDATES]
     longest_s = max(1e-6, *(predicted[name] for name in candidates))
@@ -35,7 +51,7 @@ def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tup
     tried = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms (model: {predicted[name]:.3g} s)" for name in candidates)
     rest = ", ".join(f"{name} {predicted[name]:.3g} s" for name in predicted if name not in candidates)
     why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial: {tried}; of {size * 4 / 1e6:.0f} MB by the model alone: {rest}"
-    return best, f"--strategy auto takes {best}; {why}"
+    return best, why
 
 
 def predictions(world: World, settings, size: int, links: list[dict]) -> dict[str, float]:
@@ -62,7 +78,7 @@ def trial(world: World, names: list[str], settings, size: int, links: list[dict]
     own_buffers = OwnBuffers(world, size)
     options = {"wire": settings.wire, "segment_bytes": segment_bytes(rate_both_ways(links))}
     contenders = {name: StrategyContender(world, own_buffers, name, **options) for name in names}
-    results = measure(world, contenders, REPEAT, Ports())
+    seconds = measured_seconds(world, contenders, REPEAT)
     for contender in contenders.values():
         contender.close()
-    return {name: statistics.median(each["seconds"] for each in results[name]) for name in names}
+    return seconds

@@ -13,16 +13,14 @@ import numpy as np
 from gpu_bridge import CastingBridge, FlatPair, HostBridge
 from gpu_copies import Copies, StagedAdamW
 
-from dist.device_buffers import DEVICE_BUFFERS
-from dist.exchanges import Calls
+from dist.device_buffers import DEVICE_BUFFERS, array_dtype
 from dist.sharded import Slots
-from dist.stream_progress import StreamProgress
 from gpt2.cupy_kernels.launch import round_parameters
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.rounding import RoundedParameters
-from strategies import OVERLAPPED, STRATEGIES
+from strategies import DEVICE_FORMS, STRATEGIES
 
 BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
 
@@ -86,7 +84,8 @@ class OnGpu:
 
     def __init__(self, settings, world, layout, adamw, kernels, comm):
         self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
-        self.kind = (OVERLAPPED if settings.overlap else {}).get(settings.strategy, STRATEGIES[settings.strategy])
+        form = DEVICE_FORMS[settings.strategy]
+        self.kind, self.new_exchange = form.kind, form.exchanges.get(settings.wire)
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
         with self.together(UserError):
             self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
@@ -102,7 +101,7 @@ class OnGpu:
         )  # fmt: skip
 
     def new_strategy(self, job, step: int):
-        job = replace(job, new_exchange=self._new_exchange, bucket_bytes=job.bucket_bytes and BUCKET_BYTES)
+        job = replace(job, new_exchange=self.new_exchange, bucket_bytes=job.bucket_bytes and BUCKET_BYTES)
         with self.together(UserError):
             strategy = self.kind(job)
         if self.rounded is None:
@@ -110,10 +109,6 @@ class OnGpu:
         self.rounded.step = step
         exchanged = FlatPair(self.buffers.parameters, self.buffers.gradients)
         return CastingBridge(strategy, self.model, exchanged, job.tracer, self.rounded)
-
-    def _new_exchange(self, comm, ranges, wire, segment_bytes) -> Calls:
-        """In whole float32 calls: check_transport has seen to it that the wire is that."""
-        return Calls(comm, ranges, StreamProgress(self.device, comm.stream), self.kernels.empty)
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:
@@ -139,12 +134,3 @@ def gpu_adamw(kernels, layout, adamw: AdamWSettings, rounded: RoundedParameters 
     if rounded is not None and isinstance(rounded.flat, Slots):
         rounded = None
     return lambda start, stop: AdamW(kernels, layout, start, stop, adamw, rounded)
-
-
-def array_dtype(name: str) -> np.dtype:
-    """What CuPy calls float32 or bfloat16."""
-    if name == "float32":
-        return np.dtype(np.float32)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)

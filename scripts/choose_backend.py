@@ -4,27 +4,30 @@ import importlib.util
 from dataclasses import replace
 from functools import partial
 
+from auto_strategy import with_strategy
 from backends import OnCores, OnGpu, OnGpuThroughHost
 from gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
-from train_settings import check_arrays
+from train_settings import AUTO, check_arrays
 from transports import choose_transport, device_comm, find
 
 from gpt2.cupy_kernels.attention import assert_head_size
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 
+LIKE_AUTO = "ring"  # every transport, wire and overlap that a strategy has which auto may take, this one has
 
-def choose_backend(settings, config, world, layout, adamw, threads: int):
-    """(the settings with backend and transport decided, what makes the backend, what config.json says). Collective.
 
-    Nothing large is allocated before the backend is made, which is collective, too.
+def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
+    """(the settings with backend, transport and strategy decided, what makes the backend, what config.json says).
+
+    Collective. Nothing large stays allocated before the backend is made, which is collective, too.
     """
     kernels, why = choose_kernels(settings, config, world, threads)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
-        settings = replace(settings, transport="host")
+        settings = with_strategy(replace(settings, transport="host"), world, layout.size, links)
         made_by = partial(OnCores, settings, world, layout, adamw, load_kernels("numpy", threads))
         return settings, made_by, {"backend_why": why}
     identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
@@ -33,9 +36,11 @@ def choose_backend(settings, config, world, layout, adamw, threads: int):
         check_sharing(shared, settings.share_gpus)
     found = find(world, kernels.device, settings.transport, shared)
     with world.together(UserError):
-        transport, transport_why = choose_transport(settings, world.size, found)
-    settings = replace(settings, backend="cupy", transport=transport)
+        named = replace(settings, strategy=LIKE_AUTO) if settings.strategy == AUTO else settings
+        transport, transport_why = choose_transport(named, world.size, found)
     comm = device_comm(transport, world, kernels.device, settings.overlap)
+    settings = replace(settings, backend="cupy", transport=transport)
+    settings = with_strategy(settings, world, layout.size, links, comm)
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
     made_by = partial(kind, settings, world, layout, adamw, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}

@@ -82,6 +82,14 @@ class CopyingAtOnce(CopyingOptimizer):
         self.settle()
 
 
+def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> Job:
+    """A job without a model: what its strategy does is its exchange, and what the optimizer copies."""
+    return Job(
+        world=world, buffers=buffers, new_optimizer=new_optimizer,
+        sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
+    )  # fmt: skip
+
+
 class StrategyContender(Contender):
     def __init__(self, world, own_buffers, name: str, **options):
         super().__init__(world, own_buffers)
@@ -93,12 +101,7 @@ class StrategyContender(Contender):
         if self.shares_memory:  # it may count in there what happened before
             self.buffers = kind.buffers(world, size)
         self.size, self.optimizers = size, []
-        self.strategy = kind(
-            Job(
-                world=world, buffers=self.buffers, new_optimizer=self._new_optimizer,
-                sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
-            )
-        )  # fmt: skip
+        self.strategy = kind(copying_job(world, self.buffers, size, self._new_optimizer, **options))
         self.know_sums(world.comm.allgather(self.strategy.worker is not None))
 
     def _new_optimizer(self, start, stop):

@@ -6,6 +6,7 @@ exchange left, and many senders into one port leave small ones. Between repetiti
 asleep: a rank that spins would slow those that still work.
 """
 
+import statistics
 import time
 
 import numpy as np
@@ -26,6 +27,12 @@ def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[s
                 if counts:
                     results[name].append(result)
     return results
+
+
+def measured_seconds(world: World, contenders: dict, repeat: int) -> dict[str, float]:
+    """Median seconds of each; the same on every rank. Collective."""
+    results = measure(world, contenders, repeat, Ports())
+    return {name: statistics.median(each["seconds"] for each in results[name]) for name in contenders}
 
 
 def repetition(world: World, contender, ports: Ports) -> dict:

@@ -14,7 +14,7 @@ from gpt2.schedule import SCHEDULES
 from gpt2.tokenizers import TOKENIZERS
 from strategies import (
     DEVICE_TRANSPORTS,
-    OVERLAPPED,
+    OVERLAP_NEEDS_NCCL,
     SERVERS,
     STRATEGIES,
     TRANSPORTS,
@@ -198,21 +198,16 @@ def check_arrays(settings: Settings, why: str = "") -> None:
                 "bfloat16, or leave it out"
             )
         check_rounding(settings.strategy, settings.wire)
-    if settings.overlap and settings.backend == "numpy" and settings.strategy in OVERLAPPED:
+    if settings.overlap and settings.backend == "numpy" and settings.strategy in OVERLAP_NEEDS_NCCL:
         raise no_overlap(settings.strategy, f"with --backend numpy{why}")
     if settings.strategy != AUTO:
-        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap)
+        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap, settings.error_feedback)
     if settings.transport not in DEVICE_TRANSPORTS:
         return
     if settings.backend == "numpy":
         raise UserError(
             f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
             "--backend cupy, or leave it out"
-        )
-    if settings.strategy == AUTO:
-        raise UserError(
-            f"--transport {settings.transport} with --strategy auto, which tries exchanges from host memory: name a "
-            "strategy"
         )
 
 

@@ -1,11 +1,10 @@
 """What a training run is made of, put together in order: backend, data, parameters, folder, tracer, strategy, model."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from auto_strategy import choose_strategy
 from checkpointing import Checkpointing
 from choose_backend import choose_backend
 from replicas import check_replicas
@@ -14,7 +13,6 @@ from run_data import open_data
 from run_folder import RunFolder, default_run_folder
 from run_tracing import new_tracer, new_watchdog
 from signals import CHECKPOINT, END, Signals
-from train_settings import AUTO
 from utilization import find_peak
 from worker import Worker
 
@@ -57,14 +55,13 @@ class TrainingRun:
         self.config, self.world = config, world
         self.layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
         self.links = probe_links(world)
-        settings = self._with_strategy(settings)
         self.threads = settings.threads or threads_per_rank(world)
         adamw = AdamWSettings(
             settings.beta1, settings.beta2, settings.eps, settings.weight_decay, settings.stochastic_rounding,
             settings.seed,
         )  # fmt: skip
         settings, new_backend, self.backend_facts = choose_backend(
-            settings, config, world, self.layout, adamw, self.threads
+            settings, config, world, self.layout, adamw, self.threads, self.links
         )
         self.settings = settings
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
@@ -85,14 +82,6 @@ class TrainingRun:
         )
         with world.together(UserError):
             self.worker = None if self.strategy.worker is None else self._new_worker()
-
-    def _with_strategy(self, settings):
-        """The settings, with `auto` decided."""
-        if settings.strategy != AUTO:
-            return settings
-        name, why = choose_strategy(self.world, settings, self.layout.size, self.links)
-        self.world.print(why)
-        return replace(settings, strategy=name)
 
     def _found_checkpoint(self):
         """What --resume goes on from, or None."""

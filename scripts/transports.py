@@ -7,7 +7,7 @@ from dist.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
-from strategies import OVERLAPPED, check_transport, device_transports, no_overlap
+from strategies import DEVICE_FORMS, OVERLAP_NEEDS_NCCL, check_transport, device_transports, no_overlap
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
 
@@ -37,7 +37,8 @@ def find(world: World, device, asked: str, shared: list) -> Found:
 def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
     """(host, gpu-aware, nccl or alone; why). UserError if what was asked for is not there."""
     asked, strategy = settings.transport, settings.strategy
-    check_transport(strategy, asked, settings.wire, settings.overlap)
+    flags = settings.wire, settings.overlap, settings.error_feedback
+    check_transport(strategy, asked, *flags)
     if asked == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
@@ -45,16 +46,18 @@ def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
     if asked != "auto":
         return asked, "as asked for"
-    possible = device_transports(strategy, settings.wire, settings.overlap)
-    if not possible:
+    possible = device_transports(strategy, *flags)
+    if strategy not in DEVICE_FORMS:
         return "host", f"{strategy} sends messages of its own, from host memory"
+    if not possible:
+        return "host", "error feedback is kept in host memory"
     if ranks == 1 or strategy == "none":
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
         return "nccl", "it is there, and each rank has a GPU of its own"
     if found.no_gpu_aware is None and "gpu-aware" in possible:
         return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs, and was tried"
-    if settings.overlap and strategy in OVERLAPPED:
+    if settings.overlap and strategy in OVERLAP_NEEDS_NCCL:
         raise no_overlap(strategy, f"({found.no_nccl})")
     return "host", f"{found.no_nccl}; {found.no_gpu_aware or 'this MPI exchanges nothing while the GPU computes'}"
 
@@ -66,7 +69,7 @@ def device_comm(transport: str, world: World, device, overlap: bool):
     if transport not in kinds:
         return None
     stream = device.cupy.cuda.Stream(non_blocking=True) if overlap else device.stream
-    return kinds[transport](world.comm, device, stream)
+    return kinds[transport](world.comm, device, stream, world.local_comm)
 
 
 def _first(world: World, reason: str | None) -> str | None:

@@ -15,7 +15,8 @@
     zero-2                rings, layer by layer                  1/N, gradients too as ring
     zero-3                the same, gathered for each use        1/N, all of it     as ring, and half as much again
 
-To write your own: a file with a subclass of Strategy (base.py) and a line below; the tests run it too.
+To write your own: a file with a subclass of Strategy (base.py) and a line below; the tests run it too. What each is
+where its arrays are on GPUs, and what it exchanges them by there: the table in on_gpus.py.
 """
 
 from gpt2.errors import UserError
@@ -25,7 +26,7 @@ from strategies.bucketed import Bucketed
 from strategies.hierarchical import Hierarchical
 from strategies.hierarchical_sharded import HierarchicalSharded
 from strategies.none import NoExchange
-from strategies.overlapped import OverlappedAllreduce, OverlappedReduceScatter
+from strategies.on_gpus import DEVICE_FORMS
 from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
@@ -35,8 +36,9 @@ from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 __all__ = [
+    "DEVICE_FORMS",
     "DEVICE_TRANSPORTS",
-    "OVERLAPPED",
+    "OVERLAP_NEEDS_NCCL",
     "OWN_EXCHANGES",
     "SERVERS",
     "STRATEGIES",
@@ -68,7 +70,9 @@ STRATEGIES = {
     "zero-3": Zero3,
 }
 OWN_EXCHANGES = (Bucketed, Zero2)  # with what derives from them: messages of our own, which --wire and --overlap shape
-OVERLAPPED = {"reduce-scatter": OverlappedReduceScatter, "allreduce": OverlappedAllreduce}  # with --overlap, over NCCL
+OVERLAP_NEEDS_NCCL = tuple(  # as in host memory their calls are MPI's
+    name for name, form in DEVICE_FORMS.items() if form.exchanges and not issubclass(STRATEGIES[name], OWN_EXCHANGES)
+)
 
 SERVERS = ("colocated", "dedicated")
 WIRES = ("float32", "bfloat16")
@@ -99,10 +103,10 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
     own = [other for other, kind in STRATEGIES.items() if issubclass(kind, OWN_EXCHANGES)]
     if wire == "bfloat16" and name not in own:
         raise UserError(f"--wire bfloat16 with --strategy {name}, whose messages are MPI's: use {', '.join(own)}")
-    if overlap and name not in (*own, *OVERLAPPED):
+    if overlap and name not in (*own, *OVERLAP_NEEDS_NCCL):
         raise UserError(
             f"--overlap with --strategy {name}, whose messages are MPI's: use {', '.join(own)}, or over NCCL "
-            f"{', '.join(OVERLAPPED)}"
+            f"{', '.join(OVERLAP_NEEDS_NCCL)}"
         )
     check_wire(wire, error_feedback)
     if error_feedback and issubclass(STRATEGIES[name], Zero2):
@@ -112,35 +116,34 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
         )
 
 
-def device_transports(name: str, wire: str, overlap: bool) -> tuple[str, ...]:
-    """Those on which its exchange can stay on GPUs: if it consists of calls that others offer there, too.
+def device_transports(name: str, wire: str, overlap: bool, error_feedback: bool) -> tuple[str, ...]:
+    """Those on which its exchange can stay on GPUs; error feedback is kept in host memory.
 
-    Only NCCL's are queued, and go on while the GPU computes.
+    Only NCCL's calls are queued, and go on while the GPU computes.
     """
-    if issubclass(STRATEGIES[name], Bucketed) or wire != "float32":
+    form = DEVICE_FORMS.get(name)
+    if form is None or error_feedback or ((overlap or wire != "float32") and wire not in form.exchanges):
         return ()
     return ("nccl",) if overlap else DEVICE_TRANSPORTS
 
 
-def check_transport(name: str, transport: str, wire: str, overlap: bool) -> None:
+def check_transport(name: str, transport: str, wire: str, overlap: bool, error_feedback: bool) -> None:
     """UserError where an exchange that starts in host memory is asked to stay on the GPUs, or the other way round."""
-    if transport == "host" and overlap and name in OVERLAPPED:
+    if transport == "host" and overlap and name in OVERLAP_NEEDS_NCCL:
         raise no_overlap(name, "with --transport host")
-    if transport not in DEVICE_TRANSPORTS or transport in device_transports(name, wire, overlap):
+    if transport not in DEVICE_TRANSPORTS or transport in device_transports(name, wire, overlap, error_feedback):
         return
-    if transport in device_transports(name, "float32", overlap):
+    if name not in DEVICE_FORMS:
         raise UserError(
-            f"--transport {transport} with --wire {wire}, which is rounded in host memory: leave one of them out"
+            f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
+            f"--transport host, or one of {', '.join(other for other in DEVICE_FORMS if other != 'none')}"
         )
-    if transport in device_transports(name, "float32", False):
+    if error_feedback:
         raise UserError(
-            f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host"
+            f"--transport {transport} with --error-feedback, which is kept in host memory: use --transport host, or "
+            "leave it out"
         )
-    others = ", ".join(other for other in STRATEGIES if device_transports(other, wire, overlap) and other != "none")
-    raise UserError(
-        f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
-        f"--transport host, or one of {others}"
-    )
+    raise UserError(f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host")
 
 
 def no_overlap(name: str, why: str) -> UserError:

@@ -13,40 +13,21 @@ its part of the parameters in float32 (D / N), as what is gathered is rounded.
 """
 
 from dist.sharded import ShardedGradients
-from dist.waiting import sum_everywhere
-from strategies.base import Strategy, Updated
+from strategies.sharded_update import ShardedUpdate
 
 
-class Zero2(Strategy):
+class Zero2(ShardedUpdate):
     buffers = ShardedGradients
     keeps_gradients = False
 
     def __init__(self, job):
         super().__init__(job)
-        self.ranges, self.overlaps = job.buffers.ranges, job.bucket_bytes is not None
-        self.whole_ranges = dict(self.ranges)
-        self.sums = job.buffers.new_parts()
-        self.optimizers = {part: job.new_optimizer(*bounds) for part, bounds in self.sums.bounds.items()}
-        self.exchange = job.new_exchange(self.comm, self.ranges, job.wire, job.segment_bytes)
+        self.overlaps = job.bucket_bytes is not None
+        self.whole_ranges = dict(job.buffers.ranges)
+        self.exchange = job.new_exchange(self.comm, job.buffers.ranges, job.wire, job.segment_bytes)
         self.progress = self.exchange.progress
-        self.own = self._own_parameters(job)
+        self._divide(job, job.buffers.ranges, job.buffers.new_parts())
         self.reduction = None
-        self.on_the_way = {}  # by range: the all-gather of its parameters
-
-    def _own_parameters(self, job):
-        """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
-        in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
-        if not self.exchange.rounds:
-            return in_place
-        apart = job.buffers.new_parts()
-        for part, values in in_place.items():
-            apart[part][:] = values
-        return apart
-
-    def before_use(self, start, stop):
-        if (start, stop) in self.on_the_way:
-            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
-                self.progress.finish(self.on_the_way.pop((start, stop)))
 
     def gradients_final(self, start, stop):
         if start not in self.whole_ranges:
@@ -63,35 +44,4 @@ class Zero2(Strategy):
         self.progress.poke()
 
     def update(self, lr):
-        with self.tracer.phase("allreduce", bytes=8):
-            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
-        with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
-            for part, optimizer in self.optimizers.items():
-                optimizer.update(self.own[part], self.sums[part], lr, scale)
-            self.sums.flat.fill(0.0)
-        self._share_parameters()
-        return norm
-
-    def state(self):
-        bounds = self.sums.bounds
-        return [Updated(bounds[part][0], self.own[part], optimizer) for part, optimizer in self.optimizers.items()]
-
-    def resumed(self):
-        if self.exchange.rounds:
-            self._share_parameters()
-
-    def _share_parameters(self):
-        with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            self.on_the_way = {part: self.progress.start(self._all_gather(*part)) for part in self.ranges}
-            if not self.overlaps:
-                self.progress.finish()
-                self.on_the_way.clear()
-
-    def _reduce_scatter(self, start, stop):
-        yield from self.exchange.reduce_scatter(self.gradients[start:stop])
-        self.sums[start, stop][:] += self.gradients[slice(*self.sums.bounds[start, stop])]
-
-    def _all_gather(self, start, stop):
-        self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
-        yield from self.exchange.all_gather(self.parameters[start:stop])
+        return self._update_and_share(lr)

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from cuda_shim.memory import to_bfloat16
-from test_gpu_training import Trainer
+from gpu_trainer import Trainer
 
 from gpt2.cupy_kernels import launch
 from gpt2.rounding import step_seed
@@ -21,6 +21,7 @@ CASES = (
     ["--strategy", "hierarchical-sharded", "--overlap"],
     ["--strategy", "zero-2", "--transport", "host", "--overlap"],
     ["--strategy", "zero-3", "--overlap"],
+    ["--strategy", "ring", "--wire", "bfloat16"],
 )
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_gpu_training import Trainer
+from gpu_trainer import Trainer, on_nodes
 
 from dist.stream_progress import StreamProgress
 
@@ -16,6 +16,8 @@ BUCKET_BYTES = 60_000  # of 235,000: three buckets
 RUNS = {
     "allreduce": ["--strategy", "allreduce"],
     "reduce-scatter": ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--stochastic-rounding"],
+    "ring": ["--strategy", "ring", "--wire", "bfloat16"],
+    "hierarchical-sharded": ["--strategy", "hierarchical-sharded", "--wire", "bfloat16"],
     "zero-3": ["--strategy", "zero-3", "--n-layer", 3, "--dtype", "bfloat16"],
 }
 
@@ -43,17 +45,18 @@ WAITS = {  # what takes it out, and which stream is late then
 
 @pytest.mark.ranks(2)
 def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
-    """Whichever is late, the bits are the same; with either wait taken out the numbers are wrong."""
+    """Whichever is late, the bits are the same; with either wait taken out the numbers are wrong. A rank a node."""
+    nodes = on_nodes(comm, 1)
     for name, flags in RUNS.items():
         flags, curves = ["--backend", "cupy", *flags, "--overlap"], []
         for what, (method, broken, lag) in WAITS.items():
-            curve, checkpoint = trainer.run(*flags, lag=lag)
+            curve, checkpoint = trainer.run(*flags, world=nodes, lag=lag)
             assert trainer.config["settings"]["transport"] == "nccl"
             curves.append((curve.tobytes(), checkpoint))
             with monkeypatch.context() as patch:
                 patch.setattr(StreamProgress, method, broken)
                 try:
-                    wrong, _ = trainer.run(*flags, lag=lag)
+                    wrong, _ = trainer.run(*flags, world=nodes, lag=lag)
                 except SystemExit:  # the loss was not a number
                     continue
             assert not np.allclose(wrong, curve, rtol=1e-4), f"{name}: {what}"
@@ -63,16 +66,16 @@ def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
 @pytest.mark.ranks(2)
 def test_nobody_waits_for_a_bucket_before_the_update(comm, trainer, monkeypatch):
     """All but the last are queued while backward goes on; the host has seen none of it happen, on either stream."""
-    from strategies.overlapped import OverlappedReduceScatter
+    from strategies.on_gpus import DeviceReduceScatter
 
-    update, seen = OverlappedReduceScatter.update, []
+    update, seen = DeviceReduceScatter.update, []
 
     def look(strategy, lr):
         waiting = strategy.exchange._comm.stream.queue
         seen.append((strategy.started, len(strategy.buckets), len(waiting)))
         return update(strategy, lr)
 
-    monkeypatch.setattr(OverlappedReduceScatter, "update", look)
+    monkeypatch.setattr(DeviceReduceScatter, "update", look)
     trainer.run("--backend", "cupy", "--overlap", lag="everything")
     for started, buckets, waiting in seen:
         assert started == buckets == 3

@@ -7,7 +7,7 @@ import pytest
 
 from dist.progress import poking
 from dist.ranges import cut
-from dist.sharded import Parts, Slots
+from dist.sharded import ShardedGradients, Slots
 from dist.world import world_of
 from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
@@ -176,7 +176,7 @@ def test_a_layer_is_gathered_one_ahead_and_not_twice(comm):
 @pytest.mark.ranks(3)
 def test_parts_tile_the_vector(comm):
     ranges = ((0, 10), (10, 11), (11, 31))
-    parts = Parts(world_of(comm, comm.Split(0, comm.rank)), ranges)
+    parts = ShardedGradients(world_of(comm, comm.Split(0, comm.rank)), 31, ranges).new_parts()
     for part in ranges:
         parts[part][:] = np.arange(*parts.bounds[part])
     everything = np.sort(np.concatenate(comm.allgather(parts.flat)))

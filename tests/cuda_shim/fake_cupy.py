@@ -54,12 +54,16 @@ class ndarray(np.ndarray):
         return _cast(self, np.dtype(dtype)).view(ndarray)
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
-        Stream.current.run()
+        """What goes into arrays that are there is queued; a new one is made at once."""
+        assert all(value.dtype != np.uint16 for value in inputs if isinstance(value, ndarray)), "bits of bfloat16"
         inputs = [np.asarray(value) if isinstance(value, ndarray) else value for value in inputs]
         if out is not None:
-            options["out"] = tuple(np.asarray(array) for array in out)
+            targets = tuple(np.asarray(array) for array in out)
+            Stream.current.add(lambda: getattr(ufunc, method)(*inputs, out=targets, **options))
+            return out[0]
+        Stream.current.run()
         result = getattr(ufunc, method)(*inputs, **options)
-        return out[0] if out is not None else result.view(ndarray) if isinstance(result, np.ndarray) else result
+        return result.view(ndarray) if isinstance(result, np.ndarray) else result
 
 
 def _cast(value, dtype):

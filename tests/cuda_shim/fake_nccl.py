@@ -1,23 +1,26 @@
 """cupy.cuda.nccl over MPI: what each call does to the memory its addresses name, when its stream comes to it."""
 
 import ctypes
+import struct
+from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from cuda_shim.fake_streams import stream_at
 from mpi4py import MPI
 
 UNIQUE_ID_BYTES = 128
+FLOAT32, BFLOAT16 = 7, 9
+C_TYPES = {FLOAT32: ctypes.c_float, BFLOAT16: ctypes.c_uint16}
+MEETING = 4711  # tag
 
 
 class NcclCommunicator:
-    """Refuses what may hang: calls on two streams, a group that is not closed."""
+    """Refuses what may hang: calls on two streams, a group that is not closed, a receive that nobody sends to."""
 
     def __init__(self, size, unique_id, rank):
-        self.comm, self.stream = MPI.COMM_WORLD.Dup(), None
-        assert (size, rank) == (self.comm.size, self.comm.rank)
-        assert len(unique_id) == UNIQUE_ID_BYTES
-        assert len(set(self.comm.allgather(unique_id))) == 1, "one id for all"
+        self.comm, self.stream = members(size, unique_id, rank), None
 
     def allReduce(self, send, receive, count, dtype, op, stream):
         self._queue(
@@ -52,18 +55,57 @@ class NcclCommunicator:
 
         self._queue(stream, dtype, 0, work)
 
+    def send(self, send, count, dtype, peer, stream):
+        self._point_to_point(stream, Message(peer, send, count, dtype, sent=True))
+
+    def recv(self, receive, count, dtype, peer, stream):
+        self._point_to_point(stream, Message(peer, receive, count, dtype, sent=False))
+
+    def _point_to_point(self, stream, message):
+        assert Group.depth, "outside of a group a send waits for its receive, and none comes"
+        self._use(stream)
+        Group.messages.setdefault(self, []).append(message)
+
     def _queue(self, stream, dtype, op, work):
-        assert (dtype, op) == (7, 0), "sums of float32"
+        assert (dtype, op) == (FLOAT32, 0), "sums of float32"
+        self._use(stream)
+        stream_at(stream).add(work)
+
+    def _use(self, stream):
         assert self.stream in (None, stream), "one communicator on two streams"
         self.stream = stream
-        Group.calls += 1
-        stream_at(stream).add(work)
+
+    def exchange(self, messages):
+        """All of a group at once. Every rank of the communicator has such a group, so that they can compare."""
+        announced = self.comm.alltoall(
+            [[m.content for m in messages if m.sent and m.peer == rank] for rank in range(self.comm.size)]
+        )
+        for rank, content in enumerate(announced):
+            expected = [m.content for m in messages if not m.sent and m.peer == rank]
+            assert content == expected, f"rank {rank} sends {content}, expected {expected}"
+        requests = [
+            (self.comm.Isend if m.sent else self.comm.Irecv)(_vector(m.address, m.count, m.dtype), m.peer)
+            for m in messages
+        ]
+        MPI.Request.Waitall(requests)
+
+
+class Message(NamedTuple):
+    peer: int
+    address: int
+    count: int
+    dtype: int
+    sent: bool
+
+    @property
+    def content(self):
+        return self.count, self.dtype
 
 
 class Group:
-    """What is between groupStart and groupEnd, which ranks may give in any order; here it is in one."""
+    """What is between groupStart and groupEnd. Collectives, which ranks may give in any order, are in one here."""
 
-    depth, calls = 0, 0
+    depth, messages = 0, {}
 
     @classmethod
     def start(cls):
@@ -74,17 +116,45 @@ class Group:
     def end(cls):
         assert cls.depth == 1
         cls.depth = 0
+        for communicator, messages in cls.messages.items():
+            stream_at(communicator.stream).add(partial(communicator.exchange, messages))
+        cls.messages = {}
 
 
-def _vector(address, count):
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+def get_unique_id():
+    """NCCL's holds the address of the process that made it; here its rank."""
+    return struct.pack("i", MPI.COMM_WORLD.rank) + np.random.default_rng().bytes(UNIQUE_ID_BYTES - 4)
+
+
+def members(size, unique_id, rank):
+    """The communicator of the ranks that come with this id: they tell the one that made it who they are."""
+    world, (maker,) = MPI.COMM_WORLD, struct.unpack_from("i", unique_id)
+    assert len(unique_id) == UNIQUE_ID_BYTES
+    own = world.isend((unique_id, rank), maker, MEETING)
+    if world.rank == maker:
+        ranks = {}
+        for _ in range(size):
+            status = MPI.Status()
+            other_id, place = world.recv(tag=MEETING, status=status)
+            assert other_id == unique_id, "one id for all"
+            ranks[place] = status.source
+        assert sorted(ranks) == list(range(size))
+        in_order = [ranks[place] for place in range(size)]
+        told = [world.isend(in_order, other, MEETING + 1) for other in in_order]
+    in_order = world.recv(source=maker, tag=MEETING + 1)
+    MPI.Request.waitall([own, *(told if world.rank == maker else [])])
+    return world.Create_group(world.group.Incl(in_order))
+
+
+def _vector(address, count, dtype=FLOAT32):
+    return np.ctypeslib.as_array((C_TYPES[dtype] * count).from_address(address))
 
 
 def module(available):
     if not available:
         return SimpleNamespace(available=False)
     return SimpleNamespace(
-        available=True, NCCL_FLOAT32=7, NCCL_SUM=0, NcclCommunicator=NcclCommunicator,
-        get_unique_id=lambda: np.random.default_rng().bytes(UNIQUE_ID_BYTES),
+        available=True, NCCL_FLOAT32=FLOAT32, NCCL_BFLOAT16=BFLOAT16, NCCL_SUM=0,
+        NcclCommunicator=NcclCommunicator, get_unique_id=get_unique_id,
         groupStart=Group.start, groupEnd=Group.end,
     )  # fmt: skip

@@ -1,0 +1,90 @@
+"""What strategies are on GPUs, where every exchange of ranges is queued on a stream (dist/exchanges.py).
+
+    each bucket that backward finishes:  all-reduce, or reduce-scatter of which each rank owns a part
+    AdamW everywhere, or on the own part of each bucket;  each bucket: all-gather of the parameters
+
+Without overlap there is one bucket, the whole buffer, after backward. With it the calls are queued on a stream beside
+the one that computes, and the all-gathers go on during the next forward, which waits for the buckets of a range when it
+comes to use it. A rank holds all optimizer state (2 D), or that of its parts (2 D / N where all ranks own alike; with
+bfloat16 on the wire D / N more, the parameters of its parts in float32, as what is gathered is rounded).
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from dist.device_buffers import device_zeros
+from dist.device_calls import DeviceCalls
+from dist.device_ring import DeviceRing
+from dist.node_exchange import NodeExchange
+from dist.sharded import Parts
+from strategies.base import Strategy
+from strategies.bucketed import InBuckets
+from strategies.none import NoExchange
+from strategies.reduce_bcast import ReduceBcast
+from strategies.sharded_update import ShardedUpdate
+from strategies.sliced import Sliced
+from strategies.zero_2 import Zero2
+from strategies.zero_3 import Zero3
+
+
+class DeviceAllreduce(InBuckets):
+    def __init__(self, job):
+        super().__init__(job)
+        self.exchange = job.new_exchange(self.comm, self.buckets, job.wire, job.segment_bytes)
+        self.progress = self.exchange.progress
+        self.optimizer = job.new_optimizer(0, len(self.parameters))
+
+    def start_exchange(self, start, stop):
+        self.progress.start(self.exchange.allreduce(self.gradients[start:stop]))
+
+    def update(self, lr):
+        with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
+            self.finish_exchange()
+        with self.tracer.phase("update"):
+            norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
+            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+        return norm
+
+
+class DeviceReduceScatter(InBuckets, ShardedUpdate):
+    def __init__(self, job):
+        super().__init__(job)
+        self.exchange = job.new_exchange(self.comm, self.buckets, job.wire, job.segment_bytes)
+        self.progress = self.exchange.progress
+        owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
+        self._divide(job, [*owned], Parts(owned, partial(device_zeros, self.comm.device)))
+
+    def start_exchange(self, start, stop):
+        self.progress.start(self._reduce_scatter(start, stop))
+
+    def update(self, lr):
+        with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
+            self.finish_exchange()
+        return self._update_and_share(lr)
+
+
+@dataclass(frozen=True)
+class DeviceForm:
+    """kind: what a strategy is on GPUs. exchanges: by --wire, what it exchanges ranges by; none: it makes calls of
+    mpi4py's itself, which a DeviceComm has, in float32 and after backward."""
+
+    kind: type[Strategy]
+    exchanges: dict[str, type] = field(default_factory=dict)
+
+
+CALLS = {"float32": DeviceCalls}
+RING = {"float32": DeviceRing, "bfloat16": DeviceRing}
+NODES = {"float32": NodeExchange, "bfloat16": NodeExchange}
+CALLS_OR_RING = {"float32": DeviceCalls, "bfloat16": DeviceRing}
+DEVICE_FORMS = {  # all others go through host memory
+    "none": DeviceForm(NoExchange),
+    "reduce-bcast": DeviceForm(ReduceBcast),
+    "sliced": DeviceForm(Sliced),
+    "reduce-scatter": DeviceForm(DeviceReduceScatter, CALLS),
+    "allreduce": DeviceForm(DeviceAllreduce, CALLS),
+    "ring": DeviceForm(DeviceAllreduce, RING),
+    "hierarchical": DeviceForm(DeviceAllreduce, NODES),
+    "hierarchical-sharded": DeviceForm(DeviceReduceScatter, NODES),
+    "zero-2": DeviceForm(Zero2, CALLS_OR_RING),
+    "zero-3": DeviceForm(Zero3, CALLS_OR_RING),
+}

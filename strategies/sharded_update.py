@@ -1,0 +1,69 @@
+"""What the strategies share that update a part of each range of the parameters, and then gather everyone's parts."""
+
+from dist.sharded import Parts
+from dist.waiting import sum_everywhere
+from strategies.base import Strategy, Updated
+
+
+class ShardedUpdate(Strategy):
+    """A subclass has `exchange` (dist/exchanges.py), its `progress`, and `overlaps`: whether all-gathers go on during
+    the next forward, which waits for those of a range when it comes to use it."""
+
+    def _divide(self, job, ranges, sums: Parts) -> None:
+        """ranges: of the parameters, upwards. sums: room for the sums that this rank owns of their gradients."""
+        self.ranges, self.sums = ranges, sums
+        bounds = {part: own for part, own in sums.bounds.items() if own[0] < own[1]}
+        self.optimizers = {part: job.new_optimizer(*own) for part, own in bounds.items()}
+        self.own = self._own_parameters(job)
+        self.on_the_way = {}  # by range, in the order in which they began: the all-gather of its parameters
+
+    def _own_parameters(self, job):
+        """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
+        in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
+        if not self.exchange.rounds:
+            return in_place
+        apart = self.sums.alike()
+        for part, values in in_place.items():
+            apart[part][:] = values
+        return apart
+
+    def before_use(self, start, stop):
+        for part in [part for part in self.on_the_way if part[0] < stop]:
+            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
+                self.progress.finish(self.on_the_way.pop(part))
+
+    def _update_and_share(self, lr):
+        """From the sums to new parameters, on all ranks or on the way there; returns the norm."""
+        with self.tracer.phase("allreduce", bytes=8):
+            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
+        with self.tracer.phase("update"):
+            norm, scale = self.clipping.scale(squares)
+            for part, optimizer in self.optimizers.items():
+                optimizer.update(self.own[part], self.sums[part], lr, scale)
+            self.sums.flat.fill(0.0)
+        self._share_parameters()
+        return norm
+
+    def _share_parameters(self):
+        with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
+            self.on_the_way = {part: self.progress.start(self._all_gather(*part)) for part in self.ranges}
+            if not self.overlaps:
+                self.progress.finish()
+                self.on_the_way.clear()
+
+    def state(self):
+        bounds = self.sums.bounds
+        return [Updated(bounds[part][0], self.own[part], optimizer) for part, optimizer in self.optimizers.items()]
+
+    def resumed(self):
+        if self.exchange.rounds:
+            self._share_parameters()
+
+    def _reduce_scatter(self, start, stop):
+        yield from self.exchange.reduce_scatter(self.gradients[start:stop])
+        total = self.sums[start, stop]
+        total += self.gradients[slice(*self.sums.bounds[start, stop])]
+
+    def _all_gather(self, start, stop):
+        self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
+        yield from self.exchange.all_gather(self.parameters[start:stop])
