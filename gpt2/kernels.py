@@ -38,10 +38,11 @@ KERNELS = (
 )
 
 
-def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
+def load_kernels(backend: str, threads: int, gpu: int = 0, tf32: bool = False) -> SimpleNamespace:
     """The kernels of `backend`, bound to what they run on, their `device`: `kernels.sum_of_squares(flat)`.
 
     numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
+    tf32: float32 products keep 10 bits of mantissa, on its tensor cores.
     """
     if backend == "numpy":
         from gpt2 import numpy_kernels as kernel_set
@@ -50,7 +51,7 @@ def load_kernels(backend: str, threads: int, gpu: int = 0) -> SimpleNamespace:
     elif backend == "cupy":
         from gpt2 import cupy_kernels as kernel_set
 
-        device = kernel_set.Device(gpu)
+        device = kernel_set.Device(gpu, tf32=tf32)
     else:
         raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
     return bind(kernel_set, device)

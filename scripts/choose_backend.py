@@ -22,7 +22,7 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
 
     Collective. Nothing large stays allocated before the backend is made, which is collective, too.
     """
-    kernels, why = choose_kernels(settings, config, world, threads)
+    kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
@@ -46,16 +46,16 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
 
 
-def choose_kernels(settings, config, world, threads: int):
+def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):
     """(CuPy's kernels on this rank's GPU, or None for NumPy's; why). The same choice on all ranks. Collective."""
-    if settings.backend == "numpy":
+    if backend == "numpy":
         return None, "as asked for"
     kernels = problem = None
     try:
-        kernels = gpu_kernels(config, world, threads)
+        kernels = gpu_kernels(config, world, threads, tf32)
     except UserError as error:
         problem = error
-    if settings.backend == "cupy":
+    if backend == "cupy":
         with world.together(UserError):
             if problem is not None:
                 raise problem
@@ -68,9 +68,9 @@ def choose_kernels(settings, config, world, threads: int):
     return None, reason
 
 
-def gpu_kernels(config, world, threads: int):
+def gpu_kernels(config, world, threads: int, tf32: bool):
     """CuPy's kernels; UserError where they do not run here, or not with this model."""
     assert_head_size(config.head_size)
-    kernels = load_kernels("cupy", threads, own_gpu(world.local_rank))
+    kernels = load_kernels("cupy", threads, own_gpu(world.local_rank), tf32)
     kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
     return kernels

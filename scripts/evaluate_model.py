@@ -52,7 +52,7 @@ def load_model(settings, world) -> Model:
         if (settings.stride or 1) > length:
             raise UserError(f"--stride is {settings.stride}, expected at most --seq-len, {length}: lower it")
         weights.check_memory(path, config, world.local_size)
-    kernels, _ = choose_kernels(settings, config, world, threads)
+    kernels, _ = choose_kernels(settings.backend, config, world, threads)
     with world.together(UserError):
         parameters = Parameters.zeros(Layout(config))
         weights.read_parameters(path, parameters)

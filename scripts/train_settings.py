@@ -91,6 +91,7 @@ class Settings:
     skip_outliers: float = setting(0.0, "standard deviations: skip a step whose norm is so far up, 0 for none")
     backend: str = setting("auto", "kernels; auto takes what the machine has", choices=(AUTO, "numpy", "cupy"))
     dtype: str = setting("float32", "of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
+    tf32: bool = setting(False, "with --dtype float32 on a GPU: products on tensor cores, with 10 bits of mantissa")
     stochastic_rounding: bool = setting(
         False, "with --dtype bfloat16: parameters are rounded at random, exact on average"
     )
@@ -191,6 +192,12 @@ def check_arrays(settings: Settings, why: str = "") -> None:
             f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
             "leave it out"
         )
+    if settings.tf32 and settings.backend == "numpy":
+        raise UserError(
+            f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
+        )
+    if settings.tf32 and settings.dtype != "float32":
+        raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are of that: leave one of them out")
     if settings.stochastic_rounding:
         if settings.dtype != "bfloat16":
             raise UserError(

@@ -61,6 +61,18 @@ def test_the_stream_stays_the_current_one():
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_asked_of_cublaslt(tf32):
+    """The compute type of its descriptors; the header's numbers."""
+    kernels = load_kernels("cupy", 1, tf32=tf32)
+    out, x, w = (kernels.empty(shape) for shape in ((8, 12), (8, 16), (12, 16)))
+    kernels.linear_forward(out, x, w, None)
+    (plan,) = kernels.device.matmul.plans.values()
+    compute, _ = plan._library._library.objects[plan.descriptor.pointer.value]["arguments"]
+    assert compute == (77 if tf32 else 68)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_scratch_and_constants():
     gpu_device = Device()
     large = gpu_device.scratch("a", (4, 5), np.float32)

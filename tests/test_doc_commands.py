@@ -104,7 +104,7 @@ ELSEWHERE = {
         "tests/test_gpu_training.py",
     "--backend auto|numpy|cupy --dtype float32|bfloat16 --transport auto|host|gpu-aware|nccl --share-gpus":
         "tests/test_gpu_training.py",
-    "--overlap --stochastic-rounding": "tests/test_gpu_rounding.py",
+    "--overlap --stochastic-rounding --tf32": "tests/test_gpu_rounding.py",
 }  # fmt: skip
 
 

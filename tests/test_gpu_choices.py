@@ -63,6 +63,8 @@ MISTAKES = {
         {},
         "arrays are in host memory: use --backend cupy",
     ),
+    "TF32 on cores": (["--backend", "numpy", "--tf32"], {}, "--tf32 with --backend numpy, whose products are float32"),
+    "TF32 of bfloat16": (["--tf32", "--dtype", "bfloat16"], {}, "--tf32 with --dtype bfloat16, whose products are"),
     "random rounding of float32": (["--stochastic-rounding"], {}, "--stochastic-rounding with --dtype float32, whose"),
     "random rounding after the wire's": (
         ["--strategy", "zero-2", "--stochastic-rounding", "--dtype", "bfloat16", "--wire", "bfloat16"],
