@@ -16,18 +16,25 @@ from gpt2.optimizer import AdamW
 class Job:
     """What a strategy works with.
 
-    world: where this rank is; its `comm` has MPI's collectives for arrays that lie where the buffers do. buffers: this
-    rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the ranks; of the kind that
-    the strategy's class names, so perhaps not whole (dist/sharded.py), or, if all it calls is MPI's collectives, on a
-    GPU (dist/device_buffers.py). new_optimizer(start, stop): an
-    AdamW with state for that range alone; sum_of_squares(flat): a float; max_norm, outlier_z: as gpt2.clipping's;
-    tracer.phase(name, bytes=, root=): times what is inside; server: "colocated" or "dedicated", for the strategy that
-    has a server.
-    For strategies that write their own exchange: wire, the dtype of what travels ("float32", "bfloat16"), and whether
-    what rounding loses is added again in the next step (error_feedback); segment_bytes: the most that one message holds
-    (dist.links.segment_bytes); final_ranges: the parts of the flat buffer in the order in which backward makes them
-    final; bucket_bytes: exchange them during backward, that much at once or more, None: after it;
-    new_exchange(comm, ranges, wire, segment_bytes): what exchanges ranges where the buffers lie (dist/exchanges.py).
+    world           where this rank is; its `comm` has MPI's collectives for arrays that lie where the buffers do
+    buffers         this rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the
+                    ranks; of the kind that the strategy's class names, so perhaps not whole (dist/sharded.py), or
+                    their form on a GPU (dist/device_buffers.py)
+    new_optimizer   (start, stop): an AdamW with state for that range alone
+    sum_of_squares  (flat): a float
+    max_norm, outlier_z   as gpt2.clipping's
+    tracer          tracer.phase(name, bytes=, root=) times what is inside
+    server          "colocated" or "dedicated", for the strategy that has a server
+
+    For strategies that write their own exchange:
+
+    wire            the dtype of what travels: "float32", "bfloat16"
+    error_feedback  whether what rounding loses is added again in the next step
+    segment_bytes   the most that one message holds (dist.links.segment_bytes)
+    final_ranges    the parts of the flat buffer in the order in which backward makes them final
+    bucket_bytes    exchange them during backward, that much at once or more; None: after it
+    new_exchange    (comm, ranges, wire, segment_bytes): what exchanges ranges where the buffers lie
+                    (dist/exchanges.py)
     """
 
     world: World

@@ -3,7 +3,8 @@
     Reduce_scatter_block(gradients) -> own block;  AdamW on the own block;  Allgather(parameters)
 
 The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N a rank, and D / N for the block's sum.
-Each rank sends and receives 2 (N-1)/N D, the least there is for one rank a node. Use it first.
+Each rank sends and receives 2 (N-1)/N D, the least there is for one rank a node. The buffers' size is a multiple of the
+ranks, so all blocks are alike.
 """
 
 import numpy as np
