@@ -141,18 +141,17 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
 
 
 @pytest.mark.any_mpi
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
     """Those that the transport, the wire and the nodes leave; through host memory where nothing else is there."""
     import auto_on_gpus
 
     every, auto = auto_on_gpus.CANDIDATES, ["--backend", "cupy", "--strategy", "auto"]
-    one_node, two_nodes = on_nodes(comm, comm.size), on_nodes(comm, comm.size - 1)
-    mixed = comm.size == 3
+    one_node, two_nodes = on_nodes(comm, 3), on_nodes(comm, 2)
     for flags, world, machine, transport, tried in (
-        ([], two_nodes, {}, "nccl", every if mixed else every[:3]),
+        ([], two_nodes, {}, "nccl", every),
         (["--transport", "gpu-aware"], one_node, {}, "gpu-aware", every[:3]),
-        (["--wire", "bfloat16", "--overlap"], two_nodes, {}, "nccl", every[2:] if mixed else ("ring",)),
+        (["--wire", "bfloat16", "--overlap"], two_nodes, {}, "nccl", every[2:]),
         (["--overlap"], one_node, {"nccl": False}, "host", None),
     ):
         trainer.run(*auto, *flags, world=world, **machine)

@@ -26,7 +26,8 @@ def cases(ranks):
         yield ["--strategy", name, "--transport", "host"], "host"
         if name in DEVICE_FORMS:
             yield ["--strategy", name], device
-            yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
+            if ranks > 1:
+                yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
             if DEVICE_FORMS[name].exchanges:
                 yield ["--strategy", name, "--overlap"], device
     if ranks > 1:
@@ -86,7 +87,6 @@ def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
 
 
 ROUNDED = (
-    ["--strategy", "ring"],
     ["--strategy", "hierarchical", "--overlap"],
     ["--strategy", "hierarchical-sharded", "--transport", "gpu-aware"],
     ["--strategy", "hierarchical-sharded", "--overlap", "--dtype", "bfloat16"],
@@ -94,6 +94,7 @@ ROUNDED = (
 )
 
 
+@pytest.mark.any_mpi
 @pytest.mark.ranks(3)
 def test_bfloat16_on_the_wire_stays_close(comm, trainer):
     """After each step all ranks hold the same parameters, and a second run has the bits of the first."""
