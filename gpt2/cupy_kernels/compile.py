@@ -21,8 +21,6 @@ STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored
 
 # Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
-ON_ALL_CORES = "--split-compile=0"
-KNOWS_ALL_CORES = (13, 0)  # versions from here on: attention.cu takes half a minute on one core
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,7 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
     Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
     """
     path = FOLDER / f"{source}.cu"
-    options = [*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}"]
-    if nvrtc_version() >= KNOWS_ALL_CORES:
-        options.append(ON_ALL_CORES)
+    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
     nvrtc = _open_nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
