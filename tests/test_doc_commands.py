@@ -65,7 +65,7 @@ ELSEWHERE = {
     "module load python openmpi": "tests/test_slurm.py",
     "python -m venv .venv": "Makefile",
     "pip install -e .": "Makefile",
-    "pip install -e .[gpu-cuda13]": "pyproject.toml",
+    "pip install -e .[gpu-cuda13,cudnn-cuda13]": "pyproject.toml",
     "srun --mpi=list": "tests/test_slurm.py",
     "python scripts/compare.py --ranks 4 --strategies all": "tests/test_scripts.py",
     "python scripts/compare.py --ranks 4 --strategies reduce-scatter,hierarchical-sharded/overlap":
