@@ -17,10 +17,15 @@ class ShardedUpdate(Strategy):
         self.own = self._own_parameters(job)
         self.on_the_way = {}  # by range, in the order in which they began: the all-gather of its parameters
 
+    @property
+    def _keeps_own_apart(self) -> bool:
+        """Whether this rank's parts lie beside the parameters: what is gathered is rounded, and updates add up."""
+        return self.exchange.rounds
+
     def _own_parameters(self, job):
-        """This rank's part of each range of the parameters: where they are, or apart if what is gathered is rounded."""
+        """This rank's part of each range of the parameters."""
         in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
-        if not self.exchange.rounds:
+        if not self._keeps_own_apart:
             return in_place
         apart = self.sums.alike()
         for part, values in in_place.items():
@@ -65,5 +70,6 @@ class ShardedUpdate(Strategy):
         total += self.gradients[slice(*self.sums.bounds[start, stop])]
 
     def _all_gather(self, start, stop):
-        self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
+        if self._keeps_own_apart:
+            self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
         yield from self.exchange.all_gather(self.parameters[start:stop])

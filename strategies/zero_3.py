@@ -16,6 +16,7 @@ from strategies.zero_2 import Zero2
 
 class Zero3(Zero2):
     buffers = ShardedParameters
+    _keeps_own_apart = True  # the ranges that are in use take turns
 
     def __init__(self, job):
         super().__init__(job)
