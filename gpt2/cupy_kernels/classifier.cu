@@ -27,15 +27,24 @@ inline __device__ Online block_join(Online x, Online* shared) {
     return warp_join(lane < blockDim.x / WARP ? shared[lane] : Online{LOWEST, 0.0f});
 }
 
+// What the pad columns hold takes no part: `value` in their place, in the one pack of a row that has both.
+template <int W>
+__device__ void replace_pads(Floats<W>& x, int v, int V, float value) {
+    if (v + W <= V) return;
+#pragma unroll
+    for (int k = 0; k < W; k++) x.v[k] = v + k < V ? x.v[k] : value;
+}
+
 // This thread's part of the row. The largest of a pack first: one rescaling a pack, not one an element.
 template <int W>
 __device__ Online read_logits(const real* logits, int V) {
     Online online = {LOWEST, 0.0f};
     for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {
         Floats<W> x = load<W>(logits + v);
-        Online pack = {LOWEST, 0.0f};
-        for (int k = 0; k < W; k++) pack.max = v + k < V ? fmaxf(pack.max, x.v[k]) : pack.max;
-        for (int k = 0; k < W; k++) pack.sum += v + k < V ? exponential(x.v[k] - pack.max) : 0.0f;
+        replace_pads(x, v, V, LOWEST);
+        Online pack = {x.v[0], 0.0f};
+        for (int k = 1; k < W; k++) pack.max = fmaxf(pack.max, x.v[k]);
+        for (int k = 0; k < W; k++) pack.sum += exponential(x.v[k] - pack.max);
         online = join(online, pack);
     }
     return online;
@@ -46,10 +55,11 @@ __device__ void write_gradient(real* logits, Online online, int target, int V, i
     const float factor = scale / online.sum;
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
         Floats<W> x = load<W>(logits + v);
-        for (int k = 0; k < W; k++) {
-            const float hit = v + k == target ? scale : 0.0f;
-            x.v[k] = v + k < V ? exponential(x.v[k] - online.max) * factor - hit : 0.0f;
-        }
+        for (int k = 0; k < W; k++) x.v[k] = exponential(x.v[k] - online.max) * factor;
+        if (v <= target && target < v + W)
+#pragma unroll
+            for (int k = 0; k < W; k++) x.v[k] -= v + k == target ? scale : 0.0f;
+        replace_pads(x, v, V, 0.0f);
         store<W>(logits + v, x);
     }
 }

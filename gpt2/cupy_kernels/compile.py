@@ -15,7 +15,8 @@ from gpt2.cupy_kernels.libraries import find_in_wheels, header_folder, open_libr
 
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "embedding", "layernorm", "gelu", "column_sums", "classifier", "attention", "adamw", "sum_of_squares",
+    "embedding", "layernorm", "gelu", "column_sums", "classifier", "attention", "attention_backward", "adamw",
+    "sum_of_squares",
 )  # fmt: skip
 STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
 

@@ -14,7 +14,10 @@ from gpt2.numpy_kernels.cores import Cores
 # Of a value plus its array's root mean square. bfloat16: two roundings, each of half a unit in the last of 8 places.
 TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
 # Attention's probabilities and their gradients are rounded on the way, too; at random, by twice as much as to nearest.
-FACTORS = {"attention_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2}
+FACTORS = {
+    "attention_forward_case": 8, "attention_backward_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2,
+}  # fmt: skip
+ATTENTION_SIZES = [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]
 # Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
 CASES = [
     ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
@@ -23,7 +26,8 @@ CASES = [
     ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
     ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
     ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
-    ("attention_case", "attention", [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]),
+    ("attention_forward_case", "attention", ATTENTION_SIZES),
+    ("attention_backward_case", "attention_backward", ATTENTION_SIZES),
     ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
     ("adamw_rounding_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest"), (517, 3, "random")]),
     ("round_parameters_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest")]),
@@ -133,22 +137,32 @@ def column_sums_case(device, memory, cores: Cores, N, width, accumulate):
     return [("sums", sums, expected)]
 
 
-def attention_case(device, memory, cores: Cores, B, T, H, head_size):
-    """Some scores are large, so that the running maximum has to move; in bfloat16 out is as large as the values are."""
-    C = H * head_size
-    qkv, dout = memory.normal(B, T, 3 * C), memory.normal(B, T, C)
-    qkv[:, :, : C // 2] = memory.put(3 * widen(qkv[:, :, : C // 2]))
-    out, dqkv, logsumexp = memory.nans(B, T, C), memory.nans(B, T, 3 * C), memory.nans(B, H, T, dtype=np.float32)
+def attention_forward_case(device, memory, cores: Cores, B, T, H, head_size):
+    qkv = _queries_keys_values(memory, B, T, H * head_size)
+    out, logsumexp = memory.nans(B, T, H * head_size), memory.nans(B, H, T, dtype=np.float32)
     attention.attention_forward(device, out, logsumexp, qkv, H)
-    expected_out, expected_logsumexp = np.empty(out.shape), np.empty(logsumexp.shape)
-    numpy_kernels.attention_forward(cores, expected_out, expected_logsumexp, widen(qkv), H)
+    expected = np.empty(out.shape), np.empty(logsumexp.shape)
+    numpy_kernels.attention_forward(cores, *expected, widen(qkv), H)
+    return [("out", out, expected[0]), ("logsumexp", logsumexp, expected[1])]
+
+
+def attention_backward_case(device, memory, cores: Cores, B, T, H, head_size):
+    C = H * head_size
+    qkv, dout, dqkv = _queries_keys_values(memory, B, T, C), memory.normal(B, T, C), memory.nans(B, T, 3 * C)
+    kept = np.empty((B, T, C)), np.empty((B, H, T))
+    numpy_kernels.attention_forward(cores, *kept, widen(qkv), H)
+    out, logsumexp = memory.put(kept[0]), memory.put_exactly(kept[1].astype(np.float32))
     attention.attention_backward(device, dqkv, dout, qkv, out, logsumexp, H)
     expected = np.empty(dqkv.shape)
-    arguments = map(widen, (dout, qkv, out, logsumexp))
-    numpy_kernels.attention_backward(cores, expected, *arguments, H)
-    results = [("out", out, expected_out), ("logsumexp", logsumexp, expected_logsumexp)]
-    parts = zip(("dq", "dk", "dv"), np.split(dqkv, 3, axis=2), np.split(expected, 3, axis=2), strict=True)
-    return [*results, *parts]
+    numpy_kernels.attention_backward(cores, expected, *map(widen, (dout, qkv, out, logsumexp)), H)
+    return list(zip(("dq", "dk", "dv"), np.split(dqkv, 3, axis=2), np.split(expected, 3, axis=2), strict=True))
+
+
+def _queries_keys_values(memory, B, T, C):
+    """Some scores are large, so that the running maximum has to move; in bfloat16 out is as large as the values are."""
+    qkv = memory.normal(B, T, 3 * C)
+    qkv[:, :, : C // 2] = memory.put(3 * widen(qkv[:, :, : C // 2]))
+    return qkv
 
 
 def adamw_case(device, memory, cores: Cores, count, offset, rounding=None):

@@ -1,0 +1,69 @@
+// What the attention kernels share: sizes of tiles, copies of rows to shared memory and back, the mask.
+//
+// A block has ROWS<D> rows, which stay, and goes along tiles of the other side; the next tile is copied while this one
+// is worked on. A warp has 16 of the rows, or 32 where its sums then still fit into registers: what it loads from shared
+// memory, which else takes longer than the products, serves twice as many of them.
+#pragma once
+#include "tiles.cuh"
+
+constexpr int WARPS = 4, THREADS = WARPS * WARP;
+template <int D>
+constexpr int WARP_ROWS = sizeof(real) == 2 && D == 64 ? 32 : 16;
+template <int D>
+constexpr int ROWS = WARPS * WARP_ROWS<D>;
+constexpr int COLUMNS = sizeof(real) == 2 ? 64 : 32;  // keys of a tile
+template <int D>
+constexpr int QUERIES = WARP_ROWS<D> == 32 ? 32 : COLUMNS;  // of a tile, where the keys' two sums take the registers
+constexpr float LOG2_E = 1.4426950409f, LN_2 = 0.6931471806f;  // exponentials are powers of 2: one instruction
+
+// Rows [first, first + COUNT) of a head to shared memory; zeros for rows that are not there.
+template <int D, int COUNT>
+__device__ void copy_rows(real* shared, const real* rows, int row_stride, int first, int T) {
+    constexpr int PACKS = D / PACK, ROWS_AT_ONCE = THREADS / PACKS;
+    const int own = threadIdx.x / PACKS, d = threadIdx.x % PACKS * PACK;
+    shared += own * STRIDE<D> + d;
+    rows += static_cast<long long>(first + own) * row_stride + d;
+#pragma unroll
+    for (int row = 0; row < COUNT; row += ROWS_AT_ONCE)
+        copy_async(shared + row * STRIDE<D>, rows + static_cast<long long>(row) * row_stride, first + own + row < T);
+}
+
+// Rows of two arrays, one tile after the other: keys and values, or queries and dO.
+template <int D, int COUNT>
+__device__ void copy_two(real* shared, const real* one, int one_stride, const real* two, int two_stride, int first,
+                         int T) {
+    copy_rows<D, COUNT>(shared, one, one_stride, first, T);
+    copy_rows<D, COUNT>(shared + COUNT * STRIDE<D>, two, two_stride, first, T);
+}
+
+// The warp's tile, times a factor for each of the lane's rows, to rows [first, ...) of a head.
+template <int D>
+__device__ void write_rows(real* rows, int row_stride, const Tile<WARP_ROWS<D>, D>& tile, const float* factors,
+                           int first, int T) {
+#pragma unroll
+    for (int r = 0; r < WARP_ROWS<D> / 8; r++) {
+        const int row = first + row_of(r);
+        if (row >= T) continue;
+        real* to = rows + static_cast<long long>(row) * row_stride;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            const float* v = tile.v[r / 2][n] + r % 2 * 2;
+            store<2>(to + column_of(n, 0), Floats<2>{{v[0] * factors[r], v[1] * factors[r]}});
+        }
+    }
+}
+
+constexpr int KEYS_ARE_COLUMNS = 1, KEYS_ARE_ROWS = -1;
+
+// Scores that a query does not see, because their key comes later, become the lowest. `ahead`: by how much the position
+// of the tile's first query is above that of its first key.
+template <int WAY, int M, int N>
+__device__ void mask(Tile<M, N>& s, int ahead) {
+    if (ahead >= (WAY == KEYS_ARE_COLUMNS ? N : M) - 1) return;  // the whole tile is seen
+#pragma unroll
+    for (int r = 0; r < M / 8; r++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+            for (int i = 0; i < 2; i++)
+                if (WAY * (column_of(n, i) - row_of(r)) > ahead) s.v[r / 2][n][r % 2 * 2 + i] = LOWEST;
+}
