@@ -3,7 +3,7 @@
 //     dV = P^T dO;  dP = dO V^T;  dS = P (dP - delta), delta = rowsum(dO O);  dQ = scale dS K;  dK = scale dS^T Q
 //
 // Backward is two kernels, one over the queries for dQ and one over the keys for dK and dV, which both make P again:
-// two products in seven that one kernel with atomic additions to dQ would not have, and always the same order of additions.
+// two products in seven more than with atomic additions to dQ, and always the same order of additions.
 #include "attention.cuh"
 
 // deltas[b, h, t] = sum over the head's D elements of dout * out, both (B, T, H, D); deltas (B, H, T) float32.
