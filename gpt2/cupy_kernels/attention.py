@@ -9,8 +9,8 @@ from gpt2.cupy_kernels.launch import ACCESS_BYTES, THREADS, int32, storage
 from gpt2.errors import UserError
 
 HEAD_SIZES = (64, 128)
-# By storage and head size, as in attention.cuh: the rows that a block keeps, and those of a tile of the other side, where
-# that is keys and where it is queries.
+# By storage and head size, as in attention.cuh: the rows that a block keeps, and those of a tile of the other side,
+# where that is keys and where it is queries.
 ROWS = {("float32", 64): 64, ("float32", 128): 64, ("bfloat16", 64): 128, ("bfloat16", 128): 64}
 KEYS = {("float32", 64): 32, ("float32", 128): 32, ("bfloat16", 64): 64, ("bfloat16", 128): 64}
 QUERIES = KEYS | {("bfloat16", 64): 32}
