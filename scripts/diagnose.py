@@ -20,6 +20,7 @@ from traces.diagnosis import Diagnosis, find_bottleneck
 from traces.evidence import Evidence
 from traces.evidence_table import evidence_dict
 from traces.findings import bytes_text, seconds_text
+from traces.ranking import mfu_text
 from traces.runs import Run
 
 USER_MISTAKE = 2  # exit code, as argparse's
@@ -95,12 +96,18 @@ def _step_lines(evidence: dict) -> list[str]:
     efficiencies = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in efficiency.items())
     lines = [
         f"step        {seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
-        f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}",
+        f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}{_rates(evidence)}",
         f"exchange    {parts or 'none'}",
         f"efficiency  {efficiencies}",
     ]
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
     return [*lines, f"waiting     {waits or 'none'}, mean over ranks"]
+
+
+def _rates(evidence: dict) -> str:
+    """As far as the log has them."""
+    rate, mfu = evidence["tokens_per_s"], evidence["mfu"]
+    return (f"; {rate:,.0f} tokens/s" if rate else "") + (f", MFU {mfu_text(mfu)}" if mfu else "")
 
 
 def _node_lines(nodes: list[dict]) -> list[str]:

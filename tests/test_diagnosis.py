@@ -183,6 +183,10 @@ def test_the_text_begins_with_the_verdict(tmp_path):
     assert lines[2].startswith("network-congestion: phase allreduce")
     assert sum(line.startswith("cn0") for line in lines) == 5
     assert any(line.startswith("efficiency") for line in lines)
+    evidence = answer["evidence"]
+    assert any(line.endswith(f"; {evidence['tokens_per_s']:,.0f} tokens/s") for line in lines)
+    with_mfu = as_text(answer | {"evidence": evidence | {"tokens_per_s": 12_345.6, "mfu": 0.404}})
+    assert "; 12,346 tokens/s, MFU 40%\n" in with_mfu
 
 
 # --- thin evidence and broken runs ---

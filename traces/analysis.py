@@ -148,7 +148,7 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "other_ms": max(0.0, step_ms - sum(phases.values())),
         "exchange_share": sum(phases.get(name, 0.0) for name in EXCHANGE) / step_ms,
         "waiting_share": sum(waiting.values()) / step_ms,
-        **_rates(run, times),
+        **rates(run, times),
     }
 
 
@@ -158,7 +158,7 @@ def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]
     return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
 
 
-def _rates(run: Run, times: StepTimes) -> dict[str, float | None]:
+def rates(run: Run, times: StepTimes) -> dict[str, float | None]:
     """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps. None of what
     the log does not hold: all of it, or MFU alone, where no peak was known."""
     kept = set(times.steps.tolist())

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from traces.analysis import rates
 from traces.diagnosis import Diagnosis, compute_s
 from traces.evidence import Evidence
 from traces.node_traffic import WAYS, against_schedule, utilisation
@@ -16,6 +17,7 @@ def evidence_dict(diagnosis: Diagnosis) -> dict:
     result = {
         "steps": len(evidence.times.steps),
         "step_s": evidence.step_s,
+        **rates(evidence.run, evidence.times),
         "compute_s": compute_s(evidence),
         "exchange_s": evidence.transfer_s,
         "exchange_by_phase_s": evidence.transfer_by_phase,
