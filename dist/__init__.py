@@ -16,8 +16,8 @@ waiting.py        waiting that leaves the core to those who work; early_sum.py: 
 progress.py       exchanges under way, moved on between pieces of compute or to the end
 stream_progress.py  the same on a stream of a GPU, where nobody moves them on
 exchanges.py      of one range after another: by rings, or between GPUs
-  device_calls.py by calls    device_ring.py  by a ring of messages    node_exchange.py  node by node
-wire.py           float32 or bfloat16 between ranks
+  device_calls.py by calls    device_ring.py, device_tree.py  by messages    node_exchange.py  node by node
+wire.py           float32 or bfloat16 between ranks; device_wire.py: between GPUs
 ring.py           reduce-scatter and all-gather around a ring, close to the network's bound
 tree.py           all-reduce over two binary trees; double_tree.py: which
 links.py          latency and rates between the nodes, measured; local_rates.py: of copies and sums inside a node

@@ -29,9 +29,6 @@ class AloneComm(DeviceComm):
     def Allgatherv(self, send, receive) -> None:
         _copy(send, receive[0])
 
-    def Sendrecv(self, send, dest: int, *, recvbuf, source: int) -> None:
-        _copy(send, recvbuf)
-
     def allreduce(self, number, op=MPI.SUM):
         return number
 

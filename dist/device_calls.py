@@ -1,4 +1,7 @@
-"""Exchanges between GPUs by calls of a communicator, one for each: how its ranks speak is the library's business."""
+"""Exchanges between GPUs by calls of a communicator, one for each: how its ranks speak is the library's business.
+
+wire: "float32", there is no other.
+"""
 
 from mpi4py import MPI
 
@@ -9,8 +12,19 @@ from dist.ranges import cut
 from dist.stream_progress import StreamProgress
 
 
+class AllreduceCall:
+    """An exchange, see exchanges.py, of whole ranges alone; it needs no memory."""
+
+    def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None):
+        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+
+    def allreduce(self, flat):
+        self._comm.Allreduce(MPI.IN_PLACE, flat)
+        yield from ()  # nothing that the host would wait for
+
+
 class DeviceCalls:
-    """owners: only the first so many ranks own a part, all if None. wire: "float32", there is no other."""
+    """An exchange of ranges in parts. owners: only the first so many ranks own a part, all if None."""
 
     rounds = False
 
@@ -24,10 +38,6 @@ class DeviceCalls:
         low, high = self._parts(stop - start)[self._comm.rank]
         return start + low, start + high
 
-    def allreduce(self, flat):
-        self._comm.Allreduce(MPI.IN_PLACE, flat)
-        yield from ()  # nothing that the host would wait for
-
     def reduce_scatter(self, flat):
         if self._comm.size > 1:
             start, stop = self.own_part(0, len(flat))
@@ -37,7 +47,7 @@ class DeviceCalls:
             else:
                 self._comm.Reduce_scatter(flat, landing, counts)
             flat[start:stop] = landing
-        yield from ()
+        yield from ()  # nothing that the host would wait for
 
     def all_gather(self, flat):
         if self._comm.size > 1:

@@ -6,6 +6,10 @@ from mpi4py import MPI
 class DeviceComm:
     """The ranks of `comm`, with the calls of mpi4py that strategies make, on arrays on this rank's GPU.
 
+    And send_and_receive(sends, receives), of messages that are all under way at once: pairs of an array, of float32 or
+    of bfloat16's bits as uint16, and a rank. What one rank sends another meets its receives in the order of the lists;
+    arrays without elements are passed over.
+
     device: that GPU. stream: what the calls are in order with; device.stream, or one beside it for what is exchanged
     while the device computes. local_comm: those of the ranks that share a node; only for split_by_node.
     """

@@ -5,11 +5,10 @@ piece while the next one comes would need a second stream; a GPU adds ten to a h
 brings, so between nodes there is nothing to be won, and within one NCCL's own calls are the thing to use.
 """
 
-import numpy as np
-
 from dist import ring
-from dist.device_buffers import array_dtype, device_zeros
+from dist.device_buffers import device_zeros
 from dist.device_comm import DeviceComm
+from dist.device_wire import new_device_wire
 from dist.exchanges import longest
 from dist.ranges import cut
 from dist.stream_progress import StreamProgress
@@ -20,43 +19,36 @@ class DeviceRing:
     when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
 
     def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
-        self._comm, self.rounds = comm, wire != "float32"
-        self.progress = StreamProgress(comm.device, comm.stream)
+        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
         most = longest(ranges) if comm.size > 1 else 0
-        self._landing = device_zeros(comm.device, -(-most // comm.size))
-        self._rounded = device_zeros(comm.device, most, array_dtype(wire)) if self.rounds else None
+        chunk = -(-most // comm.size)
+        self._wire = new_device_wire(comm.device, wire, most, chunk)
+        self.rounds = self._wire.rounds
+        self._landing = device_zeros(comm.device, chunk, self._wire.dtype)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
 
-    def allreduce(self, flat):
-        yield from self.reduce_scatter(flat)
-        yield from self.all_gather(flat)
+    def allreduce(self, flat, errors=None):
+        yield from self.reduce_scatter(flat, errors)
+        yield from self.all_gather(flat, errors)
 
-    def reduce_scatter(self, flat):
+    def reduce_scatter(self, flat, errors=None):
         """Each chunk goes round from the rank after its owner to its owner."""
         for sent, received in self._steps(len(flat), self._comm.rank - 1):
             landing = self._landing[: received.stop - received.start]
-            if self.rounds:
-                self._rounded[sent] = flat[sent]
-                self._pass_on(self._rounded[sent], self._rounded[received])
-                landing[:] = self._rounded[received]
-            else:
-                self._pass_on(flat[sent], landing)
+            self._pass_on(self._wire.packed(flat, sent, errors), landing)
             total = flat[received]
-            total += landing
+            total += self._wire.unpacked(landing)
         yield from ()  # nothing that the host would wait for
 
-    def all_gather(self, flat):
+    def all_gather(self, flat, errors=None):
         """Each chunk goes round from its owner to the rank before its owner."""
-        vector = self._rounded[: len(flat)] if self.rounds else flat
-        if self.rounds and self._comm.size > 1:
-            own = slice(*self.own_part(0, len(flat)))
-            vector[own] = flat[own]
-        for sent, received in self._steps(len(flat), self._comm.rank):
-            self._pass_on(vector[sent], vector[received])
-        if self.rounds and self._comm.size > 1:
-            flat[:] = vector
+        if self._comm.size > 1:
+            self._wire.packed(flat, slice(*self.own_part(0, len(flat))), errors)
+            for sent, received in self._steps(len(flat), self._comm.rank):
+                self._pass_on(self._wire.gathered(flat, sent), self._wire.gathered(flat, received))
+            self._wire.arrived(flat, slice(0, len(flat)))
         yield from ()
 
     def _steps(self, length: int, first: int):
@@ -65,7 +57,5 @@ class DeviceRing:
         return [(chunks[(first - step) % size], chunks[(first - step - 1) % size]) for step in range(size - 1)]
 
     def _pass_on(self, send, receive) -> None:
-        if self.rounds:  # MPI has no bfloat16, and takes the bits for whole numbers
-            send, receive = send.view(np.uint16), receive.view(np.uint16)
         after, before = (self._comm.rank + 1) % self._comm.size, (self._comm.rank - 1) % self._comm.size
-        self._comm.Sendrecv(send, after, recvbuf=receive, source=before)
+        self._comm.send_and_receive([(send, after)], [(receive, before)])

@@ -1,13 +1,17 @@
-"""Exchanges of ranges of a vector, range by range. Between GPUs: device_calls.py, device_ring.py, node_exchange.py.
+"""Exchanges of ranges of a vector, range by range. Between GPUs: device_calls.py, device_ring.py, device_tree.py,
+node_exchange.py.
 
-Each offers generators to be given to its `progress`, in one order on all ranks:
+Each offers the first of these, or the others, or all: generators to be given to its `progress`, in one order on all
+ranks:
 
     allreduce(flat)       flat, float32, becomes the sum over the ranks
     reduce_scatter(flat)  the part of flat that a rank owns becomes the sum; the rest may be spoiled
     all_gather(flat)      every rank gets every owner's part of flat
 
 own_part(start, stop): the part of a range that this rank owns, perhaps none. rounds: whether values come rounded to the
-wire's dtype. All are made of (comm, ranges, wire, segment_bytes); ranges: what will be exchanged.
+wire's dtype. Between GPUs those that can round sums take `errors` too, as long as flat, float32: what rounding takes
+from them is left there, and is added in the next exchange (device_wire.py). All are made of (comm, ranges, wire,
+segment_bytes); ranges: what will be exchanged.
 """
 
 from dist import ring

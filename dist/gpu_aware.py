@@ -79,9 +79,16 @@ class GpuAwareComm(DeviceComm):
         self.device.synchronize()
         self._comm.Allgatherv(send, receive)
 
-    def Sendrecv(self, send, dest: int, *, recvbuf, source: int) -> None:
+    def send_and_receive(self, sends, receives) -> None:
         self.device.synchronize()
-        self._comm.Sendrecv(send, dest, recvbuf=recvbuf, source=source)
+        MPI.Request.Waitall(
+            [
+                call(array, peer)
+                for call, messages in ((self._comm.Irecv, receives), (self._comm.Isend, sends))
+                for array, peer in messages
+                if array.size
+            ]
+        )
 
 
 def _variable(name: str) -> tuple[bool, str]:

@@ -7,6 +7,7 @@ have one stream, there is one order, that in which the strategy makes them.
 """
 
 import warnings
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -69,18 +70,18 @@ class NcclComm(DeviceComm):
         flat, counts = receive
         self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
 
-    def Sendrecv(self, send, dest: int, *, recvbuf, source: int) -> None:
-        """Arrays of float32, or of bfloat16 as uint16; in one group, as a send waits for its receive."""
+    def send_and_receive(self, sends, receives) -> None:
+        """In one group, as a send waits for its receive, and whoever made them one by one might wait in a circle."""
         types = {np.float32: self._nccl.NCCL_FLOAT32, np.uint16: self._nccl.NCCL_BFLOAT16}
-        sent, received = (
-            (_address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
-            for array, peer in ((send, dest), (recvbuf, source))
-        )
+        calls = [
+            partial(call, _address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
+            for call, messages in ((self._communicator.send, sends), (self._communicator.recv, receives))
+            for array, peer in messages
+            if array.size
+        ]
         self._nccl.groupStart()
-        if send.size:
-            self._communicator.send(*sent)
-        if recvbuf.size:
-            self._communicator.recv(*received)
+        for call in calls:
+            call()
         self._nccl.groupEnd()
 
     def _for_each_part(self, counts, call) -> None:

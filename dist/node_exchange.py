@@ -31,19 +31,20 @@ class NodeExchange:
         lane_part = self._in_node.own_part(start, stop)
         return lane_part if self._between is None else self._between.own_part(*lane_part)
 
-    def allreduce(self, flat):
-        yield from self.reduce_scatter(flat)
-        yield from self.all_gather(flat)
+    def allreduce(self, flat, errors=None):
+        yield from self.reduce_scatter(flat, errors)
+        yield from self.all_gather(flat, errors)
 
-    def reduce_scatter(self, flat):
+    def reduce_scatter(self, flat, errors=None):
         yield from self._in_node.reduce_scatter(flat)
         if self._between is not None:
-            yield from self._between.reduce_scatter(self._lane_part(flat))
+            yield from self._between.reduce_scatter(*self._lane_parts(flat, errors))
 
-    def all_gather(self, flat):
+    def all_gather(self, flat, errors=None):
         if self._between is not None:
-            yield from self._between.all_gather(self._lane_part(flat))
+            yield from self._between.all_gather(*self._lane_parts(flat, errors))
         yield from self._in_node.all_gather(flat)
 
-    def _lane_part(self, flat):
-        return flat[slice(*self._in_node.own_part(0, len(flat)))]
+    def _lane_parts(self, flat, errors):
+        part = slice(*self._in_node.own_part(0, len(flat)))
+        return flat[part], None if errors is None else errors[part]

@@ -16,7 +16,8 @@ from dist.device_buffers import device_zeros
 from dist.world import World
 from strategies import DEVICE_FORMS
 
-# Rooted calls send more than these, and what changes what a rank holds is chosen for memory, by name.
+# Rooted calls and trees send more than these (NCCL's own all-reduce takes trees where they are faster), and what
+# changes what a rank holds is chosen for memory, by name.
 CANDIDATES = ("reduce-scatter", "allreduce", "ring", "hierarchical", "hierarchical-sharded")
 KNOW_NODES = ("hierarchical", "hierarchical-sharded")
 TRIAL_BYTES, REPEAT = 64 << 20, 3

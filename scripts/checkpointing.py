@@ -138,10 +138,9 @@ class Checkpointing:
             for start, stop in self._parts:
                 low, high = max(start, first), min(stop, first + len(values))
                 if low < high:
-                    piece = values[low - first : high - first]
-                    yield array, low, piece.get() if is_on_gpu(piece) else piece
+                    yield array, low, _on_host(values[low - first : high - first])
         if (errors := self._strategy.errors()) is not None:
-            yield errors_name(self.world.rank), 0, errors[: self._count]
+            yield errors_name(self.world.rank), 0, _on_host(errors[: self._count])
 
 
 def state_arrays(strategy):
@@ -156,6 +155,10 @@ def state_arrays(strategy):
 def is_on_gpu(array) -> bool:
     """Whether it is CuPy's."""
     return hasattr(array, "get")
+
+
+def _on_host(array):
+    return array.get() if is_on_gpu(array) else array
 
 
 def errors_name(rank: int) -> str:

@@ -82,6 +82,6 @@ def _restore_errors(checkpoint: Checkpoint, strategy, facts: dict, world) -> Non
     if errors is None or not checkpoint.holds(name):
         return
     if all(checkpoint.facts.get(fact) == facts[fact] for fact in ("ranks", "strategy")):
-        checkpoint.read(name, 0, errors)
+        _fill(errors, checkpoint, name, 0)
     else:
         world.print("error feedback begins anew: the checkpoint's is that of other ranks or another strategy")

@@ -208,7 +208,7 @@ def check_arrays(settings: Settings, why: str = "") -> None:
     if settings.overlap and settings.backend == "numpy" and settings.strategy in OVERLAP_NEEDS_NCCL:
         raise no_overlap(settings.strategy, f"with --backend numpy{why}")
     if settings.strategy != AUTO:
-        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap, settings.error_feedback)
+        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap)
     if settings.transport not in DEVICE_TRANSPORTS:
         return
     if settings.backend == "numpy":

@@ -7,7 +7,7 @@ from dist.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
-from strategies import DEVICE_FORMS, OVERLAP_NEEDS_NCCL, check_transport, device_transports, no_overlap
+from strategies import OVERLAP_NEEDS_NCCL, check_transport, device_transports, no_overlap
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
 
@@ -37,7 +37,7 @@ def find(world: World, device, asked: str, shared: list) -> Found:
 def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
     """(host, gpu-aware, nccl or alone; why). UserError if what was asked for is not there."""
     asked, strategy = settings.transport, settings.strategy
-    flags = settings.wire, settings.overlap, settings.error_feedback
+    flags = settings.wire, settings.overlap
     check_transport(strategy, asked, *flags)
     if asked == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
@@ -47,10 +47,8 @@ def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
     if asked != "auto":
         return asked, "as asked for"
     possible = device_transports(strategy, *flags)
-    if strategy not in DEVICE_FORMS:
-        return "host", f"{strategy} sends messages of its own, from host memory"
     if not possible:
-        return "host", "error feedback is kept in host memory"
+        return "host", f"{strategy} has no line in the table of strategies/on_gpus.py"
     if ranks == 1 or strategy == "none":
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:

@@ -116,32 +116,24 @@ def check_exchange(name: str, wire: str, error_feedback: bool, overlap: bool) ->
         )
 
 
-def device_transports(name: str, wire: str, overlap: bool, error_feedback: bool) -> tuple[str, ...]:
-    """Those on which its exchange can stay on GPUs; error feedback is kept in host memory.
-
-    Only NCCL's calls are queued, and go on while the GPU computes.
-    """
+def device_transports(name: str, wire: str, overlap: bool) -> tuple[str, ...]:
+    """Those on which its exchange can stay on GPUs. Only NCCL's calls are queued, and go on while the GPU computes."""
     form = DEVICE_FORMS.get(name)
-    if form is None or error_feedback or ((overlap or wire != "float32") and wire not in form.exchanges):
+    if form is None or ((overlap or wire != "float32") and wire not in form.exchanges):
         return ()
     return ("nccl",) if overlap else DEVICE_TRANSPORTS
 
 
-def check_transport(name: str, transport: str, wire: str, overlap: bool, error_feedback: bool) -> None:
+def check_transport(name: str, transport: str, wire: str, overlap: bool) -> None:
     """UserError where an exchange that starts in host memory is asked to stay on the GPUs, or the other way round."""
     if transport == "host" and overlap and name in OVERLAP_NEEDS_NCCL:
         raise no_overlap(name, "with --transport host")
-    if transport not in DEVICE_TRANSPORTS or transport in device_transports(name, wire, overlap, error_feedback):
+    if transport not in DEVICE_TRANSPORTS or transport in device_transports(name, wire, overlap):
         return
     if name not in DEVICE_FORMS:
         raise UserError(
-            f"--transport {transport} with --strategy {name}, which sends messages of its own from host memory: use "
-            f"--transport host, or one of {', '.join(other for other in DEVICE_FORMS if other != 'none')}"
-        )
-    if error_feedback:
-        raise UserError(
-            f"--transport {transport} with --error-feedback, which is kept in host memory: use --transport host, or "
-            "leave it out"
+            f"--transport {transport} with --strategy {name}, which has no line in the table of strategies/on_gpus.py: "
+            f"use --transport host, or one of {', '.join(other for other in DEVICE_FORMS if other != 'none')}"
         )
     raise UserError(f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host")
 

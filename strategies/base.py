@@ -104,7 +104,8 @@ class Strategy:
         return [Updated(self.own.start, self.parameters[self.own], self.optimizer)] if self.optimizer else []
 
     def errors(self):
-        """What rounding for the wire has taken from this rank's gradients so far, (size,) float32, or None."""
+        """What rounding for the wire has taken from this rank's gradients so far, (size,) float32, where the
+        buffers lie, or None."""
 
     def resumed(self) -> None:
         """The parameters, and all that `state` gave, were filled from a checkpoint. Collective."""

@@ -6,15 +6,17 @@
 Without overlap there is one bucket, the whole buffer, after backward. With it the calls are queued on a stream beside
 the one that computes, and the all-gathers go on during the next forward, which waits for the buckets of a range when it
 comes to use it. A rank holds all optimizer state (2 D), or that of its parts (2 D / N where all ranks own alike; with
-bfloat16 on the wire D / N more, the parameters of its parts in float32, as what is gathered is rounded).
+bfloat16 on the wire D / N more, the parameters of its parts in float32, as what is gathered is rounded). With error
+feedback it holds D more, what rounding took from its gradients.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
 
 from dist.device_buffers import device_zeros
-from dist.device_calls import DeviceCalls
+from dist.device_calls import AllreduceCall, DeviceCalls
 from dist.device_ring import DeviceRing
+from dist.device_tree import DeviceTree
 from dist.node_exchange import NodeExchange
 from dist.sharded import Parts
 from strategies.base import Strategy
@@ -27,15 +29,30 @@ from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 
-class DeviceAllreduce(InBuckets):
+class InDeviceBuckets(InBuckets):
+    """Buckets with what they are exchanged by, and what its rounding takes from the gradients."""
+
     def __init__(self, job):
         super().__init__(job)
         self.exchange = job.new_exchange(self.comm, self.buckets, job.wire, job.segment_bytes)
         self.progress = self.exchange.progress
+        self._errors = device_zeros(self.comm.device, len(self.gradients)) if job.error_feedback else None
+
+    def errors(self):
+        return self._errors
+
+    def _errors_of(self, start, stop):
+        """What an exchange that rounds is to have beside a bucket's gradients."""
+        return [] if self._errors is None else [self._errors[start:stop]]
+
+
+class DeviceAllreduce(InDeviceBuckets):
+    def __init__(self, job):
+        super().__init__(job)
         self.optimizer = job.new_optimizer(0, len(self.parameters))
 
     def start_exchange(self, start, stop):
-        self.progress.start(self.exchange.allreduce(self.gradients[start:stop]))
+        self.progress.start(self.exchange.allreduce(self.gradients[start:stop], *self._errors_of(start, stop)))
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
@@ -46,16 +63,14 @@ class DeviceAllreduce(InBuckets):
         return norm
 
 
-class DeviceReduceScatter(InBuckets, ShardedUpdate):
+class DeviceReduceScatter(InDeviceBuckets, ShardedUpdate):
     def __init__(self, job):
         super().__init__(job)
-        self.exchange = job.new_exchange(self.comm, self.buckets, job.wire, job.segment_bytes)
-        self.progress = self.exchange.progress
         owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
         self._divide(job, [*owned], Parts(owned, partial(device_zeros, self.comm.device)))
 
     def start_exchange(self, start, stop):
-        self.progress.start(self._reduce_scatter(start, stop))
+        self.progress.start(self._reduce_scatter(start, stop, *self._errors_of(start, stop)))
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
@@ -72,17 +87,19 @@ class DeviceForm:
     exchanges: dict[str, type] = field(default_factory=dict)
 
 
-CALLS = {"float32": DeviceCalls}
+ONE_CALL, CALLS = {"float32": AllreduceCall}, {"float32": DeviceCalls}
 RING = {"float32": DeviceRing, "bfloat16": DeviceRing}
+TREE = {"float32": DeviceTree, "bfloat16": DeviceTree}
 NODES = {"float32": NodeExchange, "bfloat16": NodeExchange}
 CALLS_OR_RING = {"float32": DeviceCalls, "bfloat16": DeviceRing}
-DEVICE_FORMS = {  # all others go through host memory
+DEVICE_FORMS = {  # one that is not here goes through host memory
     "none": DeviceForm(NoExchange),
     "reduce-bcast": DeviceForm(ReduceBcast),
     "sliced": DeviceForm(Sliced),
     "reduce-scatter": DeviceForm(DeviceReduceScatter, CALLS),
-    "allreduce": DeviceForm(DeviceAllreduce, CALLS),
+    "allreduce": DeviceForm(DeviceAllreduce, ONE_CALL),
     "ring": DeviceForm(DeviceAllreduce, RING),
+    "tree": DeviceForm(DeviceAllreduce, TREE),
     "hierarchical": DeviceForm(DeviceAllreduce, NODES),
     "hierarchical-sharded": DeviceForm(DeviceReduceScatter, NODES),
     "zero-2": DeviceForm(Zero2, CALLS_OR_RING),

@@ -64,8 +64,8 @@ class ShardedUpdate(Strategy):
         if self.exchange.rounds:
             self._share_parameters()
 
-    def _reduce_scatter(self, start, stop):
-        yield from self.exchange.reduce_scatter(self.gradients[start:stop])
+    def _reduce_scatter(self, start, stop, *errors):
+        yield from self.exchange.reduce_scatter(self.gradients[start:stop], *errors)
         total = self.sums[start, stop]
         total += self.gradients[slice(*self.sums.bounds[start, stop])]
 

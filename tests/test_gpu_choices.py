@@ -1,9 +1,13 @@
 """What a run on GPUs that are none is to go over: what auto takes and says, and mistakes in one line."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from gpu_trainer import Trainer, on_nodes
+
+from gpt2.errors import UserError
+from strategies import DEVICE_FORMS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
@@ -22,18 +26,12 @@ MISTAKES = {
     "NCCL on one GPU": (["--transport", "nccl", "--share-gpus"], {"gpus": 1}, "start a rank for each GPU"),
     "not GPU-aware": (["--transport", "gpu-aware"], {"aware": False}, "--transport gpu-aware: this MPI says it is not"),
     "GPU-aware, it says": (["--transport", "gpu-aware"], {"proven": False}, "comes out wrong"),
-    "tree over NCCL": (["--strategy", "tree", "--transport", "nccl"], {}, "--transport nccl with --strategy tree"),
     "overlap without NCCL": (["--overlap"], {"nccl": False}, "--strategy reduce-scatter (CuPy finds no libnccl.so.2):"),
     "overlap through the host": (["--overlap", "--transport", "host"], {}, "with --transport host: its calls go on"),
     "overlap by calls that block": (["--overlap", "--transport", "gpu-aware"], {}, "whose calls return when all is"),
     "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
     "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
     "overlap of rooted calls": (["--overlap", "--strategy", "sliced"], {}, "or over NCCL reduce-scatter, allreduce"),
-    "error feedback over NCCL": (
-        ["--strategy", "ring", "--transport", "nccl", "--wire", "bfloat16", "--error-feedback"],
-        {},
-        "--transport nccl with --error-feedback, which is kept in host memory: use",
-    ),
     "bfloat16 over NCCL's own sums": (
         ["--transport", "nccl", "--wire", "bfloat16"],
         {},
@@ -122,13 +120,6 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     assert printed.count("no MFU: the datasheet of shim is none of those known here; give --peak-tflops") == (
         comm.rank == 0
     )
-    for flags, why in (
-        (["--strategy", "tree"], "tree sends messages of its own, from host memory"),
-        (["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"], "error feedback is kept in host memory"),
-    ):
-        trainer.run(*flags)
-        assert trainer.config["settings"]["transport"] == "host"
-        assert trainer.config["transport_why"] == why
     monkeypatch.setitem(gpu_machine.PEAK_TFLOPS, "shim", 8)
     trainer.run("--share-gpus", gpus=1)
     assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
@@ -165,6 +156,18 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
             (text,) = (line.split(between)[1] for line in printed.splitlines() if between in line)
             assert [part.split()[0] for part in text.split(", ")] == list(tried)
             assert settings["strategy"] in tried
+
+
+def test_a_strategy_without_a_line_in_the_table_goes_through_host_memory(monkeypatch):
+    from transports import Found, choose_transport
+
+    monkeypatch.delitem(DEVICE_FORMS, "tree")
+    settings = SimpleNamespace(strategy="tree", transport="auto", wire="float32", overlap=True)
+    all_there, no_line = Found(None, None, []), "has no line in the table of strategies/on_gpus.py"
+    assert choose_transport(settings, 2, all_there) == ("host", f"tree {no_line}")
+    settings.transport = "nccl"
+    with pytest.raises(UserError, match=f"--transport nccl with --strategy tree, which {no_line}: use"):
+        choose_transport(settings, 2, all_there)
 
 
 @pytest.mark.ranks(2)

@@ -22,7 +22,9 @@ def cases():
     yield ["--strategy", "reduce-scatter", "--transport", "nccl"]
     yield ["--strategy", "reduce-bcast", "--transport", "nccl", "--dtype", "bfloat16", "--stochastic-rounding"]
     yield ["--strategy", "hierarchical-sharded", "--transport", "host", "--overlap", "--wire", "bfloat16"]
-    yield ["--strategy", "hierarchical-sharded", "--transport", "nccl", "--overlap", "--wire", "bfloat16"]
+    sharded = ["--strategy", "hierarchical-sharded", "--transport", "nccl", "--overlap", "--wire", "bfloat16"]
+    yield [*sharded, "--error-feedback"]
+    yield ["--strategy", "tree", "--wire", "bfloat16", "--error-feedback", "--dtype", "bfloat16"]
     yield ["--strategy", "zero-3", "--overlap", "--dtype", "bfloat16", "--stochastic-rounding"]
 
 

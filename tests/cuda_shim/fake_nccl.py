@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -10,10 +11,13 @@ import numpy as np
 from cuda_shim.fake_streams import stream_at
 from mpi4py import MPI
 
+from dist.waiting import Pauses
+
 UNIQUE_ID_BYTES = 128
 FLOAT32, BFLOAT16 = 7, 9
 C_TYPES = {FLOAT32: ctypes.c_float, BFLOAT16: ctypes.c_uint16}
 MEETING = 4711  # tag
+PATIENCE_S = 60.0  # what is to come takes longer only where it never comes
 
 
 class NcclCommunicator:
@@ -76,18 +80,24 @@ class NcclCommunicator:
         self.stream = stream
 
     def exchange(self, messages):
-        """All of a group at once. Every rank of the communicator has such a group, so that they can compare."""
-        announced = self.comm.alltoall(
-            [[m.content for m in messages if m.sent and m.peer == rank] for rank in range(self.comm.size)]
+        """All of a group at once. As on GPUs, a send ends when it is received, and a rank's next group begins when this
+        one has ended; of one rank's, the first message is the first that is received."""
+        sends = [self.comm.Issend(_vector(m.address, m.count, m.dtype), m.peer, m.dtype) for m in messages if m.sent]
+        for m in messages:
+            if not m.sent:
+                self._receive(m)
+        _within_patience(lambda: MPI.Request.Testall(sends), "a send that nobody receives")
+
+    def _receive(self, expected):
+        status = MPI.Status()
+        announced = _within_patience(
+            lambda: self.comm.Improbe(expected.peer, status=status), f"a receive: rank {expected.peer} sends nothing"
         )
-        for rank, content in enumerate(announced):
-            expected = [m.content for m in messages if not m.sent and m.peer == rank]
-            assert content == expected, f"rank {rank} sends {content}, expected {expected}"
-        requests = [
-            (self.comm.Isend if m.sent else self.comm.Irecv)(_vector(m.address, m.count, m.dtype), m.peer)
-            for m in messages
-        ]
-        MPI.Request.Waitall(requests)
+        values = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        announced.Recv(values)
+        content = len(values) // ctypes.sizeof(C_TYPES[status.tag]), status.tag
+        assert content == expected.content, f"rank {expected.peer} sends {content}, expected {expected.content}"
+        _vector(expected.address, expected.count, expected.dtype).view(np.uint8)[:] = values
 
 
 class Message(NamedTuple):
@@ -119,6 +129,15 @@ class Group:
         for communicator, messages in cls.messages.items():
             stream_at(communicator.stream).add(partial(communicator.exchange, messages))
         cls.messages = {}
+
+
+def _within_patience(poll, what):
+    """What poll() gives, once it gives something."""
+    pauses, deadline = Pauses(), time.monotonic() + PATIENCE_S
+    while not (found := poll()):
+        assert time.monotonic() < deadline, f"this would hang: {what}"
+        pauses.sleep()
+    return found
 
 
 def get_unique_id():
