@@ -19,17 +19,17 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from advice import Training, advice_sentence, advise
-from advise_from_run import advise_from_run
-from cluster_hosts import ClusterError
-from cluster_network import bits_per_s
 
+from cluster.hosts import ClusterError
+from cluster.network import bits_per_s
 from dist.cost_model import Cluster
 from dist.mpi_choices import LIBRARIES
 from dist.ranges import cut
 from dist.schedules import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
+from prediction.advice import Training, advice_sentence, advise
+from prediction.from_run import advise_from_run
 from traces.files import RunError
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

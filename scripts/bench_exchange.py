@@ -19,18 +19,17 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
-from exchange_contenders import chosen, makers
-from exchange_rounds import measure
-from exchange_settings import FLOAT32, exchange_parser, vector_size
-from exchange_table import lower_bound_s, summarize, tables
-from exchange_torch import Gloo, check_torch
-from machine import machine, versions
-
 from dist.buffers import OwnBuffers
 from dist.links import probe_links, rate_both_ways, segment_bytes
 from dist.ports import Ports
 from dist.world import library_name, start_world
+from exchange_bench.contenders import chosen, makers
+from exchange_bench.pytorch import Gloo, check_torch
+from exchange_bench.rounds import measure
+from exchange_bench.settings import FLOAT32, exchange_parser, vector_size
+from exchange_bench.table import lower_bound_s, summarize, tables
 from gpt2.errors import UserError
+from machine.host import machine, versions
 
 
 def main():

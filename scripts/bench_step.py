@@ -18,22 +18,32 @@ import os
 import sys
 from pathlib import Path
 
-from step_process import ContenderError
-
 from gpt2.config import PRESETS
+from step_bench.process import ContenderError, serve
 
 
 def main():
     settings = parse()
+    if settings.contender:
+        return be_contender(settings.backend, *settings.contender)
     try:
         if settings.backend == "cupy":
-            from gpu_step import bench
+            from step_bench.gpu import bench
         else:
-            from cpu_step import bench
+            from step_bench.cpu import bench
         raise SystemExit(bench(settings, PRESETS[settings.model]))
     except ContenderError as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def be_contender(backend: str, name: str, shape: str) -> None:
+    """Measure when asked: what a process of its own is started for (step_bench/process.py)."""
+    if backend == "cupy":
+        from step_bench.gpu_contenders import MAKERS
+    else:
+        from step_bench.cpu_contenders import MAKERS
+    serve(MAKERS, name, shape)
 
 
 def parse():
@@ -52,6 +62,7 @@ def parse():
         "--peak-tflops", type=float, help="cupy: what MFU is a fraction of (this GPU's datasheet, dense bfloat16)"
     )
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # what each one's process is given: NAME SHAPE
     settings = parser.parse_args()
     check(parser, settings)
     if settings.backend == "cupy":

@@ -18,11 +18,6 @@ import numpy as np
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from advise import duration_s
-from exchange_contenders import chosen, makers
-from exchange_rounds import measure
-from exchange_settings import FLOAT32, exchange_parser, vector_size
-from machine import machine, versions
-
 from dist.buffers import OwnBuffers
 from dist.cost_model import Cluster, predict
 from dist.links import probe_links, segment_bytes
@@ -31,7 +26,11 @@ from dist.mpi_choices import UnknownChoice, library_key
 from dist.ports import Ports
 from dist.schedules import SCHEDULES
 from dist.world import library_name, start_world
+from exchange_bench.contenders import chosen, makers
+from exchange_bench.rounds import measure
+from exchange_bench.settings import FLOAT32, exchange_parser, vector_size
 from gpt2.errors import UserError
+from machine.host import machine, versions
 from strategies import STRATEGIES
 
 DEFAULT_LATENCY_S = 50e-6

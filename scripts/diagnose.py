@@ -12,8 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from predicted_steps import own_schedule, predicted_steps
-
+from prediction.steps import own_schedule, predicted_steps
 from traces import RunError, read_run
 from traces.analysis import measure
 from traces.diagnosis import Diagnosis, find_bottleneck

@@ -10,9 +10,9 @@ import argparse
 import json
 from pathlib import Path
 
-from docs_page import replace_block
-from gpu_step import CONTENDERS
-from gpu_step_table import contender_line, failure_line, header, kernel_table, notes
+from pages.page import replace_block
+from step_bench.gpu import CONTENDERS
+from step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
 
 PAGE = "docs/gpu.md"
 

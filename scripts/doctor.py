@@ -18,16 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import doctor_gpu
-import doctor_machine
-import doctor_software
-from doctor_check_software import foreign_launcher
-from doctor_checks import find
-from doctor_facts import gather, new_facts
-from doctor_findings import FAIL
-from doctor_limit import TimeLimit
-from doctor_report import as_dict, as_text, one_line
-
+from checkup import gpu, machine, software
+from checkup.check_software import foreign_launcher
+from checkup.checks import find
+from checkup.facts import gather, new_facts
+from checkup.findings import FAIL
+from checkup.limit import TimeLimit
+from checkup.report import as_dict, as_text, one_line
 from gpt2.config import PRESETS
 
 USER_MISTAKE = 2  # exit code, as argparse's
@@ -40,7 +37,7 @@ def main():
     limit, facts = TimeLimit(settings.limit), new_facts()
     limit.stage = "looking at its own machine"
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
-    gather(facts, doctor_software.sections() | doctor_machine.sections(settings.out) | doctor_gpu.sections())
+    gather(facts, software.sections() | machine.sections(settings.out) | gpu.sections())
     if "MPI" in facts["errors"]:
         raise SystemExit(report([facts], settings, brief=not is_first()))
     warn(facts)
@@ -91,7 +88,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     facts["place"] = world.places[world.rank] | {
         "size": world.size, "nodes": world.node_count, "local_size": world.local_size,
     }  # fmt: skip
-    gather(facts, doctor_gpu.rank_sections(world.local_rank))
+    gather(facts, gpu.rank_sections(world.local_rank))
     measure(facts, world, limit)
     everyone = comm.gather(facts)
     return comm.bcast(report(everyone, settings) if world.rank == 0 else None)
@@ -101,11 +98,11 @@ def measure(facts: dict, world, limit: TimeLimit) -> None:
     """What takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
 
     def find_tools():
-        import doctor_network  # noqa: F401 - it imports NumPy
+        from checkup import network  # noqa: F401 - it imports NumPy
 
     gather(facts, {"measuring": find_tools})
     if all(world.comm.allgather("measuring" not in facts["errors"])):
-        from doctor_network import measure
+        from checkup.network import measure
 
         limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
         facts.update(measure(world, facts.get("run folder", {}).get("place")))

@@ -14,11 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-from event_files import write_log
-
 from gpt2 import huggingface_export, llmc, weights
 from gpt2.errors import UserError
 from gpt2.stored_numbers import WRITTEN
+from reports.event_files import write_log
 from traces import RunError, chrome, paraver, read_run
 from traces.runs import read_log
 

@@ -1,4 +1,4 @@
-"""What becomes of a run when something fails: every case of failure_cases.py under mpirun and srun, and then resumed.
+"""What becomes of a run when something fails: every case of faults/cases.py under mpirun and srun, and then resumed.
 
     sudo python scripts/failure_suite.py --out runs/failures --json failures.json
     sudo python scripts/failure_suite.py --out runs/failures --cases killed,raises --launchers srun
@@ -20,13 +20,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster_hosts import ClusterError
-from failure_cases import CASES, FAULT_STEP, Case, Scene
-from failure_launchers import launchers
-from failure_log import MARK, curve, last_step, newest_step, skipped_steps
-from failure_processes import rank_processes, wait_until
-from machine import machine, versions
-from named_cases import cases_of
+from cluster.hosts import ClusterError
+from faults.cases import CASES, FAULT_STEP, Case, Scene
+from faults.launchers import launchers
+from faults.log import MARK, curve, last_step, newest_step, skipped_steps
+from faults.named_cases import cases_of
+from faults.processes import rank_processes, wait_until
+from machine.host import machine, versions
 
 SCRIPTS = Path(__file__).parent
 TRAINING = (

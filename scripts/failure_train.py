@@ -20,10 +20,11 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # as in train.py
 
-import train
-from failure_log import MARK
 from mpi4py import MPI
-from worker import Worker
+
+import train
+from faults.log import MARK
+from training.worker import Worker
 
 FOR_EVER_S = 1e6
 

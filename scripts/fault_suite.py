@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diagnose import diagnose
-from machine import machine, versions
-from named_cases import cases_of
-
+from faults.named_cases import cases_of
+from machine.host import machine, versions
 from traces import read_run
 
 NODES = 5

@@ -18,9 +18,9 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # as in train.py
 
-import train
 from mpi4py import MPI
 
+import train
 from dist.ranges import cut
 from gpt2.model import GPT2
 from gpt2.windows import Windows

@@ -99,10 +99,9 @@ def run_process(item: str) -> dict:
 
 def run_item(item: str, sizes: Sizes) -> dict:
     """Run one item here, print its result for run_process, and return it."""
-    import gpu_check_machine
-    import gpu_check_products
+    from machine import gpu_checks, gpu_products
 
-    functions = gpu_check_machine.ITEMS | gpu_check_products.ITEMS
+    functions = gpu_checks.ITEMS | gpu_products.ITEMS
     try:
         result = {"passed": True} | functions[item](sizes)
     except UserError as error:

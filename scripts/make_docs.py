@@ -12,33 +12,33 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from docs_page import FIGURES
+from pages.page import FIGURES
 
 PARTS = {
-    "comparison": ("docs_training", "a minute: every strategy on 4 ranks"),
-    "learning": ("docs_training", "three minutes: the preset nanogpt-shakespeare on 2 ranks; needs --text"),
-    "first_run": ("docs_first_run", "two minutes: what docs/first-run.md shows, on 2 ranks"),
-    "ranks": ("docs_training", "two minutes: GPT-2 124M on 1, 2 and 4 ranks"),
-    "memory": ("docs_memory", "some minutes: GPT-2 124M with every strategy on 2 ranks"),
-    "sharding": ("docs_memory", "ten minutes, 20 GB: what a rank holds, GPT-2 124M and 350M"),
-    "checkpoint": ("docs_checkpoint", "five minutes: what a checkpoint of GPT-2 124M costs, on 1 and 2 ranks"),
-    "prepare": ("docs_prepare", "a minute: prepare.py beside a plain loop over tiktoken; needs GPT-2's vocabulary"),
-    "cluster": ("docs_cluster", "a minute, as root: 9 ranks on 5 virtual hosts"),
-    "overlap": ("docs_cluster", "a minute, as root: an exchange during backward, on 2 hosts"),
-    "exchange": ("docs_exchange", "three minutes, as root: one exchange of 8 MB on 5 hosts, PyTorch's too (needed)"),
-    "exchange_64MB": ("docs_exchange", "three minutes, as root: the same of 64 MB"),
-    "exchange_even": ("docs_exchange", "three minutes, as root: both sizes on 4 hosts of 2 ranks"),
-    "exchange_openmpi": ("docs_exchange", "two minutes, as root, with Open MPI's Python: both sizes on 5 hosts"),
-    "choice": ("docs_choice", "seconds: of docs/benchmarks.md what docs/choosing-a-strategy.md shows"),
-    "wire": ("docs_wire", "two minutes: what bfloat16 on the wire does to the loss"),
+    "comparison": ("pages.training", "a minute: every strategy on 4 ranks"),
+    "learning": ("pages.training", "three minutes: the preset nanogpt-shakespeare on 2 ranks; needs --text"),
+    "first_run": ("pages.first_run", "two minutes: what docs/first-run.md shows, on 2 ranks"),
+    "ranks": ("pages.training", "two minutes: GPT-2 124M on 1, 2 and 4 ranks"),
+    "memory": ("pages.memory", "some minutes: GPT-2 124M with every strategy on 2 ranks"),
+    "sharding": ("pages.memory", "ten minutes, 20 GB: what a rank holds, GPT-2 124M and 350M"),
+    "checkpoint": ("pages.checkpoint", "five minutes: what a checkpoint of GPT-2 124M costs, on 1 and 2 ranks"),
+    "prepare": ("pages.prepare", "a minute: prepare.py beside a plain loop over tiktoken; needs GPT-2's vocabulary"),
+    "cluster": ("pages.cluster", "a minute, as root: 9 ranks on 5 virtual hosts"),
+    "overlap": ("pages.cluster", "a minute, as root: an exchange during backward, on 2 hosts"),
+    "exchange": ("pages.exchange", "three minutes, as root: one exchange of 8 MB on 5 hosts, PyTorch's too (needed)"),
+    "exchange_64MB": ("pages.exchange", "three minutes, as root: the same of 64 MB"),
+    "exchange_even": ("pages.exchange", "three minutes, as root: both sizes on 4 hosts of 2 ranks"),
+    "exchange_openmpi": ("pages.exchange", "two minutes, as root, with Open MPI's Python: both sizes on 5 hosts"),
+    "choice": ("pages.choice", "seconds: of docs/benchmarks.md what docs/choosing-a-strategy.md shows"),
+    "wire": ("pages.wire", "two minutes: what bfloat16 on the wire does to the loss"),
     "model": ("docs_model", "twenty minutes, as root: the cost model beside measured exchanges"),
-    "faults": ("docs_diagnosis", "fifteen minutes, as root: what the verdict says of runs with known faults"),
-    "pictures": ("docs_pictures", "three minutes, as root: every picture of a healthy and of a sick run"),
-    "report": ("docs_diagnosis", "a minute, as root: the report of 9 ranks on 5 virtual hosts, in chromium (needed)"),
-    "failures": ("docs_failures", "ten minutes, as root: what fails, under this Python's mpirun and under srun"),
-    "random_kills": ("docs_failures", "35 minutes: a run under random kills beside an undisturbed one"),
-    "start": ("docs_step", "seconds: what compiled loops cost a process at its start"),
-    "step": ("docs_step", "ten minutes: one step, its floor, PyTorch (which it needs)"),
+    "faults": ("pages.diagnosis", "fifteen minutes, as root: what the verdict says of runs with known faults"),
+    "pictures": ("pages.pictures", "three minutes, as root: every picture of a healthy and of a sick run"),
+    "report": ("pages.diagnosis", "a minute, as root: the report of 9 ranks on 5 virtual hosts, in chromium (needed)"),
+    "failures": ("pages.failures", "ten minutes, as root: what fails, under this Python's mpirun and under srun"),
+    "random_kills": ("pages.failures", "35 minutes: a run under random kills beside an undisturbed one"),
+    "start": ("pages.step", "seconds: what compiled loops cost a process at its start"),
+    "step": ("pages.step", "ten minutes: one step, its floor, PyTorch (which it needs)"),
 }
 
 

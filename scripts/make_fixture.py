@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch_gpt2 import logits_of, loss_of, new_adamw, parameter_shapes
+
+from step_bench.torch_gpt2 import logits_of, loss_of, new_adamw, parameter_shapes
 
 FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures"
 BATCH, STEPS = 2, 10

@@ -50,8 +50,7 @@ def default_folder(runs: list[Path]) -> Path:
 def plot(measured: list[MeasuredRun], folder: Path) -> list[Path]:
     """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
-    import run_figures
-
+    from reports import figures as run_figures
     from traces import look
 
     figures = run_figures.of_one(measured[0]) if len(measured) == 1 else run_figures.of_several(measured)

@@ -25,9 +25,12 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from prepare_batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
-from prepare_files import Input, bare_name, find_inputs
-from prepare_manifest import (
+from gpt2.errors import UserError
+from gpt2.shards import MAX_COUNT
+from gpt2.tokenizers import TOKENIZERS
+from preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
+from preparation.files import Input, bare_name, find_inputs
+from preparation.manifest import (
     check_made_alike,
     check_same_inputs,
     owned_folder,
@@ -35,15 +38,11 @@ from prepare_manifest import (
     whole_shards,
     write_manifest,
 )
-from prepare_processes import ordered_map
-from prepare_progress import Progress
-from prepare_shards import ShardWriter
-from prepare_survey import check_text, survey, total
-from signals import INTERRUPTED
-
-from gpt2.errors import UserError
-from gpt2.shards import MAX_COUNT
-from gpt2.tokenizers import TOKENIZERS
+from preparation.processes import ordered_map
+from preparation.progress import Progress
+from preparation.shards import ShardWriter
+from preparation.survey import check_text, survey, total
+from training.signals import INTERRUPTED
 
 SPLITS = {"train": "training", "val": "validation"}
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")

@@ -22,13 +22,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from failure_log import curve, last_step, newest_step
-from failure_processes import rank_processes, send, wait_until
-from machine import machine, versions
-from signals import INTERRUPTED
 
 from dist.launcher import mpirun_command, mpirun_environment
+from faults.log import curve, last_step, newest_step
+from faults.processes import rank_processes, send, wait_until
 from gpt2.checkpoints import STATE, Checkpoint, newest_first
+from machine.host import machine, versions
+from training.signals import INTERRUPTED
 
 RANKS = 2
 TRAIN = Path(__file__).parent / "train.py"

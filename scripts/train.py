@@ -13,16 +13,15 @@ import mpi4py
 
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
-from report import Progress, settings_table, slowest
-from run_end import finish
-from run_facts import run_facts
-from sample_in_training import TrainingSamples
-from signals import END, INTERRUPTED
-from train_settings import complete, parse_settings
-from training_run import TrainingRun
-
 from dist.world import start_world
 from gpt2.errors import UserError
+from settings.training import complete, parse_settings
+from training.end import finish
+from training.facts import run_facts
+from training.report import Progress, settings_table, slowest
+from training.run import TrainingRun
+from training.samples import TrainingSamples
+from training.signals import END, INTERRUPTED
 
 
 def main():

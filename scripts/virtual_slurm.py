@@ -17,10 +17,10 @@ import subprocess
 import sys
 import time
 
-from cluster_hosts import ClusterError, end_clusters
-from cluster_launch import Stopped, end_with, raise_stopped
-from cluster_network import bits_per_s, host_addresses
-from slurm_daemons import Slurm, running_slurm
+from cluster.hosts import ClusterError, end_clusters
+from cluster.launch import Stopped, end_with, raise_stopped
+from cluster.network import bits_per_s, host_addresses
+from cluster.slurm_daemons import Slurm, running_slurm
 from virtual_cluster import check_machine, split_command
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "munged": "munge"}

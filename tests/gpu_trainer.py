@@ -31,9 +31,7 @@ class Trainer:
     """Runs of scripts/train.py in this process, on all ranks of a world, each on a newly made GPU."""
 
     def __init__(self, comm, monkeypatch, folder):
-        import choose_backend
-        import transports
-
+        from backends import choose, transports
         from dist.world import start_world
 
         self.monkeypatch, self.world = monkeypatch, start_world()
@@ -43,7 +41,7 @@ class Trainer:
         monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
         monkeypatch.setattr(device, "cached_code", lambda source, storage, arch, cache: f"{source} {storage}".encode())
         monkeypatch.setattr(transports, "says_gpu_aware", lambda: (True, "this test"))
-        monkeypatch.setattr(choose_backend.importlib.util, "find_spec", lambda name: True)
+        monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: True)
         if comm.rank == 0:
             write_shard(self.folder / "tokens.bin", np.random.default_rng(1).integers(100, size=3001).astype(np.uint16))
         comm.Barrier()

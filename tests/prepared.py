@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from prepare import parse, prepare
 from test_tokenizers import CACHE
 
 from gpt2.shards import open_shard
+from prepare import parse, prepare
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

@@ -83,9 +83,9 @@ def test_every_strategy_skips_the_same_step(comm):
 
 @pytest.mark.ranks(3)
 def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys):
-    import training_run
+    from training import run
 
-    runs, check = Runs(comm, shared_path), training_run.TrainingRun.end_if_drifted
+    runs, check = Runs(comm, shared_path), run.TrainingRun.end_if_drifted
 
     def drift(self, step):
         if self.world.rank == 1 and step == 3:
@@ -93,7 +93,7 @@ def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys
         check(self, step)
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
-    monkeypatch.setattr(training_run.TrainingRun, "end_if_drifted", drift)
+    monkeypatch.setattr(run.TrainingRun, "end_if_drifted", drift)
     with pytest.raises(SystemExit) as ended:
         runs.run("drifting", "--check-replicas", 2, "--strategy", "allreduce")
     assert ended.value.code == 2
@@ -103,7 +103,7 @@ def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys
 
 
 def test_who_is_apart():
-    from replicas import apart
+    from training.replicas import apart
 
     assert apart([5, 5, 5]) == []
     assert apart([5, 6, 5, 7]) == [1, 3]

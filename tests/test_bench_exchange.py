@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import launch
-from exchange_contenders import Allreduce, chosen, makers
-from exchange_rounds import measure
-from exchange_values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values
 from test_virtual_cluster import needs_cluster
 from test_virtual_cluster import run as run_on_cluster
 
@@ -19,6 +16,9 @@ from dist.buffers import OwnBuffers
 from dist.ports import Ports
 from dist.wire import round_to_bfloat16, widen
 from dist.world import world_of
+from exchange_bench.contenders import Allreduce, chosen, makers
+from exchange_bench.rounds import measure
+from exchange_bench.values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values
 from gpt2.errors import UserError
 from strategies import STRATEGIES, Bucketed
 

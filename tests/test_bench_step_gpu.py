@@ -9,17 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import gpu_step
-import gpu_step_contenders
 import numpy as np
 import pytest
 from cuda_shim import fake_cudnn, fake_cupy
 from cuda_shim.fake_cublaslt import FakeCublasLt
 from cuda_shim.shim import KERNEL, Shim, lasting_build
-from gpu_machine import peak_tflops
-from gpu_step_kernels import ROWS, KernelTimes, launch_work, matmul_work
-from gpu_step_table import floors, groups
-from step_process import ContenderError
 
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.cupy_kernels import Device, cublaslt
@@ -27,6 +21,11 @@ from gpt2.cupy_kernels.attention import attention_backward, attention_forward
 from gpt2.cupy_kernels.compile import FOLDER
 from gpt2.flops import flops_per_token
 from gpt2.parameters import Layout
+from machine.gpu import peak_tflops
+from step_bench import gpu, gpu_contenders
+from step_bench.gpu_kernels import ROWS, KernelTimes, launch_work, matmul_work
+from step_bench.gpu_table import floors, groups
+from step_bench.process import ContenderError
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,19 +42,18 @@ def settings(**changed):
 @pytest.fixture
 def few_steps(monkeypatch):
     for name in ("STEPS_A_TURN", "WARM_UP_STEPS"):
-        monkeypatch.setattr(gpu_step, name, 1)
+        monkeypatch.setattr(gpu, name, 1)
     for name in ("apart", "torch-compiled"):
-        monkeypatch.delitem(gpu_step.CONTENDERS, name)
+        monkeypatch.delitem(gpu.CONTENDERS, name)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("few_steps")
 def test_the_whole_command(tmp_path, capsys):
     """Ours is measured; cuDNN, which is not there, costs a line, and so does PyTorch, but it was asked for."""
-    script = str(ROOT / "scripts" / "gpu_step_contenders.py")
-    command = [sys.executable, str(ROOT / "tests/gpu/on_fake_gpu.py"), str(lasting_build()), script]
+    command = [sys.executable, str(ROOT / "tests/gpu/on_fake_gpu.py"), str(lasting_build()), *gpu.COMMAND[1:]]
     file, rates = tmp_path / "gpu.json", {"copy_bytes": 4096, "matmul_size": 64}
-    code = gpu_step.bench(settings(json=file, vs="torch"), CONFIG, command, rates)
+    code = gpu.bench(settings(json=file, vs="torch"), CONFIG, command, rates)
     report, printed = json.loads(file.read_text()), capsys.readouterr().out
     ours, cudnn, torch = (report["contenders"][name] for name in ("ours", "cudnn", "torch"))
     assert code == ("error" in torch)
@@ -95,20 +93,20 @@ def test_our_own_failure_ends_the_command(tmp_path):
         ("sys.exit(3)", "ours ended with code 3"),
     ):
         with pytest.raises(ContenderError, match=message):
-            gpu_step.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
+            gpu.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
 
 
 @pytest.mark.usefixtures("few_steps")
 def test_a_contender_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(gpu_step, "FIRST_STEPS_LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu, "FIRST_STEPS_LIMIT_S", 0.1)
     with pytest.raises(ContenderError, match="ours: no answer to 'steps' within 0 s"):
-        gpu_step.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
+        gpu.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
 
 
 def test_nothing_is_begun_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(gpu_step, "LIMIT_S", 0)
+    monkeypatch.setattr(gpu, "LIMIT_S", 0)
     with pytest.raises(ContenderError, match="the 0 s of this command are used up"):
-        gpu_step.bench(settings(), CONFIG, ["false"])
+        gpu.bench(settings(), CONFIG, ["false"])
 
 
 def test_every_kernel_has_a_row():
@@ -176,17 +174,17 @@ def test_pytorch_does_our_step(monkeypatch, compiled):
     from gpt2.model import new_model
     from gpt2.optimizer import AdamW, AdamWSettings
 
-    monkeypatch.setattr(gpu_step_contenders, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_contenders, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
     config = replace(CONFIG, vocab_size=256)  # no pad, which its softmax would have in it
     shape = {"config": vars(config), "batch_size": B, "seq_len": T, "dtype": "float32"}
-    steps = gpu_step_contenders.pytorch(shape, compiled)["steps"]
+    steps = gpu_contenders.pytorch(shape, compiled)["steps"]
     model = new_model(config, load_kernels("numpy", 1), B, T)
-    model.parameters.flat[:] = gpu_step_contenders.first_parameters(config).flat
-    adamw = AdamWSettings(weight_decay=gpu_step_contenders.WEIGHT_DECAY)
+    model.parameters.flat[:] = gpu_contenders.first_parameters(config).flat
+    adamw = AdamWSettings(weight_decay=gpu_contenders.WEIGHT_DECAY)
     optimizer = AdamW(model.kernels, model.parameters.layout, 0, model.parameters.layout.size, adamw)
-    ours = gpu_step_contenders.OurStep(None, model, optimizer, gpu_step_contenders.first_batch(config, shape))
+    ours = gpu_contenders.OurStep(None, model, optimizer, gpu_contenders.first_batch(config, shape))
     for _ in range(3):
         assert steps(1)["loss"] == pytest.approx(ours(), rel=1e-5)
 

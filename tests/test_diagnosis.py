@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from diagnose import as_text, diagnose, main
 from faulty_runs import make
 from make_run import three_ranks, write_run
 
+from diagnose import as_text, diagnose, main
 from traces import RunError, read_run
 from traces.files import trace_path
 from traces.findings import KINDS, bytes_text, seconds_text

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from doc_commands import PAGES, ROOT, Command, commands, inline_commands, unknown_flags
-from make_docs import PARTS
 from test_evaluate import write_evaluation
 
 from dist.launcher import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.shards import write_shard
+from make_docs import PARTS
 
 pytestmark = pytest.mark.any_mpi
 MOST_RANKS, RANKS_COUNT = 2, "runs/long"  # but for the run that goes on with other ranks
@@ -74,7 +74,7 @@ ELSEWHERE = {
     "mpirun -n 2 python scripts/doctor.py": "tests/test_doctor.py",
     "srun --mpi=pmix -n 16 python scripts/doctor.py": "tests/test_doctor.py",
     "srun --mpi=pmix --kill-on-bad-exit=1 python scripts/train.py --out RUN --resume --checkpoint-every 500 "
-    "--end-on-stall --stall-after 60": "scripts/failure_launchers.py",
+    "--end-on-stall --stall-after 60": "scripts/faults/launchers.py",
     "sbatch --nodes=4 scripts/slurm/train.sbatch runs/big --model gpt2-124M --checkpoint-every 500 --train-data "
     "fineweb/*_train_*.bin --val-data fineweb/*_val_*.bin": "tests/test_job_scripts.py",
     "sbatch scripts/slurm/train.sbatch runs/big --model gpt2-124M --train-data fineweb/*_train_*.bin --steps 20000 "
@@ -89,10 +89,10 @@ ELSEWHERE = {
     "sudo python scripts/virtual_slurm.py run --nodes 4 --ranks-per-node 2 -- sbatch my.sbatch":
         "tests/test_virtual_slurm.py",
     "sudo python scripts/virtual_slurm.py run --nodes 2 --gpus-per-node 2 -- bash": "tests/test_virtual_slurm.py",
-    "sudo python scripts/failure_suite.py --out runs/failures": "scripts/docs_failures.py",
+    "sudo python scripts/failure_suite.py --out runs/failures": "scripts/pages/failures.py",
     "sudo python scripts/failure_suite.py --out runs/failures --launchers mpirun --cases killed,cable":
-        "scripts/docs_failures.py",
-    "sudo python scripts/make_docs.py failures": "scripts/docs_failures.py",
+        "scripts/pages/failures.py",
+    "sudo python scripts/make_docs.py failures": "scripts/pages/failures.py",
     "python scripts/random_kills.py --minutes 5 --every 30": ".ci/run",
     "make test-gpu PYTHON=python3": "tests/test_gpu_commands.py",
     "python scripts/bench_step.py --backend cupy --model gpt2-124M --batch-size 64 --seq-len 1024 --dtype bfloat16 "
@@ -232,11 +232,11 @@ def headings(page: Path) -> set[str]:
 
 
 def test_the_choice_pages_table_is_that_of_the_benchmarks():
-    import docs_choice
+    from pages import choice
 
-    page = (ROOT / docs_choice.PAGE).read_text()
-    found = docs_choice.measured((ROOT / docs_choice.BENCHMARKS).read_text())
-    assert docs_choice.table(found) in page, "run scripts/make_docs.py choice"
+    page = (ROOT / choice.PAGE).read_text()
+    found = choice.measured((ROOT / choice.BENCHMARKS).read_text())
+    assert choice.table(found) in page, "run scripts/make_docs.py choice"
     assert len(found) == 6
     assert all(float(one["hierarchical-sharded"]) < float(one["MPI_Reduce+Bcast"]) for one in list(found.values())[:4])
 

@@ -59,7 +59,7 @@ def test_how_tests_ended():
 
 def test_the_page_has_both_blocks(tmp_path, monkeypatch):
     """They are replaced in place."""
-    import docs_page
+    from pages import page as docs_page
 
     page = (ROOT / docs_gpu.PAGE).read_text()
     monkeypatch.setattr(docs_page, "ROOT", tmp_path)

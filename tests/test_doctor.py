@@ -18,14 +18,15 @@ LAUNCHER_VARIABLES = ("PMI", "OMPI_", "SLURM_", "HYDI_", "PRTE_")
 SPOILED = f"""
 import os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-import doctor, doctor_machine
+import doctor
+from checkup import machine
 rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
 def broken():
     raise RuntimeError("a broken /proc")
 if rank == "1":
-    doctor_machine.memory = broken
+    machine.memory = broken
 if rank == "2":
-    sys.modules["doctor_network"] = None
+    sys.modules["checkup.network"] = None
 sys.argv = ["doctor.py", "--json", "--expect-ranks", "4"]
 doctor.main()
 """
@@ -141,7 +142,7 @@ def test_help_without_mpi():
     ],
 )
 def test_what_hangs_ends(hang, says):
-    lines = f"import ctypes, time, doctor_limit; doctor_limit.LAST_RESORT_S = 0.1; doctor_limit.TimeLimit(0.2); {hang}"
+    lines = f"import ctypes, time; from checkup import limit; limit.LAST_RESORT_S = 0.1; limit.TimeLimit(0.2); {hang}"
     result = ended(start(lines=lines))
     assert result.returncode == 1
     assert says in result.stderr

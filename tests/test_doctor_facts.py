@@ -6,12 +6,11 @@ import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import doctor_gpu
-import doctor_machine
 import pytest
-from doctor_facts import gather, is_first_on_node, new_facts
-from doctor_software import launcher_kind, mpi_family, source_hash
 
+from checkup import gpu, machine
+from checkup.facts import gather, is_first_on_node, new_facts
+from checkup.software import launcher_kind, mpi_family, source_hash
 from dist.tool_output import tool_output
 
 
@@ -117,8 +116,8 @@ def test_limits_of_cgroups_version_2(tmp_path):
         "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
     }  # fmt: skip
     places = cgroups(tmp_path, "0::/job_7/step_0", files)
-    assert doctor_machine.memory_limit(**places) == 8_000_000_000
-    assert doctor_machine.cpu_quota(**places) == 2.5
+    assert machine.memory_limit(**places) == 8_000_000_000
+    assert machine.cpu_quota(**places) == 2.5
 
 
 def test_limits_of_cgroups_version_1(tmp_path):
@@ -128,20 +127,20 @@ def test_limits_of_cgroups_version_1(tmp_path):
         "cpu,cpuacct/cpu.cfs_period_us": "100000",
     }  # fmt: skip
     places = cgroups(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/", files)
-    assert doctor_machine.memory_limit(**places) == 4_000_000_000
-    assert doctor_machine.cpu_quota(**places) == 1.5
+    assert machine.memory_limit(**places) == 4_000_000_000
+    assert machine.cpu_quota(**places) == 1.5
     (tmp_path / "mount/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     (tmp_path / "mount/cpu,cpuacct/cpu.cfs_quota_us").write_text("-1\n")
-    assert doctor_machine.memory_limit(**places) is None
-    assert doctor_machine.cpu_quota(**places) is None
+    assert machine.memory_limit(**places) is None
+    assert machine.cpu_quota(**places) is None
 
 
 def test_run_folder_where_it_will_be_made(tmp_path):
-    facts = doctor_machine.run_folder(tmp_path / "runs" / "later")
+    facts = machine.run_folder(tmp_path / "runs" / "later")
     assert (facts["place"], facts["problem"]) == (str(tmp_path), None)
     assert 0 < facts["free"] <= os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
     assert list(tmp_path.iterdir()) == []
-    assert doctor_machine.run_folder(Path("/proc/runs"))["problem"]
+    assert machine.run_folder(Path("/proc/runs"))["problem"]
 
 
 class FakeRuntimeError(Exception):
@@ -187,7 +186,7 @@ def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
 def test_own_gpu(monkeypatch):
     """Local rank 3 of a node whose processes see two GPUs takes the second."""
     fake_cupy(monkeypatch, 2)
-    facts = doctor_gpu.own(3)
+    facts = gpu.own(3)
     assert facts == {
         "cupy": "14.0", "runtime_cuda": 13000, "driver_cuda": 13010, "count": 2, "problem": None, "index": 1,
         "name": "H200", "id": "0000:01/01", "capability": 90, "free": 9, "total": 10, "nccl": None,
@@ -197,16 +196,16 @@ def test_own_gpu(monkeypatch):
 
 def test_own_gpu_where_there_is_none(monkeypatch):
     fake_cupy(monkeypatch, 0, "cudaErrorNoDevice: no CUDA-capable device is detected")
-    facts = doctor_gpu.own(0)
+    facts = gpu.own(0)
     assert (facts["count"], facts["driver_cuda"]) == (0, 13010)
     assert facts["problem"].endswith("no CUDA-capable device is detected")
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert doctor_gpu.own(0)["cupy"] is None
+    assert gpu.own(0)["cupy"] is None
 
 
 def test_list_of_gpus():
     text = "0, NVIDIA H200, 580.95.05, 143771, 4\n1, NVIDIA H200, 580.95.05, [N/A], [Insufficient Permissions]\nodd\n"
-    assert doctor_gpu.parse_list(text) == [
+    assert gpu.parse_list(text) == [
         {"index": 0, "name": "NVIDIA H200", "driver": "580.95.05", "total": 143771 << 20, "used": 4 << 20},
         {"index": 1, "name": "NVIDIA H200", "driver": "580.95.05", "total": None, "used": None},
     ]

@@ -2,10 +2,7 @@
 
 import importlib
 
-import doctor_checks
 import pytest
-from doctor_checks import find, verdict
-from doctor_findings import FAIL, NOTE, SLOW
 from doctor_job import (
     ALL_CORES,
     ALONE,
@@ -22,6 +19,10 @@ from doctor_job import (
     error,
     healthy,
 )
+
+from checkup import checks
+from checkup.checks import find, verdict
+from checkup.findings import FAIL, NOTE, SLOW
 
 MISSING = {"vocab.bpe": "6d1c"}
 
@@ -165,7 +166,7 @@ FLAT_CASES = [pytest.param(*case, id=f"{name} {i}") for name, cases in CASES.ite
 
 
 def all_checks() -> list[str]:
-    modules = map(importlib.import_module, doctor_checks.MODULES)
+    modules = map(importlib.import_module, checks.MODULES)
     return [check.__name__ for module in modules for check in module.CHECKS]
 
 

@@ -1,12 +1,13 @@
 """doctor.py on invented jobs: what several findings come to, facts that are missing, and the report."""
 
 import pytest
-from doctor_check_memory import node_bytes
-from doctor_check_software import foreign_launcher
-from doctor_checks import find, verdict
-from doctor_findings import FAIL, NOTE, SLOW, on_hosts, rank_list
 from doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
-from doctor_report import as_text, table
+
+from checkup.check_memory import node_bytes
+from checkup.check_software import foreign_launcher
+from checkup.checks import find, verdict
+from checkup.findings import FAIL, NOTE, SLOW, on_hosts, rank_list
+from checkup.report import as_text, table
 
 
 def test_without_a_model_sizes_are_notes():

@@ -133,7 +133,6 @@ def files(tmp_path_factory):
 def test_all_three_evaluations(comm, files, shared_path, capsys):
     """By scripts/evaluate.py; the number of ranks changes nothing but rounding."""
     import evaluate
-
     from dist.world import start_world
 
     folder, expected = files

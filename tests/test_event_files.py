@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export import main as export
 from in_process import ROOT, alone, log
 from in_process import train as train_here
-from train_settings import parse_settings
 
+from export import main as export
+from settings.training import parse_settings
 from traces.checks import LOG_ROW
 
 SMALL = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 16, "--trace", "off"]

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 from drawn import is_inside
-from exchange_contenders import Allreduce, makers
-from exchange_table import lower_bound_s, summarize, tables
 
+from exchange_bench.contenders import Allreduce, makers
+from exchange_bench.table import lower_bound_s, summarize, tables
 from traces import exchange_bars
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import random_kills
-from failure_log import curve, last_step, newest_step
-from failure_processes import launcher_process, rank_processes, send, wait_until
-from signals import INTERRUPTED
 
+import random_kills
 from dist.launcher import find_mpirun, mpirun_command, mpirun_environment
+from faults.log import curve, last_step, newest_step
+from faults.processes import launcher_process, rank_processes, send, wait_until
 from gpt2.checkpoints import STATE, Checkpoint
+from training.signals import INTERRUPTED
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

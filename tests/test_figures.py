@@ -7,15 +7,15 @@ import subprocess
 from dataclasses import replace
 
 import numpy as np
-import plot
 import pytest
-from diagnose import diagnose
 from drawn import is_inside, title_of
-from html_report import write_report
 from make_run import simulate, write_run
 from matplotlib.collections import QuadMesh
-from message_matrix import message_matrix
 
+import plot
+from diagnose import diagnose
+from reports.html_page import write_report
+from reports.message_matrix import message_matrix
 from traces import (
     communication_matrix,
     model_points,

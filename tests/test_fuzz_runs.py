@@ -19,11 +19,11 @@ import faulty_runs
 import numpy as np
 import paraver_check
 import pytest
-from advise_from_run import advise_from_run
-from diagnose import as_text, diagnose
 from mutations import Mutator, read_mutants
-from plot import report
 
+from diagnose import as_text, diagnose
+from plot import report
+from prediction.from_run import advise_from_run
 from traces import RunError, chrome, paraver, read_run
 from traces.analysis import measure_runs
 from traces.clocks import write_end_clocks

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu_check
 import pytest
 from cuda_shim.shim import lasting_build
 from gpu.on_fake_gpu import install
 
+import gpu_check
 from gpt2.config import GPT2Config
 
 ROOT = Path(__file__).parent.parent

@@ -81,7 +81,7 @@ MISTAKES = {
 @pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
-    import transports
+    from backends import transports
 
     for what, (flags, machine, says) in MISTAKES.items():
         aware, proven = machine.pop("aware", True), machine.pop("proven", True)
@@ -102,8 +102,8 @@ def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, caps
 @pytest.mark.ranks(2)
 def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     """Backend and transport, and the reasons that are recorded; and what MFU is of."""
-    import gpu_machine
-    import transports
+    from backends import transports
+    from machine import gpu as gpu_machine
 
     trainer.run(gpus=None)
     assert trainer.config["settings"]["backend"] == "numpy"
@@ -135,7 +135,7 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
 @pytest.mark.ranks(3)
 def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
     """Those that the transport, the wire and the nodes leave; through host memory where nothing else is there."""
-    import auto_on_gpus
+    from backends import auto_on_gpus
 
     every, auto = auto_on_gpus.CANDIDATES, ["--backend", "cupy", "--strategy", "auto"]
     one_node, two_nodes = on_nodes(comm, 3), on_nodes(comm, 2)
@@ -159,7 +159,7 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
 
 
 def test_a_strategy_without_a_line_in_the_table_goes_through_host_memory(monkeypatch):
-    from transports import Found, choose_transport
+    from backends.transports import Found, choose_transport
 
     monkeypatch.delitem(DEVICE_FORMS, "tree")
     settings = SimpleNamespace(strategy="tree", transport="auto", wire="float32", overlap=True)
@@ -181,7 +181,7 @@ def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
 
 
 def test_who_shares_a_gpu():
-    from gpus import shared_gpus
+    from backends.gpus import shared_gpus
 
     places = [{"rank": rank, "host": host} for rank, host in enumerate("aaabb")]
     identities = [{"id": name} for name in ("x", "y", "x", "x", "y")]

@@ -25,9 +25,9 @@ RUNS = {
 
 @pytest.fixture
 def trainer(comm, monkeypatch, shared_path):
-    import backends
+    from backends import kinds
 
-    monkeypatch.setattr(backends, "BUCKET_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(kinds, "BUCKET_BYTES", BUCKET_BYTES)
     return None if comm is None else Trainer(comm, monkeypatch, shared_path)
 
 

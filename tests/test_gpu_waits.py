@@ -33,7 +33,7 @@ LATE = (
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
     """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
-    import gpu_copies
+    from backends import gpu_copies
 
     monkeypatch.setattr(gpu_copies, "CHUNK", 9000)  # of 59 thousand parameters
     machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
@@ -49,9 +49,9 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
 
 def broken_waits():
     """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
-    import gpu_bridge
-    from gpu_bridge import HostBridge
-    from gpu_copies import Copied, Copies
+    from backends import gpu_bridge
+    from backends.gpu_bridge import HostBridge
+    from backends.gpu_copies import Copied, Copies
 
     into, computed = Copies.into, Copies.computed
 
@@ -82,7 +82,7 @@ def broken_waits():
 
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
-    import gpu_copies
+    from backends import gpu_copies
 
     monkeypatch.setattr(gpu_copies, "CHUNK", 9000)
     for what, (kind, name, broken, flags, lag) in broken_waits().items():

@@ -177,7 +177,8 @@ def test_a_run_that_has_ended_keeps_its_exit_code(tmp_path):
     """srun sends SIGTERM to the ranks that end last, when no Python handler is left: as after exec."""
     afterwards = "import os, signal, sys; os.kill(os.getpid(), signal.SIGTERM); sys.exit(75)"
     program = (
-        f"import os, sys, signals\nsignals.Signals().close()\nos.execv(sys.executable, ['p', '-c', {afterwards!r}])"
+        "import os, sys\nfrom training.signals import Signals\nSignals().close()\n"
+        f"os.execv(sys.executable, ['p', '-c', {afterwards!r}])"
     )
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path).returncode == 75

@@ -5,16 +5,16 @@ import subprocess
 import sys
 
 import numpy as np
-import prepare_batches
-import prepare_documents
-import prepare_files
 import pytest
-from prepare import parse
 from prepared import SCRIPTS, manifest_of, nonsense, run, tokens_in, use_vocabulary, write_folder, write_jsonl
 from test_tokenizers import SHAKESPEARE, needs_vocabulary, refusal
 
 from gpt2 import texts
 from gpt2.shards import open_shard
+from preparation import batches as prepare_batches
+from preparation import documents as prepare_documents
+from preparation import files as prepare_files
+from prepare import parse
 
 TOKENIZERS = ["bytes", pytest.param("gpt2", marks=needs_vocabulary)]
 DOCUMENTS = ["First line.\n second", "", "é'll 字。\n\n  x", " ", "\n", "last <|endoftext|> one\r\n" * 9]

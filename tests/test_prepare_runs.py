@@ -7,13 +7,14 @@ import subprocess
 import time
 from pathlib import Path
 
-import prepare_batches
-import prepare_manifest
-import prepare_processes
-import prepare_shards
 import pytest
 from prepared import command, contents, manifest_of, nonsense, run, use_vocabulary, write_folder
 from test_tokenizers import needs_vocabulary, refusal
+
+from preparation import batches as prepare_batches
+from preparation import manifest as prepare_manifest
+from preparation import processes as prepare_processes
+from preparation import shards as prepare_shards
 
 
 def make(folder: Path, out: Path) -> None:

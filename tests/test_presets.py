@@ -3,14 +3,14 @@
 import json
 
 import numpy as np
-import presets
 import pytest
 from in_process import log, train
-from train_settings import complete, parse_settings
 
 from dist.world import world_of
 from gpt2.errors import UserError
 from gpt2.shards import write_shard
+from settings import presets
+from settings.training import complete, parse_settings
 
 pytestmark = pytest.mark.any_mpi
 # Of llm.c's scripts/run_gpt2_124M.sh, and of nanoGPT's README and the file of settings that its command names.

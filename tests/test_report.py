@@ -1,9 +1,10 @@
-"""scripts/report.py: which rank the progress line names as the slowest."""
+"""scripts/training/report.py: which rank the progress line names as the slowest."""
 
 from math import nan
 
 import pytest
-from report import Progress, slowest
+
+from training.report import Progress, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
 

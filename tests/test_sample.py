@@ -14,8 +14,6 @@ import tiktoken
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 import sample
-from sample_tokenizer import choose_tokenizer
-
 from gpt2 import checkpoints, huggingface_export, llmc
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
@@ -24,6 +22,7 @@ from gpt2.kernels import load_kernels
 from gpt2.parameters import Layout, Parameters
 from gpt2.sampling import Sampling
 from gpt2.tokenizers import byte_encoding
+from settings.tokenizer import choose_tokenizer
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=32, vocab_size=256)
 PIECES = ["H", "a", "l", "o", " ", "\u20ac".encode()[:1], "\u20ac".encode()[1:], b"\xff", "lo"]
@@ -152,7 +151,9 @@ def test_a_terminal_is_given_nothing_to_obey():
 
 def test_which_tokenizer(tmp_path, monkeypatch):
     run = new_run(tmp_path / "run", [7])
-    monkeypatch.setattr("sample_tokenizer.load_tokenizer", lambda name: {"gpt2": WORDS, "bytes": byte_encoding()}[name])
+    monkeypatch.setattr(
+        "settings.tokenizer.load_tokenizer", lambda name: {"gpt2": WORDS, "bytes": byte_encoding()}[name]
+    )
     for path in (run, run / "checkpoints/step-00000007", run / "checkpoints/step-00000007/model.bin"):
         assert choose_tokenizer(None, path, 50257).name == "bytes"
         assert choose_tokenizer("gpt2", path, 50257) is WORDS

@@ -104,7 +104,7 @@ def test_bench_step_without_torch():
 
 def test_the_floor_is_all_the_steps_products(monkeypatch):
     """Its floating point operations, counted product by product, against the formula."""
-    from step_products import step_products
+    from step_bench.products import step_products
 
     config, B, T = PRESETS["tiny"], 2, 32
     operations, sizes = Counter(), []
@@ -149,7 +149,7 @@ def test_every_part_of_the_documentation_has_its_function():
 
 
 def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):
-    import docs_page
+    from pages import page as docs_page
 
     monkeypatch.setattr(docs_page, "ROOT", tmp_path)
     marks = "a\n<!-- begin generated: x -->\nold\n<!-- end generated: x -->\nb <!-- begin generated: y -->"

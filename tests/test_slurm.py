@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-import virtual_slurm
-from slurm_daemons import running_slurm
 from virtual_hosts import missing_hosts, needs
 
+import virtual_slurm
+from cluster.slurm_daemons import running_slurm
 from dist.launcher import find_mpirun, is_open_mpi
 
 REPOSITORY = Path(__file__).parent.parent

@@ -1,16 +1,16 @@
-"""scripts/utilization.py: whose peak MFU is a part of, and what a training run says of it."""
+"""scripts/training/utilization.py: whose peak MFU is a part of, and what a training run says of it."""
 
 import json
 import threading
 from types import SimpleNamespace
 
 import pytest
-import utilization
 from in_process import log
 from in_process import train as train_here
-from utilization import PERIODS, PRODUCT_SIZE, Peak, datasheet_peak, product_rate
 
 from gpt2.numpy_kernels import Cores
+from training import utilization
+from training.utilization import PERIODS, PRODUCT_SIZE, Peak, datasheet_peak, product_rate
 
 SMALL = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 16, "--steps", 2, "--eval-every", 0]
 PARAMETERS = 256 * 16 + 16 * 16 + (12 * 16**2 + 13 * 16) + 2 * 16
@@ -89,11 +89,11 @@ def test_a_gpu_that_is_not_known_has_no_mfu():
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "fast"])
 def test_a_peak_is_a_number_above_0(text, monkeypatch, capsys):
-    import train_settings
+    from settings import training
 
-    monkeypatch.setattr(train_settings, "start_mpi", lambda: SimpleNamespace(rank=0))
+    monkeypatch.setattr(training, "start_mpi", lambda: SimpleNamespace(rank=0))
     with pytest.raises(SystemExit) as ended:
-        train_settings.parse_settings("", ["--peak-tflops", text])
+        training.parse_settings("", ["--peak-tflops", text])
     assert ended.value.code == 2
     line = capsys.readouterr().err
     assert f"argument --peak-tflops: '{text}' is not a number above 0" in line

@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import cluster_launch
 import pytest
-import virtual_cluster
-from cluster_hosts import ClusterError, child_processes, command_line, end_clusters
-from cluster_hosts import innermost_child as first_process
-from cluster_network import Port, node_ports, token_bucket
 from virtual_hosts import missing_hosts, needs
+
+import virtual_cluster
+from cluster import launch
+from cluster.hosts import ClusterError, child_processes, command_line, end_clusters
+from cluster.hosts import innermost_child as first_process
+from cluster.network import Port, node_ports, token_bucket
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -23,7 +24,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 TIME_LIMIT_S = 60
 # Open MPI's daemon may miss the end of a rank that lives for milliseconds only, as `true` does, and wait for ever.
 SHORT = ["sleep", "0.2"]
-needs_cluster = needs(missing_hosts(virtual_cluster.check_machine, cluster_launch.mpirun_here))
+needs_cluster = needs(missing_hosts(virtual_cluster.check_machine, launch.mpirun_here))
 # Prints one JSON object on rank 0: what each rank sees of its place.
 PLACES = """
 import json, os
@@ -244,9 +245,9 @@ def test_a_mistake_is_one_line(flags, says):
 
 
 def test_what_the_machine_lacks_is_said(monkeypatch):
-    monkeypatch.setattr(cluster_launch, "find_mpirun", lambda: None)
+    monkeypatch.setattr(launch, "find_mpirun", lambda: None)
     with pytest.raises(ClusterError, match="no mpirun found"):
-        cluster_launch.mpirun_here()
+        launch.mpirun_here()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
     with pytest.raises(ClusterError, match="no command 'tc': install iproute2"):
@@ -269,7 +270,7 @@ def test_what_the_machine_lacks_is_said(monkeypatch):
     ],
 )
 def test_place_ranks(ranks, nodes, per_node, first_node, placement):
-    assert cluster_launch.place_ranks(ranks, nodes, per_node, first_node) == placement
+    assert launch.place_ranks(ranks, nodes, per_node, first_node) == placement
 
 
 def test_ports_and_their_buckets():

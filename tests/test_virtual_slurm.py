@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-import virtual_slurm
-from cluster_hosts import ClusterError, child_processes
 from virtual_hosts import missing_hosts, needs
+
+import virtual_slurm
+from cluster.hosts import ClusterError, child_processes
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

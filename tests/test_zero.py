@@ -48,7 +48,7 @@ class Training:
         self.model_bytes = tracemalloc.get_traced_memory()[0] - before
 
     def step(self, micro_batches, scale, lr=1e-2):
-        """(this rank's part of the loss, norm) of a step, as scripts/worker.py does it."""
+        """(this rank's part of the loss, norm) of a step, as scripts/training/worker.py does it."""
         loss = 0.0
         for index, tokens in enumerate(micro_batches):
             loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], scale) * scale

@@ -4,7 +4,8 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from cluster_hosts import ClusterError
+
+from cluster.hosts import ClusterError
 
 # A host in small: namespaces, a pair of interfaces, a limited rate.
 HOST = ("unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c")

@@ -25,7 +25,7 @@ def read(device, array):
 
 
 def fixture_model(device, storage):
-    from gpu_machine import dtype_of, on_gpu
+    from machine.gpu import dtype_of, on_gpu
 
     return FixtureModel(
         "heads_of_64", bind(cupy_kernels, device), dtype_of(storage),
@@ -75,7 +75,7 @@ def test_full_width(new_device, storage, epilogues):
 
 def on_the_gpu(device, reference, storage):
     """The reference's model on the GPU; both then hold the storage's values."""
-    from gpu_machine import dtype_of, on_gpu
+    from machine.gpu import dtype_of, on_gpu
 
     flat = reference.parameters.flat
     if storage == "bfloat16":

@@ -1,0 +1,75 @@
+"""From the settings to a backend: NumPy or CuPy, which GPU, which transport; and every reason why not, in one line."""
+
+import importlib.util
+from dataclasses import replace
+from functools import partial
+
+from backends.auto_strategy import with_strategy
+from backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
+from backends.kinds import OnCores, OnGpu, OnGpuThroughHost
+from backends.transports import choose_transport, device_comm, find
+from gpt2.cupy_kernels.attention import assert_head_size
+from gpt2.errors import UserError
+from gpt2.kernels import load_kernels
+from settings.training import AUTO, check_arrays
+
+LIKE_AUTO = "ring"  # every transport, wire and overlap that a strategy has which auto may take, this one has
+
+
+def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
+    """(the settings with backend, transport and strategy decided, what makes the backend, what config.json says).
+
+    Collective. Nothing large stays allocated before the backend is made, which is collective, too.
+    """
+    kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
+    if kernels is None:
+        settings = replace(settings, backend="numpy")
+        with world.together(UserError):
+            check_arrays(settings, f" ({why})")
+        settings = with_strategy(replace(settings, transport="host"), world, layout.size, links)
+        made_by = partial(OnCores, settings, world, layout, adamw, load_kernels("numpy", threads))
+        return settings, made_by, {"backend_why": why}
+    identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
+    shared = shared_gpus(world.places, identities)
+    with world.together(UserError):
+        check_sharing(shared, settings.share_gpus)
+    found = find(world, kernels.device, settings.transport, shared)
+    with world.together(UserError):
+        named = replace(settings, strategy=LIKE_AUTO) if settings.strategy == AUTO else settings
+        transport, transport_why = choose_transport(named, world.size, found)
+    comm = device_comm(transport, world, kernels.device, settings.overlap)
+    settings = replace(settings, backend="cupy", transport=transport)
+    settings = with_strategy(settings, world, layout.size, links, comm)
+    kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
+    made_by = partial(kind, settings, world, layout, adamw, kernels, more)
+    return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
+
+
+def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):
+    """(CuPy's kernels on this rank's GPU, or None for NumPy's; why). The same choice on all ranks. Collective."""
+    if backend == "numpy":
+        return None, "as asked for"
+    kernels = problem = None
+    try:
+        kernels = gpu_kernels(config, world, threads, tf32)
+    except UserError as error:
+        problem = error
+    if backend == "cupy":
+        with world.together(UserError):
+            if problem is not None:
+                raise problem
+        return kernels, "as asked for"
+    reason = next((each for each in world.comm.allgather(problem and str(problem)) if each is not None), None)
+    if reason is None:
+        return kernels, "each rank has a GPU"
+    if importlib.util.find_spec("cupy") is not None:  # else nobody expects a GPU to be used
+        world.print(f"--backend auto takes numpy: {reason}")
+    return None, reason
+
+
+def gpu_kernels(config, world, threads: int, tf32: bool):
+    """CuPy's kernels; UserError where they do not run here, or not with this model."""
+    assert_head_size(config.head_size)
+    kernels = load_kernels("cupy", threads, own_gpu(world.local_rank), tf32)
+    kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
+    return kernels

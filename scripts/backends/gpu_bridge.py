@@ -1,0 +1,159 @@
+"""Between the model's arrays on a GPU and the float32 exchange buffers that a strategy works on, wherever those lie.
+
+A bridge is a strategy to the training loop: it brings final gradients over before it tells the strategy that they are
+final, and new parameters back before the model uses them. Where both are the same arrays there is none.
+"""
+
+from dataclasses import dataclass
+
+from backends.gpu_copies import Copies
+from dist.sharded import Slots
+from dist.waiting import Pauses, wait
+from gpt2.rounding import RoundedParameters
+
+
+@dataclass(frozen=True)
+class FlatPair:
+    """Two flat vectors (size,): arrays, or Slots of which a range exists at a time."""
+
+    parameters: object
+    gradients: object
+
+
+class Bridge:
+    """What both bridges share. model, exchanged: the FlatPairs on either side.
+
+    rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
+    """
+
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
+        self.strategy, self.model, self.exchanged, self.tracer = strategy, model, exchanged, tracer
+        self.clipping, self.rounded = strategy.clipping, rounded
+        self.worker, self.workers, self.keeps_gradients = strategy.worker, strategy.workers, strategy.keeps_gradients
+        self.there = {}  # by place: the range whose parameters the model has had since the update
+        slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
+        self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
+
+    def before_use(self, start, stop):
+        self.strategy.before_use(start, stop)
+        place = (start, stop) if self.place_of is None else self.place_of[start, stop]
+        if self.there.get(place) == (start, stop):
+            return
+        if parts := self._missing(start, stop):
+            with self.tracer.interruption("copy_in", bytes=4 * sum(high - low for low, high in parts)):
+                for part in parts:
+                    self._bring(*part)
+        self.there[place] = (start, stop)
+
+    def _missing(self, start, stop):
+        return [(start, stop)] if self.rounded is None else self.rounded.missing(start, stop)
+
+    def _bring(self, start, stop) -> None:
+        """Queue a part of a range of the new parameters for the model."""
+        raise NotImplementedError
+
+    def poke(self):
+        self.strategy.poke()
+
+    def update(self, lr):
+        self.there.clear()
+        if self.rounded is not None:
+            self.rounded.begin_update()
+        return self.strategy.update(lr)
+
+    def state(self):
+        return self.strategy.state()
+
+    def errors(self):
+        return self.strategy.errors()
+
+    def resumed(self):
+        self.strategy.resumed()
+
+
+class CastingBridge(Bridge):
+    """Both sides on the GPU, the model's in bfloat16: casts, queued on the one stream."""
+
+    def gradients_final(self, start, stop):
+        self.exchanged.gradients[start:stop][:] = self.model.gradients[start:stop]
+        self.strategy.gradients_final(start, stop)
+
+    def _bring(self, start, stop):
+        self.rounded.store(start, self.exchanged.parameters[start:stop])
+
+
+class HostBridge(Bridge):
+    """The exchange buffers in host memory: gradients come down during backward, parameters go up as they are used.
+
+    A range's gradients are final for the strategy when their copy has landed; nobody waits for that before the update,
+    but pokes look. A strategy that does not keep gradients is told at fixed moments instead, as it exchanges parameters
+    in between, in one order on all ranks: a range when the next one is final, the last at once. From then on its place,
+    in host memory and on the GPU, may be written again.
+    """
+
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, copies: Copies):
+        super().__init__(strategy, model, exchanged, tracer, rounded)
+        self.copies = copies
+        self.on_the_way = []  # (start, stop, copy) of gradients, in the order in which they became final
+        self.last_upload = self.before_update = copies.computed()
+        for flat in (exchanged.parameters, exchanged.gradients):
+            for array in flat.memory if isinstance(flat, Slots) else [flat]:
+                copies.pin(array)
+
+    def before_use(self, start, stop):
+        if self.place_of is not None:
+            wait(self.last_upload)  # from a place in host memory that others are gathered into next
+        super().before_use(start, stop)
+
+    def _bring(self, start, stop):
+        # The place is free once what was queued before the update is done; one that others share, what is now.
+        is_free = self.before_update if self.place_of is None else self.copies.computed()
+        host = self.exchanged.parameters[start:stop]
+        if self.rounded is None:
+            self.last_upload = self.copies.into(host, self.model.parameters[start:stop], is_free)
+        else:
+            self.last_upload = self.copies.through(
+                host, lambda low, values: self.rounded.store(start + low, values), is_free
+            )
+        self.copies.before_compute(self.last_upload)
+
+    def gradients_final(self, start, stop):
+        if not self.keeps_gradients:
+            self._make_room()
+        copy = self.copies.out(self.model.gradients[start:stop], self.exchanged.gradients[start:stop])
+        self.on_the_way.append((start, stop, copy))
+        if not self.keeps_gradients and start == 0:  # backward ends; another begins by writing where this range lies
+            self._make_room()
+
+    def _make_room(self):
+        with self.tracer.interruption("copy_out"):
+            self._land_all()
+
+    def poke(self):
+        if self.keeps_gradients:
+            self._land()
+        self.strategy.poke()
+
+    def update(self, lr):
+        with self.tracer.phase("copy_out", bytes=4 * sum(stop - start for start, stop, _ in self.on_the_way)):
+            self._land_all()
+        self.before_update = self.copies.computed()
+        return super().update(lr)
+
+    def _land(self) -> bool:
+        """Tell the strategy of the gradients that have come; False if there are none."""
+        count = len(self.on_the_way)
+        while self.on_the_way and self.on_the_way[0][2].Test():
+            start, stop, _ = self.on_the_way.pop(0)
+            self.strategy.gradients_final(start, stop)
+        return len(self.on_the_way) < count
+
+    def _land_all(self):
+        """Return when all gradients have come; exchanges that have begun move on meanwhile."""
+        pauses = Pauses()
+        while self.on_the_way:
+            if self._land():
+                pauses.happened()
+            else:
+                pauses.sleep()
+            self.strategy.poke()

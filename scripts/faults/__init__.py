@@ -1,0 +1,1 @@
+"""What failure_suite.py, fault_suite.py and random_kills.py share: cases, launchers, what a run has left."""

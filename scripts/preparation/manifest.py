@@ -1,0 +1,105 @@
+"""manifest.json of a folder of shards: what they were made of and how, which are complete, and so where to go on.
+
+    tokenizer, vocabulary      by name; number of tokens
+    separator                  the tokens between two documents
+    options                    field, shard_tokens, val_percent, name, and batch_characters, by which work is cut
+    inputs                     path, bytes, sha256, documents, empty_documents (left out), characters; in order
+    shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
+    complete                   true when nothing is missing
+
+`end` is where the shard ends: so many batches of the input, in order, and so many tokens of the next, are in the shards
+to here. Nothing in it depends on the number of processes, or on whether the work was interrupted.
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpt2.errors import UserError
+from gpt2.shards import file_errors, replacing
+from preparation.survey import checksum
+
+FILE = "manifest.json"
+CONTENTS = ("bytes", "sha256")  # of an input, what must be the same to go on; where it lies may change
+
+
+@contextmanager
+def owned_folder(folder: Path) -> Iterator[None]:
+    """A folder that can be written and that no other prepare.py writes to while the block runs; made if missing."""
+    with file_errors(folder, "cannot write there: give --out a folder that is writable and has room"):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"{folder}: another prepare.py is writing there: wait for it, or give another --out") from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def read_manifest(folder: Path) -> dict | None:
+    """The folder's manifest; None where the folder holds neither one nor shards. UserError: shards without one."""
+    path = folder / FILE
+    if not path.exists():
+        others = sorted(folder.glob("*.bin"))
+        if others:
+            raise UserError(f"{folder}: holds {others[0].name} but no {FILE}: give --out a folder of its own")
+        return None
+    with file_errors(path, "check its permissions"):
+        content = path.read_bytes()
+    try:
+        found = json.loads(content)
+        known = {"tokenizer", "options", "inputs", "shards", "complete"} <= set(found)
+    except (ValueError, TypeError):
+        known = False
+    if not known:
+        raise UserError(f"{path}: not a manifest of prepare.py: give --out a folder of its own")
+    return found
+
+
+def write_manifest(folder: Path, manifest: dict) -> None:
+    with replacing(folder / FILE) as file:
+        file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
+    """UserError unless the folder's shards are made with the same tokenizer and options."""
+    if found["tokenizer"] != expected["tokenizer"]:
+        refuse(folder, f"made with --tokenizer {found['tokenizer']}, this is {expected['tokenizer']}")
+    for name, value in expected["options"].items():
+        other = found["options"].get(name)
+        if other != value:
+            refuse(folder, f"made with --{name.replace('_', '-')} {other}, this is {value}")
+
+
+def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
+    """UserError unless the folder's shards are made of the same files, wherever they lie now."""
+    if len(found["inputs"]) != len(surveyed):
+        refuse(folder, f"made of {len(found['inputs'])} files, these are {len(surveyed)}")
+    for before, now in zip(found["inputs"], surveyed, strict=True):
+        if any(before[what] != now[what] for what in CONTENTS):
+            refuse(folder, f"made of {before['path']} with other contents than {now['path']} has now")
+
+
+def refuse(folder: Path, reason: str) -> None:
+    raise UserError(f"{folder}: its shards were {reason}: give another --out, or remove the folder")
+
+
+def whole_shards(folder: Path, shards: list[dict]) -> list[dict]:
+    """The shards to go on from: all before the first that is missing or not what the manifest says."""
+    whole = []
+    for shard in shards:
+        path = folder / shard["file"]
+        if not path.is_file() or any(shard[what] != found for what, found in checksum(path).items()):
+            break
+        whole.append(shard)
+    return whole

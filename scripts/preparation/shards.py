@@ -1,0 +1,79 @@
+"""Tokens in order into shard files of a given size."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.shards import HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION, file_errors, make_header
+from preparation.survey import checksum
+
+ADVICE = "cannot write it: make room or check the folder, then run the same command again, which goes on from here"
+PART = ".part"  # behind the name of a shard that is not complete
+
+
+class ShardWriter:
+    """Cuts each split's tokens into shards <name>_<split>_000000.bin and so on, of `shard_tokens` but for its last.
+
+    A shard is written as <its name>.part and renamed when it is complete and on disk; then `completed` is called with
+    what the manifest says of it. What an interrupted one left is overwritten. shards: those there already.
+    UserError: cannot write.
+    """
+
+    def __init__(self, folder: Path, name: str, shard_tokens: int, shards: list[dict], completed: Callable):
+        self._folder, self._name, self._shard_tokens, self._completed = folder, name, shard_tokens, completed
+        self._numbers = {split: sum(s["split"] == split for s in shards) for split in ("train", "val")}
+        self._split, self._file, self._path, self._count = None, None, None, 0
+
+    def add(self, split: str, tokens: np.ndarray, batch: int, first: int) -> None:
+        """Write tokens first .. of that batch, whose number it is; `tokens` are all of the batch."""
+        if split != self._split:
+            self.finish(batch)
+        while first < len(tokens):
+            if not self._file:
+                self._open(split)
+            part = tokens[first : first + self._shard_tokens - self._count]
+            with file_errors(self._path, ADVICE):
+                self._file.write(np.ascontiguousarray(part, "<u2"))
+            self._count += len(part)
+            first += len(part)
+            if self._count == self._shard_tokens:
+                self._close([batch, first])
+
+    def finish(self, batch: int) -> None:
+        """Complete the shard that is open, if one is; `batch`, the next one's number, is not in it."""
+        if self._file:
+            self._close([batch, 0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused) -> None:
+        """Remove a shard that is not complete."""
+        if self._file:
+            with suppress(OSError):  # on a full disk, its last bytes cannot be written now either
+                self._file.close()
+            self._path.unlink(missing_ok=True)
+
+    def _open(self, split: str) -> None:
+        file = f"{self._name}_{split}_{self._numbers[split]:06}.bin"
+        self._split, self._path, self._count = split, self._folder / (file + PART), 0
+        with file_errors(self._path, ADVICE):
+            self._file = open(self._path, "wb")  # noqa: SIM115 (open from one call to another)
+            self._file.write(bytes(HEADER_BYTES))
+
+    def _close(self, end: list[int]) -> None:
+        path = self._path.with_suffix("")  # without PART
+        with file_errors(self._path, ADVICE):
+            self._file.seek(0)
+            self._file.write(make_header(SHARD_MAGIC, SHARD_VERSION, self._count))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            facts = checksum(self._path)
+            os.replace(self._path, path)
+        self._file = None
+        self._numbers[self._split] += 1
+        self._completed({"file": path.name, "split": self._split, "tokens": self._count, **facts, "end": end})

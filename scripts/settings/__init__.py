@@ -1,0 +1,1 @@
+"""The flags of train.py and what follows from them: known runs' presets, a model's tokenizer."""

@@ -1,0 +1,88 @@
+"""bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone."""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from machine.host import machine, versions
+from step_bench.process import Contender
+
+SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
+COMMAND = [sys.executable, str(Path(__file__).parent.parent / "bench_step.py"), "--contender"]
+CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
+TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
+
+
+def bench(settings, config) -> int:
+    """Measure, print, write; the exit code."""
+    names = CONTENDERS | (TORCH_CONTENDERS if settings.vs == "torch" else {})
+    report = summarize(settings, measure(settings, names))
+    print(table(report, names))
+    if settings.json:
+        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def measure(settings, names) -> dict[str, list[dict]]:
+    """Every contender's reports of its counted steps, after two that are not counted."""
+    shape = {name: getattr(settings, name) for name in ("model", "batch_size", "seq_len", "threads")}
+    contenders = {name: Contender(COMMAND, name, shape) for name in names}
+    try:
+        for contender in contenders.values():
+            for _ in range(2):
+                contender.ask("step")
+        results = {name: [] for name in names}
+        for _ in range(settings.repeat):
+            for name, contender in contenders.items():
+                time.sleep(SETTLE_S)
+                results[name].append(contender.ask("step"))
+    finally:
+        for contender in contenders.values():
+            contender.close()
+    return results
+
+
+def summarize(settings, results) -> dict:
+    """Medians and spread of each contender; ratios are medians of the ratios step by step."""
+    tokens = settings.batch_size * settings.seq_len
+    ours = [step["step_s"] for step in results["ours"]]
+    contenders = {}
+    for name, steps in results.items():
+        seconds = [step["step_s"] for step in steps]
+        contenders[name] = {
+            "step_s": statistics.median(seconds),
+            "min_s": min(seconds),
+            "max_s": max(seconds),
+            "tokens_per_s": tokens / statistics.median(seconds),
+            "peak_memory_bytes": steps[-1]["peak_memory_bytes"],
+            "ours_over_this": statistics.median(a / b for a, b in zip(ours, seconds, strict=True)),
+            "parts_s": {part: statistics.median(step["parts"][part] for step in steps) for part in steps[0]["parts"]},
+            "versions": steps[-1]["versions"],
+        }
+    shape = {name: getattr(settings, name) for name in ("model", "batch_size", "seq_len", "threads", "repeat")}
+    return {"settings": shape, "machine": machine() | versions("numpy", "numba"), "contenders": contenders}
+
+
+def table(report: dict, names: dict[str, str]) -> str:
+    s = report["settings"]
+    lines = [
+        f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['threads']} threads, {s['repeat']} steps in turn",
+        "",
+        f"{'':24} {'step, s':>9} {'min':>7} {'max':>7} {'tokens/s':>9} {'ours / it':>9} {'memory, GB':>11}",
+    ]
+    for name, text in names.items():
+        c = report["contenders"][name]
+        lines.append(
+            f"{text:24} {c['step_s']:9.3f} {c['min_s']:7.3f} {c['max_s']:7.3f} {c['tokens_per_s']:9.1f} "
+            f"{c['ours_over_this']:9.3f} {c['peak_memory_bytes'] / 1e9:11.2f}"
+        )
+    for name in CONTENDERS:
+        c = report["contenders"][name]
+        lines += ["", f"{names[name]}, where the step goes:"]
+        lines += [
+            f"    {part:28} {seconds * 1e3:9.1f} ms {seconds / c['step_s']:6.1%}"
+            for part, seconds in c["parts_s"].items()
+        ]
+    return "\n".join(lines)

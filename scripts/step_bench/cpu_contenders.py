@@ -1,0 +1,145 @@
+"""What bench_step.py measures on CPUs, each in a process of its own (process.py).
+
+    python scripts/bench_step.py --contender NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 64, "threads": 2}'
+
+Answers {"do": "step"} with one step's step_s, parts (seconds by name), peak_memory_bytes, versions.
+"""
+
+import resource
+from collections import defaultdict
+from importlib.metadata import version
+from time import perf_counter
+from types import SimpleNamespace
+
+from step_bench.process import ContenderError
+
+
+def ours(shape):
+    """forward, backward, AdamW; with the time of each kernel."""
+    import numpy as np
+
+    from gpt2.config import PRESETS
+    from gpt2.kernels import load_kernels
+    from gpt2.model import new_model
+    from gpt2.optimizer import AdamW, AdamWSettings
+    from gpt2.parameters import initialize
+
+    spent = defaultdict(float)
+    kernels = timed(load_kernels("numpy", shape["threads"]), spent)
+    model = new_model(PRESETS[shape["model"]], kernels, shape["batch_size"], shape["seq_len"])
+    initialize(model.parameters, seed=1)
+    optimizer = AdamW(kernels, model.parameters.layout, 0, model.parameters.layout.size, AdamWSettings())
+    random = np.random.default_rng(1)
+    inputs, targets = random.integers(
+        model.config.vocab_size, size=(2, shape["batch_size"], shape["seq_len"]), dtype=np.int32
+    )
+
+    def step():
+        spent.clear()
+        start = perf_counter()
+        model.forward(inputs, targets, 1.0 / inputs.size)
+        forward = perf_counter()
+        model.backward(accumulate=False)
+        backward = perf_counter()
+        optimizer.update(model.parameters.flat, model.gradients.flat, 1e-4, 1.0)
+        end = perf_counter()
+        phases = {"forward": forward - start, "backward": backward - forward, "update": end - backward}
+        return end - start, phases | {f"  {name}": spent[name] for name in sorted(spent, key=spent.get, reverse=True)}
+
+    return step, {"numpy": version("numpy")}
+
+
+def timed(kernels, spent) -> SimpleNamespace:
+    """The same kernels, adding the seconds of each call to spent[name]."""
+
+    def wrap(name, kernel):
+        def call(*arguments):
+            start = perf_counter()
+            result = kernel(*arguments)
+            spent[name] += perf_counter() - start
+            return result
+
+        return call
+
+    return SimpleNamespace(**{name: wrap(name, kernel) for name, kernel in vars(kernels).items()})
+
+
+def floor(shape):
+    """Every matrix product of the step, in its order, and nothing else."""
+    from threadpoolctl import ThreadpoolController
+
+    from gpt2.config import PRESETS
+    from gpt2.numpy_kernels.cores import Cores
+    from step_bench.products import step_products
+
+    cores = Cores(shape["threads"])
+    blas = ThreadpoolController().select(user_api="blas").lib_controllers
+    products = step_products(PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"])
+
+    def step():
+        parts, start = defaultdict(float), perf_counter()
+        for part, multiply in products:
+            before = perf_counter()
+            for library in blas:
+                library.set_num_threads(1 if "attention" in part else shape["threads"])
+            multiply(cores)
+            parts[part] += perf_counter() - before
+        return perf_counter() - start, parts
+
+    return step, {"numpy": version("numpy")}
+
+
+def pytorch(shape, compiled):
+    """forward, backward, fused AdamW, float32; eager or through torch.compile."""
+    try:
+        import torch
+
+        from step_bench.torch_gpt2 import loss_of, new_adamw, parameter_shapes
+    except ImportError:
+        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
+    from gpt2.config import PRESETS
+
+    torch.set_num_threads(shape["threads"])
+    config = PRESETS[shape["model"]]
+    shapes = parameter_shapes(config.n_layer, config.n_embd, config.context, config.padded_vocab_size)
+    p = {name: (0.02 * torch.randn(size)).requires_grad_() for name, size in shapes.items()}
+    optimizer = new_adamw(p, 0.1, lr=1e-4, fused=True)
+    inputs, targets = torch.randint(config.vocab_size, (2, shape["batch_size"], shape["seq_len"]))
+    loss_function = torch.compile(loss_of) if compiled else loss_of
+
+    def step():
+        start = perf_counter()
+        loss = loss_function(p, inputs, targets, config.n_layer, config.n_head)
+        forward = perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        backward = perf_counter()
+        optimizer.step()
+        end = perf_counter()
+        return end - start, {"forward": forward - start, "backward": backward - forward, "update": end - backward}
+
+    return step, {"torch": torch.__version__}
+
+
+def answering(make):
+    """The contender's functions: `step`, with what make(shape) returns."""
+
+    def make_functions(shape):
+        one_step, versions = make(shape)
+
+        def step():
+            seconds, parts = one_step()
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"step_s": seconds, "parts": parts, "peak_memory_bytes": peak_bytes, "versions": versions}
+
+        return {"step": step}
+
+    return make_functions
+
+
+MAKERS = {
+    "ours": answering(ours),
+    "floor": answering(floor),
+    "torch": answering(lambda shape: pytorch(shape, compiled=False)),
+    "torch-compiled": answering(lambda shape: pytorch(shape, compiled=True)),
+}

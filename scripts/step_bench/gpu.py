@@ -1,0 +1,150 @@
+"""bench_step.py on a GPU: our own figures first, then each other contender in turns with ours, one at a time.
+
+No more than two are on the GPU at once, so that their memory fits; the one whose turn it is not is idle. A turn is some
+steps and one wait for the GPU. What is measured is printed and written as it comes: a run that is killed has left it.
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from gpt2.flops import flops_per_token
+from machine.gpu import peak_tflops
+from machine.host import machine, versions
+from step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
+from step_bench.process import Contender, ContenderError
+
+BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
+COMMAND = [sys.executable, str(BENCH_STEP), "--backend", "cupy", "--contender"]
+CONTENDERS = {
+    "ours": "this project",
+    "apart": "  no work in epilogues",
+    "cudnn": "  attention by cuDNN",
+    "torch": "PyTorch, eager",
+    "torch-compiled": "PyTorch, torch.compile",
+}
+NEEDED = ("torch", "torch-compiled")  # asked for by a flag: the command fails without them
+STEPS_A_TURN = 5
+WARM_UP_STEPS = 3
+LIMIT_S = 450  # of the whole command; what is not begun by then is left out
+FIRST_STEPS_LIMIT_S = 240  # compilers and the choice of algorithms included
+RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192}
+
+
+def bench(settings, config, command=COMMAND, rates=RATES) -> int:
+    """Measure, print, write; the exit code. ContenderError if our own step cannot be measured."""
+    session = Session(settings, config, command)
+    names = [name for name in CONTENDERS if name not in NEEDED or settings.vs == "torch"]
+    try:
+        session.measure_ours(rates)
+        for name in names[1:]:
+            session.measure_beside_ours(name)
+    finally:
+        session.close()
+    print(notes(session.report))
+    return 1 if any("error" in session.report["contenders"].get(name, {}) for name in NEEDED) else 0
+
+
+class Session:
+    """One run of the command: the report as far as it is known, and the time that is left."""
+
+    def __init__(self, settings, config, command):
+        self.settings, self.config, self.command = settings, config, command
+        self.start, self.ours, self.first_losses = time.perf_counter(), None, {}
+        shape = {name: getattr(settings, name) for name in ("batch_size", "seq_len", "dtype")}
+        self.shape = shape | {"config": asdict(config)}
+        self.report = {
+            "settings": shape
+            | {
+                "model": settings.model,
+                "turns": settings.repeat,
+                "steps_a_turn": STEPS_A_TURN,
+                "warm_up_steps": WARM_UP_STEPS,
+            },
+            "machine": machine() | versions("numpy"),
+            "contenders": {},
+        }
+
+    def measure_ours(self, rates) -> None:
+        """Alone: tokens/s, then what this GPU reaches, then each kernel beside its floor."""
+        self.ours = self._start("ours")
+        gpu = self.ours.ask("gpu", limit_s=self._left())
+        self.report["machine"] |= gpu["facts"]
+        self._put_peak(gpu["parameters"])
+        print(header(self.report), flush=True)
+        turns = [self._turn(self.ours) for _ in range(self.settings.repeat)]
+        self._record("ours", list(zip(turns, turns, strict=True)))
+        self.report["rates"] = self.ours.ask("rates", limit_s=self._left(), **rates)
+        self.report["kernels"] = self.ours.ask("kernels", limit_s=self._left())
+        self._write()
+        print(kernel_table(self.report), flush=True)
+
+    def _put_peak(self, parameters: int) -> None:
+        peak = self.settings.peak_tflops or peak_tflops(self.report["machine"]["GPU"])
+        self.report["peak_tflops"] = peak
+        self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, parameters)
+
+    def measure_beside_ours(self, name: str) -> None:
+        """Turns with ours; what goes wrong is a result, as a line."""
+        other = None
+        try:
+            other = self._start(name)
+            turns = [(self._turn(self.ours), self._turn(other)) for _ in range(self.settings.repeat)]
+            self._record(name, turns)
+        except ContenderError as error:
+            self.report["contenders"][name] = {"error": str(error)}
+            print(failure_line(CONTENDERS[name], str(error)), flush=True)
+            self._write()
+        finally:
+            if other is not None:
+                other.close()
+
+    def _start(self, name: str) -> Contender:
+        """The contender, after steps that do not count."""
+        limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
+        contender = Contender(self.command, name, self.shape)
+        try:
+            self.first_losses[name] = contender.ask("steps", limit_s=limit_s, count=WARM_UP_STEPS)["loss"]
+        except ContenderError:
+            contender.close()
+            raise
+        return contender
+
+    def _turn(self, contender: Contender) -> dict:
+        return contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN)
+
+    def _left(self) -> float:
+        """Seconds. ContenderError when there are none."""
+        left_s = LIMIT_S - (time.perf_counter() - self.start)
+        if left_s <= 0:
+            raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")
+        return left_s
+
+    def _record(self, name: str, turns: list[tuple[dict, dict]]) -> None:
+        """Medians and spread over (ours, its own) turns; the ratio is the median of the ratios turn by turn."""
+        ours_s, seconds = ([turn["step_s"] for turn in side] for side in zip(*turns, strict=True))
+        step_s, last = statistics.median(seconds), turns[-1][1]
+        tokens_per_s = self.settings.batch_size * self.settings.seq_len / step_s
+        flops = tokens_per_s * self.report["flops_per_token"]
+        entry = {
+            "step_s": step_s, "min_s": min(seconds), "max_s": max(seconds), "turns_s": seconds,
+            "tokens_per_s": tokens_per_s, "flops": flops,
+            "mfu": flops / self.report["peak_tflops"] / 1e12 if self.report["peak_tflops"] else None,
+            "ours_over_this": statistics.median(a / b for a, b in zip(ours_s, seconds, strict=True)),
+            "memory_bytes": last["memory_bytes"], "loss": self.first_losses[name], "versions": last.get("versions", {}),
+        }  # fmt: skip
+        self.report["contenders"][name] = entry
+        print(contender_line(CONTENDERS[name], entry), flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        self.report["seconds"] = time.perf_counter() - self.start
+        if self.settings.json:
+            self.settings.json.write_text(json.dumps(self.report, indent=1) + "\n")
+
+    def close(self) -> None:
+        if self.ours is not None:
+            self.ours.close()

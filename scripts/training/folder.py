@@ -1,0 +1,110 @@
+"""The run folder: config.json, log.jsonl, summary.json; written by rank 0."""
+
+import json
+import math
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from gpt2 import checkpoints
+from gpt2.errors import UserError
+from gpt2.shards import TEMPORARY, file_errors, replacing
+from machine.host import machine, versions
+from reports.event_files import EventFile
+
+
+class RunFolder:
+    """RUN/config.json and RUN/log.jsonl. Making one fails with UserError if it cannot be written or holds a run.
+
+    resumed_step: None for a new run. Of one that is taken up again the step to go on after: what its log and its traces
+    say of later steps is dropped, what they say of earlier ones is kept, the traces in earlier-traces/. tensorboard:
+    whether the log is also written to RUN/tensorboard.
+    """
+
+    def __init__(self, path: Path, resumed_step: int | None = None, tensorboard: bool = False):
+        self.path, self._earlier = Path(path), []
+        with file_errors(self.path, "choose another --out"):
+            if resumed_step is not None:
+                self._take_up(resumed_step)
+            elif (self.path / "config.json").exists():
+                raise UserError(
+                    f"{self.path} already holds a run (config.json): choose another --out, remove it, or go on with it "
+                    "(--resume)"
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
+        with file_errors(self.path / "checkpoints", "choose another --out"):
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+        self._events = EventFile(self.path / "tensorboard", (resumed_step or 0) + 1) if tensorboard else None
+
+    def _take_up(self, step: int) -> None:
+        """Bring the folder to what it was after that step."""
+        checkpoints.remove_parts(self.path / "checkpoints")
+        for temporary in self.path.glob(TEMPORARY):  # of a writer that was killed
+            temporary.unlink()
+        log, traces, config = self.path / "log.jsonl", self.path / "traces", self.path / "config.json"
+        if log.exists():
+            kept = [line for line in log.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+            with replacing(log) as file:
+                file.writelines(kept)
+        if config.exists():
+            self._earlier = _earlier_runs(config)
+        if traces.exists():
+            earlier = self.path / "earlier-traces" / f"to-{checkpoints.folder_name(step)}"
+            shutil.rmtree(earlier, ignore_errors=True)
+            earlier.parent.mkdir(exist_ok=True)
+            traces.rename(earlier)
+
+    def write_config(self, settings, world, mpi_library: str, facts: dict) -> None:
+        """facts: of this run, beside its settings."""
+        config = {
+            "settings": asdict(settings),
+            "command": sys.argv,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions("gpt2-mpi", "numpy", "numba", "mpi4py"),
+            "machine": machine(),
+            "mpi_library": mpi_library,
+            "ranks": world.places,
+            "earlier": self._earlier,
+        } | facts
+        with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
+            file.write(f"{json.dumps(config, indent=1)}\n".encode())
+
+    def log(self, record: dict) -> None:
+        """One line of log.jsonl, handed to the file system when it returns. UserError: it cannot be, or the folder is
+        gone, where an open file would take lines that nobody will ever read."""
+        with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
+            (self.path / "config.json").stat()
+            self._log.write(json.dumps(record) + "\n")
+        if self._events:
+            self._events.add(record, time.time())
+
+    def write_summary(self, **facts) -> None:
+        """summary.json: what is known only at the end of a run."""
+        with replacing(self.path / "summary.json") as file:
+            file.write(f"{json.dumps(facts, indent=1)}\n".encode())
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line of log.jsonl; infinity of one that a crash has cut."""
+    try:
+        step = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf
+    return step if type(step) is int else math.inf
+
+
+def _earlier_runs(config: Path) -> list[dict]:
+    """What config.json says of the runs of this folder so far, the last one last."""
+    try:
+        last = json.loads(config.read_text())
+        facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
+        return [*last["earlier"], facts]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []  # cut by a crash: it is only for people to read
+
+
+def default_run_folder(strategy: str) -> Path:
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy}"

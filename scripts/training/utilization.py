@@ -1,0 +1,98 @@
+"""What the ranks can compute at most, of which MFU is the part that a step's model FLOPs (gpt2/flops.py) make up.
+
+A rank's peak is --peak-tflops where that is given. Of a GPU it is the datasheet's rate, dense bfloat16, also where the
+model is float32. Of CPU cores it is what they reach in float32 products, each thread in products of its own, measured
+on all ranks at once: so they share clock, caches and cores as they do in a step.
+"""
+
+import math
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist.waiting import barrier, gather_everywhere
+from machine.gpu import peak_tflops
+
+PRODUCT_SIZE = 512  # rows and columns: as fast as larger ones, and over in milliseconds
+PERIODS, PERIOD_S = 5, 0.012
+
+
+@dataclass(frozen=True)
+class Peak:
+    """tflops: by rank, 10**12 operations a second, None of a rank that computes nothing; or None as a whole where a
+    rank's is not known. source: where they come from, or why they are not known."""
+
+    tflops: list[float | None] | None
+    source: str
+
+    @property
+    def flops(self) -> float | None:
+        """Operations a second of all ranks that compute."""
+        return None if self.tflops is None else 1e12 * sum(filter(None, self.tflops))
+
+    def mfu(self, model_flops: float) -> dict[str, float]:
+        """{"mfu"} of so many model FLOPs a second, {} where the peak is not known."""
+        return {} if self.flops is None else {"mfu": model_flops / self.flops}
+
+    def __str__(self) -> str:
+        if self.flops is None:
+            return f"not known, so no MFU: {self.source}; give --peak-tflops"
+        ranks = sum(rate is not None for rate in self.tflops)
+        return f"{self.flops / 1e12:.3g} TFLOP/s of {ranks} ranks ({self.source}): MFU's 100%"
+
+
+def find_peak(settings, world, kernels, gpus: list[dict] | None) -> Peak:
+    """The same on all ranks. Collective. gpus: of each rank, as gpus.gpu_identity says it; None of ranks on cores."""
+    computes = [rank > 0 or settings.server != "dedicated" for rank in range(world.size)]
+    if settings.peak_tflops is not None:
+        return Peak([settings.peak_tflops if computing else None for computing in computes], "--peak-tflops")
+    if gpus is not None:
+        return datasheet_peak(gpus, [place["host"] for place in world.places], computes)
+    return _measured_peak(world, kernels.device, computes)
+
+
+def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> Peak:
+    """Ranks that share a GPU have an equal part of it each."""
+    names = {gpu["name"] for gpu, computing in zip(gpus, computes, strict=True) if computing}
+    if unknown := sorted(name for name in names if peak_tflops(name) is None):
+        return Peak(None, f"the datasheet of {unknown[0]} is none of those known here")
+    places = [(host, gpu["id"]) for host, gpu in zip(hosts, gpus, strict=True)]
+    sharers = Counter(place for place, computing in zip(places, computes, strict=True) if computing)
+    tflops = [
+        peak_tflops(gpu["name"]) / sharers[place] if computing else None
+        for gpu, place, computing in zip(gpus, places, computes, strict=True)
+    ]
+    return Peak(tflops, f"datasheet of {', '.join(sorted(names))}, dense bfloat16")
+
+
+def _measured_peak(world, cores, computes: list[bool]) -> Peak:
+    barrier(world.comm)
+    own = product_rate(cores) / 1e12 if computes[world.rank] else math.nan
+    rates = gather_everywhere(world.comm, own)[:, 0].tolist()
+    return Peak([None if math.isnan(rate) else rate for rate in rates], "measured")
+
+
+def product_rate(cores) -> float:
+    """FLOP/s that all threads of a gpt2.numpy_kernels.Cores reach in float32 products: the median of short periods."""
+    rates = np.zeros((cores.threads, PERIODS))
+
+    def multiply(thread, _):
+        a, b = np.random.default_rng(thread).standard_normal((2, PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+        out = np.zeros_like(a)
+        for period in range(PERIODS):
+            rates[thread, period] = _rate(a, b, out)
+
+    cores.for_blocks(cores.threads, 1, multiply)
+    return statistics.median(rates.sum(axis=0))
+
+
+def _rate(a, b, out) -> float:
+    """FLOP/s of one product after another for PERIOD_S, at least of one."""
+    begun, products, elapsed_s = time.perf_counter(), 0, 0.0
+    while elapsed_s < PERIOD_S:
+        np.matmul(a, b, out=out)
+        products, elapsed_s = products + 1, time.perf_counter() - begun
+    return products * 2 * PRODUCT_SIZE**3 / elapsed_s
