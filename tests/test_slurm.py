@@ -119,7 +119,9 @@ class Jobs:
 
 @pytest.fixture
 def jobs(slurm, tmp_path):
-    return Jobs(slurm, tmp_path)
+    """What a test that failed has left running would take the cores of those after it."""
+    yield Jobs(slurm, tmp_path)
+    slurm.output("scancel", "--me")
 
 
 PLACES = """

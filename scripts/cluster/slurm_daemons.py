@@ -24,6 +24,9 @@ MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
     # MPICH tells SLURM's PMI2 where its ranks can be reached, in lines of which that reads 1,024 characters: those of
     # UCX are now and then too long ("value not properly terminated in client request").
     "MPIR_CVAR_CH4_NETMOD": "ofi",
+    # libfabric's tcp by itself now and then never ends MPI_Init: ranks have connected to each other at once, and wait
+    # (https://github.com/ofiwg/libfabric/issues/9052 is like it).
+    "FI_PROVIDER": "tcp;ofi_rxm",
 }
 
 
