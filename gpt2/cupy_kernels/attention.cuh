@@ -2,7 +2,7 @@
 //
 // A block has ROWS<D> rows, which stay, and goes along tiles of the other side; the next tile is copied while this one
 // is worked on. A warp has 16 of the rows, or 32 where its sums then still fit into registers: what it loads from shared
-// memory, which else takes longer than the products, serves twice as many of them.
+// memory then serves twice as many products. With 16, at 128 bytes a cycle, the loads would take longer than these.
 #pragma once
 #include "tiles.cuh"
 
