@@ -26,7 +26,7 @@ test: setup
 	$(VENV)/bin/python -m pytest $(TESTS)
 
 test-gpu:
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu --gpu-report runs/test-gpu.json
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu/on_device --gpu-report runs/test-gpu.json
 
 lint: setup
 	$(VENV)/bin/ruff check

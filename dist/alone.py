@@ -2,7 +2,7 @@
 
 from mpi4py import MPI
 
-from dist.device_comm import DeviceComm
+from dist.gpu.comm import DeviceComm
 
 
 class AloneComm(DeviceComm):

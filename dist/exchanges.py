@@ -14,7 +14,7 @@ from them is left there, and is added in the next exchange (device_wire.py). All
 segment_bytes); ranges: what will be exchanged.
 """
 
-from dist import ring
+from dist.host import ring
 from dist.progress import Progress
 from dist.wire import new_wire
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from dist import ring
 from dist.buffers import OwnBuffers, host_zeros
+from dist.host import ring
 from dist.world import World
 
 LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, travels

@@ -12,7 +12,7 @@ LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
 
 
 class Wire:
-    """segment_bytes: the most that is sent at once (dist.links.segment_bytes). errors: what rounding took, or None."""
+    """segment_bytes: the most that is sent at once (dist/probe/links.py). errors: what rounding took, or None."""
 
     dtype = np.dtype(np.float32)
     errors = None

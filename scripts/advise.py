@@ -7,7 +7,7 @@
     python scripts/advise.py --from-run runs/sliced --nodes 16 --ranks 64 --link 25gbit --latency 20us
 
 Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
-dist/cost_model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
+dist/cost/model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
 computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes.
 The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
 """
@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.hosts import ClusterError
-from cluster.network import bits_per_s
-from dist.cost_model import Cluster
-from dist.mpi_choices import LIBRARIES
+from dist.cost.model import Cluster
+from dist.cost.mpi_choices import LIBRARIES
+from dist.cost.schedules import WIRE_BYTES
 from dist.ranges import cut
-from dist.schedules import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from prediction.advice import Training, advice_sentence, advise
-from prediction.from_run import advise_from_run
-from traces.files import RunError
+from scripts.cluster.hosts import ClusterError
+from scripts.cluster.network import bits_per_s
+from scripts.prediction.advice import Training, advice_sentence, advise
+from scripts.prediction.from_run import advise_from_run
+from traces.record.files import RunError
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

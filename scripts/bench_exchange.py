@@ -20,16 +20,16 @@ import mpi4py
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.buffers import OwnBuffers
-from dist.links import probe_links, rate_both_ways, segment_bytes
-from dist.ports import Ports
+from dist.probe.links import probe_links, rate_both_ways, segment_bytes
+from dist.probe.ports import Ports
 from dist.world import library_name, start_world
-from exchange_bench.contenders import chosen, makers
-from exchange_bench.pytorch import Gloo, check_torch
-from exchange_bench.rounds import measure
-from exchange_bench.settings import FLOAT32, exchange_parser, vector_size
-from exchange_bench.table import lower_bound_s, summarize, tables
 from gpt2.errors import UserError
-from machine.host import machine, versions
+from scripts.exchange_bench.contenders import chosen, makers
+from scripts.exchange_bench.pytorch import Gloo, check_torch
+from scripts.exchange_bench.rounds import measure
+from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
+from scripts.exchange_bench.table import lower_bound_s, summarize, tables
+from scripts.machine.host import machine, versions
 
 
 def main():
@@ -123,7 +123,7 @@ def write(settings, report: dict) -> None:
         settings.json.write_text(json.dumps(report, indent=1) + "\n")
     if settings.figure:
         # Loading matplotlib takes a second, which --help and a mistake need not wait for.
-        from traces import exchange_bars, look
+        from traces.plots import exchange_bars, look
 
         look.save(exchange_bars.draw(report), settings.figure.with_suffix(""))
 

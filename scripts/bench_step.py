@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from gpt2.config import PRESETS
-from step_bench.process import ContenderError, serve
+from scripts.step_bench.process import ContenderError, serve
 
 
 def main():
@@ -28,9 +28,9 @@ def main():
         return be_contender(settings.backend, *settings.contender)
     try:
         if settings.backend == "cupy":
-            from step_bench.gpu import bench
+            from scripts.step_bench.gpu import bench
         else:
-            from step_bench.cpu import bench
+            from scripts.step_bench.cpu import bench
         raise SystemExit(bench(settings, PRESETS[settings.model]))
     except ContenderError as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
@@ -40,9 +40,9 @@ def main():
 def be_contender(backend: str, name: str, shape: str) -> None:
     """Measure when asked: what a process of its own is started for (step_bench/process.py)."""
     if backend == "cupy":
-        from step_bench.gpu_contenders import MAKERS
+        from scripts.step_bench.gpu_contenders import MAKERS
     else:
-        from step_bench.cpu_contenders import MAKERS
+        from scripts.step_bench.cpu_contenders import MAKERS
     serve(MAKERS, name, shape)
 
 

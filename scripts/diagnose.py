@@ -12,15 +12,15 @@ import json
 import sys
 from pathlib import Path
 
-from prediction.steps import own_schedule, predicted_steps
+from scripts.prediction.steps import own_schedule, predicted_steps
 from traces import RunError, read_run
-from traces.analysis import measure
-from traces.diagnosis import Diagnosis, find_bottleneck
-from traces.evidence import Evidence
-from traces.evidence_table import evidence_dict
-from traces.findings import bytes_text, seconds_text
-from traces.ranking import mfu_text
-from traces.runs import Run
+from traces.read.analysis import measure
+from traces.read.runs import Run
+from traces.verdict.diagnosis import Diagnosis, find_bottleneck
+from traces.verdict.evidence import Evidence
+from traces.verdict.evidence_table import evidence_dict
+from traces.verdict.findings import bytes_text, seconds_text
+from traces.verdict.ranking import mfu_text
 
 USER_MISTAKE = 2  # exit code, as argparse's
 NETWORK_KINDS = ("network-congestion", "server-hotspot", "slow-link", "latency-bound")

@@ -18,14 +18,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checkup import gpu, machine, software
-from checkup.check_software import foreign_launcher
-from checkup.checks import find
-from checkup.facts import gather, new_facts
-from checkup.findings import FAIL
-from checkup.limit import TimeLimit
-from checkup.report import as_dict, as_text, one_line
 from gpt2.config import PRESETS
+from scripts.checkup import gpu, machine, software
+from scripts.checkup.check_software import foreign_launcher
+from scripts.checkup.checks import find
+from scripts.checkup.facts import gather, new_facts
+from scripts.checkup.findings import FAIL
+from scripts.checkup.limit import TimeLimit
+from scripts.checkup.report import as_dict, as_text, one_line
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
@@ -98,11 +98,11 @@ def measure(facts: dict, world, limit: TimeLimit) -> None:
     """What takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
 
     def find_tools():
-        from checkup import network  # noqa: F401 - it imports NumPy
+        pass
 
     gather(facts, {"measuring": find_tools})
     if all(world.comm.allgather("measuring" not in facts["errors"])):
-        from checkup.network import measure
+        from scripts.checkup.network import measure
 
         limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
         facts.update(measure(world, facts.get("run folder", {}).get("place")))

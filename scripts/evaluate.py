@@ -24,11 +24,11 @@ import mpi4py
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.world import start_world
+from gpt2.data.shards import replacing
+from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.shards import replacing
-from gpt2.tokenizers import TOKENIZERS
-from settings.training import AUTO, OneLineParser
-from training.evaluation import load_model, of_choices, of_text, of_validation
+from scripts.settings.training import AUTO, OneLineParser
+from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
 EVALUATIONS = {"val_data": of_validation, "text": of_text, "hellaswag": of_choices}
 

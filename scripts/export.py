@@ -14,12 +14,13 @@ import re
 import sys
 from pathlib import Path
 
-from gpt2 import huggingface_export, llmc, weights
 from gpt2.errors import UserError
-from gpt2.stored_numbers import WRITTEN
-from reports.event_files import write_log
-from traces import RunError, chrome, paraver, read_run
-from traces.runs import read_log
+from gpt2.formats import huggingface_export, llmc, weights
+from gpt2.formats.stored_numbers import WRITTEN
+from scripts.reports.event_files import write_log
+from traces import RunError, read_run
+from traces.export import chrome, paraver
+from traces.read.runs import read_log
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 

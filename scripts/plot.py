@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from traces import RunError, read_run
-from traces.analysis import MeasuredRun, measure_runs, parts
-from traces.ranking import table, verdict
+from traces.read.analysis import MeasuredRun, measure_runs, parts
+from traces.verdict.ranking import table, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,8 +50,8 @@ def default_folder(runs: list[Path]) -> Path:
 def plot(measured: list[MeasuredRun], folder: Path) -> list[Path]:
     """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
-    from reports import figures as run_figures
-    from traces import look
+    from scripts.reports import figures as run_figures
+    from traces.plots import look
 
     figures = run_figures.of_one(measured[0]) if len(measured) == 1 else run_figures.of_several(measured)
     saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}

@@ -25,12 +25,12 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from gpt2.data.shards import MAX_COUNT
+from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.shards import MAX_COUNT
-from gpt2.tokenizers import TOKENIZERS
-from preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
-from preparation.files import Input, bare_name, find_inputs
-from preparation.manifest import (
+from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
+from scripts.preparation.files import Input, bare_name, find_inputs
+from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
     owned_folder,
@@ -38,11 +38,11 @@ from preparation.manifest import (
     whole_shards,
     write_manifest,
 )
-from preparation.processes import ordered_map
-from preparation.progress import Progress
-from preparation.shards import ShardWriter
-from preparation.survey import check_text, survey, total
-from training.signals import INTERRUPTED
+from scripts.preparation.processes import ordered_map
+from scripts.preparation.progress import Progress
+from scripts.preparation.shards import ShardWriter
+from scripts.preparation.survey import check_text, survey, total
+from scripts.training.signals import INTERRUPTED
 
 SPLITS = {"train": "training", "val": "validation"}
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")

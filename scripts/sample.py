@@ -16,13 +16,13 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from gpt2 import weights
+from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.generated_text import printable, sample_text
+from gpt2.formats import weights
+from gpt2.inference.generated_text import printable, sample_text
+from gpt2.inference.sampling import Sampling
 from gpt2.kernels import load_kernels
-from gpt2.sampling import Sampling
-from gpt2.tokenizers import TOKENIZERS
-from settings.tokenizer import choose_tokenizer
+from scripts.settings.tokenizer import choose_tokenizer
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 

@@ -15,13 +15,13 @@ mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help 
 
 from dist.world import start_world
 from gpt2.errors import UserError
-from settings.training import complete, parse_settings
-from training.end import finish
-from training.facts import run_facts
-from training.report import Progress, settings_table, slowest
-from training.run import TrainingRun
-from training.samples import TrainingSamples
-from training.signals import END, INTERRUPTED
+from scripts.settings.training import complete, parse_settings
+from scripts.training.end import finish
+from scripts.training.facts import run_facts
+from scripts.training.report import Progress, settings_table, slowest
+from scripts.training.run import TrainingRun
+from scripts.training.samples import TrainingSamples
+from scripts.training.signals import END, INTERRUPTED
 
 
 def main():

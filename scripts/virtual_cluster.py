@@ -15,9 +15,9 @@ import os
 import shutil
 import sys
 
-from cluster.hosts import ClusterError, end_clusters, running_hosts
-from cluster.launch import end_with, mpirun_here, place_ranks, rank_range, run_ranks
-from cluster.network import Port, connect, host_addresses, node_name, node_ports
+from scripts.cluster.hosts import ClusterError, end_clusters, running_hosts
+from scripts.cluster.launch import end_with, mpirun_here, place_ranks, rank_range, run_ranks
+from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 

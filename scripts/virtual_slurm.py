@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 
-from cluster.hosts import ClusterError, end_clusters
-from cluster.launch import Stopped, end_with, raise_stopped
-from cluster.network import bits_per_s, host_addresses
-from cluster.slurm_daemons import Slurm, running_slurm
-from virtual_cluster import check_machine, split_command
+from scripts.cluster.hosts import ClusterError, end_clusters
+from scripts.cluster.launch import Stopped, end_with, raise_stopped
+from scripts.cluster.network import bits_per_s, host_addresses
+from scripts.cluster.slurm_daemons import Slurm, running_slurm
+from scripts.virtual_cluster import check_machine, split_command
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "munged": "munge"}
 POLL_S = 0.5

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dist.buffers import NodeBuffers, OwnBuffers
-from dist.device_buffers import DeviceBuffers
 from dist.exchanges import Rings
-from dist.links import MOST_SEGMENT_BYTES
+from dist.gpu.buffers import DeviceBuffers
+from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.world import World
 from gpt2.clipping import Clipping
 from gpt2.optimizer import AdamW
@@ -19,7 +19,7 @@ class Job:
     world           where this rank is; its `comm` has MPI's collectives for arrays that lie where the buffers do
     buffers         this rank's flat float32 `parameters`, filled, and `gradients`, (size,), size a multiple of the
                     ranks; of the kind that the strategy's class names, so perhaps not whole (dist/sharded.py), or
-                    their form on a GPU (dist/device_buffers.py)
+                    their form on a GPU (dist/gpu/buffers.py)
     new_optimizer   (start, stop): an AdamW with state for that range alone
     sum_of_squares  (flat): a float
     max_norm, outlier_z   as gpt2.clipping's
@@ -30,7 +30,7 @@ class Job:
 
     wire            the dtype of what travels: "float32", "bfloat16"
     error_feedback  whether what rounding loses is added again in the next step
-    segment_bytes   the most that one message holds (dist.links.segment_bytes)
+    segment_bytes   the most that one message holds (dist.probe.links.segment_bytes)
     final_ranges    the parts of the flat buffer in the order in which backward makes them final
     bucket_bytes    exchange them during backward, that much at once or more; None: after it
     new_exchange    (comm, ranges, wire, segment_bytes): what exchanges ranges where the buffers lie

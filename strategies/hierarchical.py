@@ -11,9 +11,9 @@ Halfway round, each sum is complete on one rank: the gradients' norm is summed u
 
 from mpi4py import MPI
 
-from dist import ring
 from dist.buffers import NodeBuffers
-from dist.early_sum import EarlySum
+from dist.host import ring
+from dist.host.early_sum import EarlySum
 from dist.ranges import cut
 from dist.waiting import wait
 from strategies.bucketed import Bucketed

@@ -14,7 +14,7 @@ before the update and one third after it. The third costs memory: of the optimiz
 2 D (1/3 / ranks of its node + 2/3 / N).
 """
 
-from dist import ring
+from dist.host import ring
 from dist.ranges import cut
 from dist.waiting import Condition, sum_everywhere
 from dist.wire import new_wire

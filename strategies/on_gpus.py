@@ -13,11 +13,11 @@ feedback it holds D more, what rounding took from its gradients.
 from dataclasses import dataclass, field
 from functools import partial
 
-from dist.device_buffers import device_zeros
-from dist.device_calls import AllreduceCall, DeviceCalls
-from dist.device_ring import DeviceRing
-from dist.device_tree import DeviceTree
-from dist.node_exchange import NodeExchange
+from dist.gpu.buffers import device_zeros
+from dist.gpu.calls import AllreduceCall, DeviceCalls
+from dist.gpu.node_exchange import NodeExchange
+from dist.gpu.ring import DeviceRing
+from dist.gpu.tree import DeviceTree
 from dist.sharded import Parts
 from strategies.base import Strategy
 from strategies.bucketed import InBuckets

@@ -6,7 +6,7 @@ Each rank holds all optimizer state (2 D) and sends and receives 2 (N-1)/N D. Wi
 the nodes, as much goes through each node's port: close to the bound of 2 (M-1)/M D where there are many nodes.
 """
 
-from dist import ring
+from dist.host import ring
 from dist.waiting import sum_everywhere
 from strategies.bucketed import Bucketed
 

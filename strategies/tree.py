@@ -6,7 +6,7 @@ Each rank holds all optimizer state (2 D). A rank inside one tree sends and rece
 2 log2(N) dependent messages instead of 2 (N-1). Use it for many ranks and small models.
 """
 
-from dist import tree
+from dist.host import tree
 from strategies.ring import Ring
 
 

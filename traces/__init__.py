@@ -32,8 +32,8 @@ line_merge.py   millions of lines merged by time, for both
 Importing the package is cheap; matplotlib is loaded by the plot modules alone.
 """
 
-from traces.files import RunError
-from traces.recorder import Tracer
-from traces.runs import read_run
+from traces.read.runs import read_run
+from traces.record.files import RunError
+from traces.record.recorder import Tracer
 
 __all__ = ["RunError", "Tracer", "read_run"]

@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from dist.buffers import OwnBuffers
-from dist.device_buffers import device_zeros
+from dist.gpu.buffers import device_zeros
 from dist.world import World
-from exchange_bench.contenders import JUNK, Contender, CopyingAtOnce, copying_job
-from exchange_bench.rounds import measured_seconds
-from exchange_bench.values import fill, is_filled
+from scripts.exchange_bench.contenders import JUNK, Contender, CopyingAtOnce, copying_job
+from scripts.exchange_bench.rounds import measured_seconds
+from scripts.exchange_bench.values import fill, is_filled
 from strategies import DEVICE_FORMS
 
 # Rooted calls and trees send more than these (NCCL's own all-reduce takes trees where they are faster), and what

@@ -5,16 +5,16 @@ Between arrays on GPUs auto_on_gpus.py does it, without the model.
 
 from dataclasses import replace
 
-from backends.auto_on_gpus import choose_on_gpus
 from dist.buffers import OwnBuffers
-from dist.cost_model import Cluster, predict
-from dist.links import rate_both_ways, segment_bytes
-from dist.mpi_choices import UnknownChoice, library_key
-from dist.schedules import WIRE_BYTES
+from dist.cost.model import Cluster, predict
+from dist.cost.mpi_choices import UnknownChoice, library_key
+from dist.cost.schedules import WIRE_BYTES
+from dist.probe.links import rate_both_ways, segment_bytes
 from dist.world import World, library_name
-from exchange_bench.contenders import StrategyContender
-from exchange_bench.rounds import measured_seconds
-from settings.training import AUTO
+from scripts.backends.auto_on_gpus import choose_on_gpus
+from scripts.exchange_bench.contenders import StrategyContender
+from scripts.exchange_bench.rounds import measured_seconds
+from scripts.settings.training import AUTO
 from strategies import STRATEGIES, Bucketed
 
 CANDIDATES, REPEAT = 3, 3

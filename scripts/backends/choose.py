@@ -4,14 +4,14 @@ import importlib.util
 from dataclasses import replace
 from functools import partial
 
-from backends.auto_strategy import with_strategy
-from backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
-from backends.kinds import OnCores, OnGpu, OnGpuThroughHost
-from backends.transports import choose_transport, device_comm, find
-from gpt2.cupy_kernels.attention import assert_head_size
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
-from settings.training import AUTO, check_arrays
+from gpt2.kernels.cupy.attention import assert_head_size
+from scripts.backends.auto_strategy import with_strategy
+from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
+from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
+from scripts.backends.transports import choose_transport, device_comm, find
+from scripts.settings.training import AUTO, check_arrays
 
 LIKE_AUTO = "ring"  # every transport, wire and overlap that a strategy has which auto may take, this one has
 

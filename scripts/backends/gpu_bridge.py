@@ -6,10 +6,10 @@ final, and new parameters back before the model uses them. Where both are the sa
 
 from dataclasses import dataclass
 
-from backends.gpu_copies import Copies
 from dist.sharded import Slots
 from dist.waiting import Pauses, wait
 from gpt2.rounding import RoundedParameters
+from scripts.backends.gpu_copies import Copies
 
 
 @dataclass(frozen=True)

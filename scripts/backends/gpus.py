@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from gpt2.cupy_kernels.device import import_cupy
 from gpt2.errors import UserError
+from gpt2.kernels.cupy.device import import_cupy
 
 
 def own_gpu(local_rank: int) -> int:

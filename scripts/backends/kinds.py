@@ -11,15 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from backends.gpu_bridge import CastingBridge, FlatPair, HostBridge
-from backends.gpu_copies import Copies, StagedAdamW
-from dist.device_buffers import DEVICE_BUFFERS, array_dtype
+from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
 from dist.sharded import Slots
-from gpt2.cupy_kernels.launch import round_parameters
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
+from gpt2.kernels.cupy.launch import round_parameters
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.rounding import RoundedParameters
+from scripts.backends.gpu_bridge import CastingBridge, FlatPair, HostBridge
+from scripts.backends.gpu_copies import Copies, StagedAdamW
 from strategies import DEVICE_FORMS, STRATEGIES
 
 BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dist.alone import AloneComm
-from dist.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
-from dist.nccl import NcclComm, missing_nccl
+from dist.gpu.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
+from dist.gpu.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
 from strategies import OVERLAP_NEEDS_NCCL, check_transport, device_transports, no_overlap

@@ -1,7 +1,8 @@
 """Findings about GPUs: whether CuPy can compute on them, who takes which, and what links them."""
 
-from backends.gpus import shared_gpus
-from checkup.findings import (
+from gpt2.kernels.cupy.device import OLDEST_CAPABILITY
+from scripts.backends.gpus import shared_gpus
+from scripts.checkup.findings import (  # fmt: skip
     FAIL,
     NOTE,
     SLOW,
@@ -14,9 +15,8 @@ from checkup.findings import (
     on_ranks,
     plural,
     rank_list,
-)  # fmt: skip
-from gpt2.cupy_kernels.device import OLDEST_CAPABILITY
-from traces.findings import bytes_text
+)
+from traces.verdict.findings import bytes_text
 
 FAR_LINKS = ("SYS", "NODE", "PHB")  # through the processor
 USED_PART = 0.1

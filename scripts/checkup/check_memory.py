@@ -1,10 +1,10 @@
 """Findings about memory, shared memory, the place for run folders, and what ulimit allows."""
 
-from checkup.findings import FAIL, NOTE, Finding, first_of_nodes, known, nodes, on_hosts, on_ranks, plural
-from dist.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
+from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from traces.findings import bytes_text
+from scripts.checkup.findings import FAIL, NOTE, Finding, first_of_nodes, known, nodes, on_hosts, on_ranks, plural
+from traces.verdict.findings import bytes_text
 
 SHARING = ("hierarchical", "hierarchical-sharded")  # a node's ranks hold parameters once, in shared memory
 DEFAULT = "reduce-scatter"  # of --strategy
@@ -15,7 +15,7 @@ DESCRIPTORS_PER_RANK, DESCRIPTORS = 2, 256
 
 
 def node_bytes(strategy: str, parameters: int, members: int, ranks: int, node_count: int) -> int:
-    """What `members` ranks of a node hold together at most, by dist.rank_memory: activations come on top."""
+    """What `members` ranks of a node hold together at most, by dist.cost.rank_memory: activations come on top."""
     held = rank_memory(strategy, parameters, ranks, node_count)
     once = strategy in SHARING
     optimizers = 1 if strategy == "reduce-bcast" else members  # the server's

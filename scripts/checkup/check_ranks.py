@@ -3,7 +3,7 @@
 from collections import Counter
 from statistics import median
 
-from checkup.findings import NOTE, SLOW, Finding, known, nodes, on_hosts, on_ranks, plural
+from scripts.checkup.findings import NOTE, SLOW, Finding, known, nodes, on_hosts, on_ranks, plural
 
 SLOWER = 0.8  # of the median: clearly more than two measurements differ
 

@@ -1,6 +1,6 @@
 """Findings about what is installed and how ranks were started."""
 
-from checkup.findings import (
+from scripts.checkup.findings import (
     FAIL,
     NOTE,
     SLOW,
@@ -13,7 +13,7 @@ from checkup.findings import (
     on_ranks,
     plural,
 )
-from checkup.software import REQUIRED, mpi_family
+from scripts.checkup.software import REQUIRED, mpi_family
 
 INSTALL = "pip install -e . in the environment that every rank runs in"
 MPI_FIX = (

@@ -2,14 +2,11 @@
 
 import importlib
 
-from checkup.facts import error_text
-from checkup.findings import FAIL, NOTE, SEVERITIES, SLOW, Finding, plural
+from scripts.checkup.facts import error_text
+from scripts.checkup.findings import FAIL, NOTE, SEVERITIES, SLOW, Finding, plural
 
 # Imported one by one: those after the first need NumPy, whose absence the first reports.
-MODULES = (
-    "checkup.check_software", "checkup.check_ranks", "checkup.check_memory", "checkup.check_network",
-    "checkup.check_gpus",
-)  # fmt: skip
+MODULES = ("check_software", "check_ranks", "check_memory", "check_network", "check_gpus")
 
 
 def find(ranks: list[dict], model: str | None = None) -> list[Finding]:
@@ -17,7 +14,7 @@ def find(ranks: list[dict], model: str | None = None) -> list[Finding]:
     found = []
     for module in MODULES:
         try:
-            checks = importlib.import_module(module).CHECKS
+            checks = importlib.import_module(f"scripts.checkup.{module}").CHECKS
         except Exception as error:
             text = f"the checks of {module} were not made: {error_text(error)}"
             # What they import, training imports as well.

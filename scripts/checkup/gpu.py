@@ -6,8 +6,8 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from checkup.facts import error_text, is_first_on_node, variables
-from dist.tool_output import tool_output
+from dist.probe.tool_output import tool_output
+from scripts.checkup.facts import error_text, is_first_on_node, variables
 
 COLUMNS = ("index", "name", "driver_version", "memory.total", "memory.used")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
@@ -53,8 +53,8 @@ def parse_list(text: str) -> list[dict]:
 
 def own(local_rank: int) -> dict:
     """What CuPy sees; `problem` where it cannot compute. index, name, id: of the GPU that training would choose."""
-    from gpt2.cupy_kernels.device import import_cupy
     from gpt2.errors import UserError
+    from gpt2.kernels.cupy.device import import_cupy
 
     try:
         cupy = import_cupy()
@@ -71,8 +71,8 @@ def own(local_rank: int) -> dict:
 
 
 def _chosen(local_rank: int, cupy) -> dict:
-    from backends.gpus import gpu_identity, own_gpu
-    from dist.nccl import missing_nccl
+    from dist.gpu.nccl import missing_nccl
+    from scripts.backends.gpus import gpu_identity, own_gpu
 
     index = own_gpu(local_rank)
     with cupy.cuda.Device(index):
@@ -102,14 +102,14 @@ def _cudnn() -> int | None:
 
 def gpu_aware() -> dict:
     """What the MPI library says of itself; after MPI's start."""
-    from dist.gpu_aware import says_gpu_aware
+    from dist.gpu.gpu_aware import says_gpu_aware
 
     aware, why = says_gpu_aware()
     return {"aware": aware, "why": why}
 
 
 def _topology() -> dict | None:
-    from dist.gpu_topology import gpu_topology
+    from dist.gpu.topology import gpu_topology
 
     return gpu_topology()
 
@@ -125,7 +125,7 @@ def _kernel_driver() -> str | None:
 
 def _libraries() -> dict[str, str]:
     """What is installed of the packages that computing on a GPU may use."""
-    from machine.gpu_checks import PACKAGES
+    from scripts.makers.gpu_checks import PACKAGES
 
     found = {}
     for name in PACKAGES:

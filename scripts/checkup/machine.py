@@ -6,7 +6,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from checkup.facts import variables
+from scripts.checkup.facts import variables
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SRUN_CPUS_PER_TASK")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -58,7 +58,7 @@ def limits() -> dict:
 
 def interfaces() -> list[dict]:
     """{"name", "rate": bytes/s that it says it does, None if it does not, "kind": "ethernet" or "infiniband"}."""
-    from dist.ports import Ports
+    from dist.probe.ports import Ports
 
     return [{"name": name, "rate": _rate(name), "kind": _kind(name)} for name in Ports().names]
 
@@ -120,7 +120,7 @@ def _rate(name: str) -> float | None:
 
 
 def _kind(name: str) -> str:
-    """dist.ports names an InfiniBand port by device and number, mlx5_0:1."""
+    """dist.probe.ports names an InfiniBand port by device and number, mlx5_0:1."""
     return "infiniband" if ":" in name else "ethernet"
 
 

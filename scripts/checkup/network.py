@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from dist.clock import clock_offset
-from dist.cores import threads_per_rank
-from dist.links import probe_links
-from dist.ports import INFINIBAND_UNIT, Ports
+from dist.probe.cores import threads_per_rank
+from dist.probe.links import probe_links
+from dist.probe.ports import INFINIBAND_UNIT, Ports
 from dist.waiting import barrier
 from dist.world import World
 
@@ -65,7 +65,7 @@ def _clock(world: World) -> dict:
 
 
 def _traffic() -> dict[str, int]:
-    """Bytes that have left through each of this node's interfaces, by dist.ports' names."""
+    """Bytes that have left through each of this node's interfaces, by dist.probe.ports' names."""
     return {name: _sent(name) for name in Ports().names}
 
 

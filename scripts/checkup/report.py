@@ -3,8 +3,8 @@
 import textwrap
 from dataclasses import asdict
 
-from checkup.checks import verdict
-from checkup.findings import Finding, nodes, plural, rank_list
+from scripts.checkup.checks import verdict
+from scripts.checkup.findings import Finding, nodes, plural, rank_list
 
 MOST_ROWS = 40
 LABEL, INDENT = 14, "  "

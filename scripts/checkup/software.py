@@ -8,9 +8,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from checkup.facts import is_first_on_node, variables
-from dist.tool_output import tool_output
-from machine.host import machine, versions
+from dist.probe.tool_output import tool_output
+from scripts.checkup.facts import is_first_on_node, variables
+from scripts.machine.host import machine, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")
@@ -135,7 +135,7 @@ def _processes_above():
 
 def _mpiruns() -> list[dict]:
     """{"path", "family", "version"} of the mpirun on PATH and of that beside this Python, "beside" saying which."""
-    from dist.launcher import find_mpirun
+    from dist.probe.launcher import find_mpirun
 
     found = []
     for path, name in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):
@@ -156,7 +156,7 @@ def blas() -> list[dict]:
     import numpy  # noqa: F401 - loads its BLAS
     from threadpoolctl import threadpool_info
 
-    from gpt2.numpy_kernels.cores import Cores
+    from gpt2.kernels.numpy.cores import Cores
 
     before = [library for library in threadpool_info() if library["user_api"] == "blas"]
     Cores(1)
@@ -174,7 +174,7 @@ def blas() -> list[dict]:
 
 def numba_cache() -> dict:
     """{"folder": where compiled loops are kept, None if nowhere}: numba has tried to write there."""
-    from gpt2.numpy_kernels import loops
+    from gpt2.kernels.numpy import loops
 
     caches = [loop._cache for loop in vars(loops).values() if hasattr(loop, "_cache")]
     return {"folder": getattr(caches[0], "cache_path", None)}
@@ -182,7 +182,7 @@ def numba_cache() -> dict:
 
 def tokenizer() -> dict:
     """Where tiktoken looks for GPT-2's files, and {file: the name it has there} of those that are missing."""
-    from gpt2.tokenizers import GPT2_FILES, cache_folder
+    from gpt2.data.tokenizers import GPT2_FILES, cache_folder
 
     folder = cache_folder()
     missing = {name: key for name, key in GPT2_FILES.items() if not folder or not (folder / key).is_file()}

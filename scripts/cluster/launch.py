@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.hosts import ClusterError, Host, child_processes, pid_inside
-from dist.launcher import find_mpirun, is_open_mpi, mpirun_environment
+from dist.probe.launcher import find_mpirun, is_open_mpi, mpirun_environment
+from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
 # mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from cluster.hosts import HEAD, ClusterError, Host
+from scripts.cluster.hosts import HEAD, ClusterError, Host
 
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's

@@ -5,8 +5,8 @@ Written for what a machine without systemd, control groups and a user named slur
 
 import os
 
-from cluster.hosts import HEAD
-from cluster.network import node_name
+from scripts.cluster.hosts import HEAD
+from scripts.cluster.network import node_name
 
 RUNTIME = "/run"  # of the virtual hosts alone, which share it
 FOLDER = f"{RUNTIME}/slurm"

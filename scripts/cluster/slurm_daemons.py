@@ -9,11 +9,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.hosts import ClusterError, Host, running_hosts
-from cluster.launch import PLACEMENT_VARIABLES
-from cluster.network import Port, connect, host_addresses
-from cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
-from dist.launcher import OPEN_MPI_AS_ROOT
+from dist.probe.launcher import OPEN_MPI_AS_ROOT
+from scripts.cluster.hosts import ClusterError, Host, running_hosts
+from scripts.cluster.launch import PLACEMENT_VARIABLES
+from scripts.cluster.network import Port, connect, host_addresses
+from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
 
 START_LIMIT_S = 30
 KEY_BYTES = 128

@@ -9,10 +9,10 @@ from functools import partial
 from mpi4py import MPI
 
 from dist.buffers import OwnBuffers
-from dist.links import MOST_SEGMENT_BYTES
+from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.world import World
-from exchange_bench.values import fill, is_filled, rank_values, summed_values
 from gpt2.errors import UserError
+from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
 from strategies import STRATEGIES, Bucketed, Job, check_strategy
 from traces import Tracer
 

@@ -7,9 +7,9 @@ import socket
 import struct
 from datetime import timedelta
 
-from exchange_bench.contenders import Contender
-from exchange_bench.values import fill
 from gpt2.errors import UserError
+from scripts.exchange_bench.contenders import Contender
+from scripts.exchange_bench.values import fill
 
 ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, netdevice(7)
 TIME_LIMIT = timedelta(seconds=120)

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from dist.ports import Ports
+from dist.probe.ports import Ports
 from dist.waiting import barrier, wait
 from dist.world import World, end_with_one_line
 

@@ -4,9 +4,9 @@ import argparse
 import re
 from pathlib import Path
 
-from cluster.hosts import ClusterError
-from cluster.network import bits_per_s
-from settings.training import OneLineParser
+from scripts.cluster.hosts import ClusterError
+from scripts.cluster.network import bits_per_s
+from scripts.settings.training import OneLineParser
 
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line

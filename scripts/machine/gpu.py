@@ -14,7 +14,7 @@ RATE_REPEATS = 3
 
 
 def gpu_facts(device) -> dict:
-    """Name, memory and software of a gpt2.cupy_kernels.Device."""
+    """Name, memory and software of a gpt2.kernels.cupy.Device."""
     runtime = device.cupy.cuda.runtime
     properties = runtime.getDeviceProperties(0)
     return {

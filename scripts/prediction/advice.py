@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from dist.cost_model import Cluster, exposed_s, lower_bound_s, predict
-from dist.mpi_choices import UnknownChoice
-from dist.rank_memory import VECTOR_BYTES, rank_memory
-from dist.schedules import SCHEDULES, WIRE_BYTES
-from dist.zero_schedules import zero_3_steps
+from dist.cost.model import Cluster, exposed_s, lower_bound_s, predict
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.rank_memory import VECTOR_BYTES, rank_memory
+from dist.cost.schedules import SCHEDULES, WIRE_BYTES
+from dist.cost.zero_schedules import zero_3_steps
 
 DEDICATED = "reduce-bcast/dedicated"
 # Of a step's computing, backward is two thirds: two products for each of forward's.
@@ -21,7 +21,7 @@ ABOUT_EQUAL = 1.01
 @dataclass(frozen=True)
 class Training:
     """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; update_s: AdamW over
-    the whole vector on one rank; ranges, micro_steps: as dist.schedules.schedule's.
+    the whole vector on one rank; ranges, micro_steps: as dist.cost.schedules.schedule's.
     """
 
     parameters: int

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.cost_model import Cluster
-from dist.mpi_choices import library_key
-from prediction.advice import Training, advise
-from prediction.measured_run import MeasuredRun, read_measured_run
-from traces.files import RunError
+from dist.cost.model import Cluster
+from dist.cost.mpi_choices import library_key
+from scripts.prediction.advice import Training, advise
+from scripts.prediction.measured_run import MeasuredRun, read_measured_run
+from traces.record.files import RunError
 
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 

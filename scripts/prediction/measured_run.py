@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
+from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
-from traces import checks
-from traces.analysis import measure
-from traces.files import RunError
-from traces.phases import INDEX, STEP
-from traces.runs import read_run
+from traces.read import checks
+from traces.read.analysis import measure
+from traces.read.runs import read_run
+from traces.record.files import RunError
+from traces.record.phases import INDEX, STEP
 
 KNOWN = (*FORMULAS, "none")
 WORK = ("data", "forward", "backward")
@@ -21,10 +21,10 @@ WORK = ("data", "forward", "backward")
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """settings: as config.json holds them; placement: node of each rank; links: as dist.links.probe_links gives them.
+    """settings: as config.json holds them; placement: node of each rank; links: as probe_links gives them.
 
     work_s: a step's data, forward and backward on its slowest rank, update_s: AdamW over the whole vector, step_s: the
-    step; medians over steps. ranges: dist.schedules.schedule's, () if not known. notes: what was missing, a line each.
+    step; medians over steps. ranges: as schedule() takes them, () if not known. notes: what was missing, a line each.
     """
 
     path: Path

@@ -1,11 +1,11 @@
 """What a step of a run would take with every other strategy: the run's computing, and the cost model's exchange."""
 
-from dist.cost_model import Cluster, Prediction, predict
-from dist.mpi_choices import UnknownChoice
-from dist.schedules import SCHEDULES, WIRE_BYTES
-from prediction.advice import Training, overlapped_step_s
-from traces.evidence import Schedule
-from traces.runs import Run
+from dist.cost.model import Cluster, Prediction, predict
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.schedules import SCHEDULES, WIRE_BYTES
+from scripts.prediction.advice import Training, overlapped_step_s
+from traces.read.runs import Run
+from traces.verdict.evidence import Schedule
 
 # Of the strategies, those whose exchange is MPI's send float32 whatever --wire says.
 MPI_STRATEGIES = ("reduce-bcast", "sliced", "reduce-scatter", "allreduce")

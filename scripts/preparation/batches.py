@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpt2.data.texts import join_tokens, tokens_of
+from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError
-from gpt2.texts import join_tokens, tokens_of
-from gpt2.tokenizers import load_tokenizer
-from preparation.documents import Chunk, read_chunks
-from preparation.files import Input
+from scripts.preparation.documents import Chunk, read_chunks
+from scripts.preparation.files import Input
 
 END_OF_TEXT = "<|endoftext|>"
 BATCH_CHARACTERS = 1 << 18  # some 25 ms of tokenizing
@@ -84,7 +84,7 @@ def find_cut(text: str, start: int, path) -> int:
 def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, bool, str]]:
     """(split, whether a separator goes before it, text): a separator between any two documents of a split.
 
-    A document across the border is cut in two there, as gpt2.texts does.
+    A document across the border is cut in two there, as gpt2.data.texts does.
     """
     seen, begun = 0, {"train": False, "val": False}
     for begins, text in documents:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from gpt2.errors import UserError
-from preparation.files import BLOCK_BYTES, Input, blocks
+from scripts.preparation.files import BLOCK_BYTES, Input, blocks
 
 Chunk = tuple[bool, str]
 

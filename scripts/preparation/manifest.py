@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpt2.data.shards import file_errors, replacing
 from gpt2.errors import UserError
-from gpt2.shards import file_errors, replacing
-from preparation.survey import checksum
+from scripts.preparation.survey import checksum
 
 FILE = "manifest.json"
 CONTENTS = ("bytes", "sha256")  # of an input, what must be the same to go on; where it lies may change

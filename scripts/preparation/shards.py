@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.shards import HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION, file_errors, make_header
-from preparation.survey import checksum
+from gpt2.data.shards import HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION, file_errors, make_header
+from scripts.preparation.survey import checksum
 
 ADVICE = "cannot write it: make room or check the folder, then run the same command again, which goes on from here"
 PART = ".part"  # behind the name of a shard that is not complete

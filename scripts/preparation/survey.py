@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 
+from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
-from gpt2.shards import file_errors
-from preparation.batches import read_pieces
-from preparation.files import Input
+from scripts.preparation.batches import read_pieces
+from scripts.preparation.files import Input
 
 
 def survey(field: str, source: Input) -> dict:

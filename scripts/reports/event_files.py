@@ -14,9 +14,9 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
-from gpt2.shards import file_errors
-from traces.checks import LOG_ROW
+from traces.read.checks import LOG_ROW
 
 FORMAT = "brain.Event:2"
 INSTALL = "pip install -e '.[tensorboard]'"
@@ -73,7 +73,7 @@ class EventFile:
 def write_log(folder: Path, config: dict, log: list[dict]) -> Path:
     """A run's whole log as one file of the folder, which must not hold any yet; returns its path. UserError.
 
-    config, log: as traces.runs.read_log gives them. The log holds no times of day: they are counted in the steps' own
+    config, log: as read_log gives them. The log holds no times of day: they are counted in the steps' own
     seconds, forwards and backwards from when the last of the run's jobs began.
     """
     check_tensorboard("--format tensorboard")

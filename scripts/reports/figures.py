@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from diagnose import diagnose
-from prediction.steps import own_schedule, predicted_exchange
-from reports.html_page import write_report
-from reports.message_matrix import message_matrix
-from traces import (
+from scripts.diagnose import diagnose
+from scripts.prediction.steps import own_schedule, predicted_exchange
+from scripts.reports.html_page import write_report
+from scripts.reports.message_matrix import message_matrix
+from traces.plots import (  # fmt: skip
     communication_matrix,
     comparison,
     loss_curves,
@@ -17,9 +17,9 @@ from traces import (
     scaling_curves,
     timeline,
     wait_bars,
-)  # fmt: skip
-from traces.analysis import MeasuredRun
-from traces.node_traffic import node_traffic
+)
+from traces.read.analysis import MeasuredRun
+from traces.read.node_traffic import node_traffic
 
 
 def of_one(measured: MeasuredRun) -> dict:

@@ -4,8 +4,8 @@ import base64
 from html import escape
 from pathlib import Path
 
-from traces.findings import bytes_text, count_text, seconds_text
-from traces.ranking import mfu_text, short_ms
+from traces.verdict.findings import bytes_text, count_text, seconds_text
+from traces.verdict.ranking import mfu_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -39,7 +39,7 @@ CAPTIONS = {
 
 
 def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
-    """numbers: the run's traces.analysis.summary; answer: what diagnose.py --json prints; figures: SVG files by name;
+    """numbers: of traces.read.analysis.summary; answer: what diagnose.py --json prints; figures: SVG files by name;
     config: of config.json. Returns the path."""
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dist.mpi_choices import UnknownChoice
-from dist.schedules import SCHEDULES, WIRE_BYTES, schedule
-from traces.runs import Run
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.schedules import SCHEDULES, WIRE_BYTES, schedule
+from traces.read.runs import Run
 
 
 def message_matrix(run: Run) -> np.ndarray | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import tiktoken
 
 from gpt2.config import GPT2_VOCABULARY
+from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError
-from gpt2.tokenizers import load_tokenizer
 
 OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
 

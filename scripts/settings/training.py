@@ -4,13 +4,13 @@ import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 
 from dist.world import end_with_one_line, start_mpi
-from gpt2 import weights
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.schedule import SCHEDULES
-from gpt2.tokenizers import TOKENIZERS
-from reports.event_files import check_tensorboard
-from settings import presets
+from gpt2.formats import weights
+from gpt2.learning_rate import SCHEDULES
+from scripts.reports.event_files import check_tensorboard
+from scripts.settings import presets
 from strategies import (
     DEVICE_TRANSPORTS,
     OVERLAP_NEEDS_NCCL,
@@ -27,7 +27,7 @@ from strategies import (
     worker_count,
 )
 from traces import RunError
-from traces.recorder import parse_steps
+from traces.record.recorder import parse_steps
 
 AUTO = "auto"  # a strategy by model and trial once links are measured; kernels and transport by what is there
 

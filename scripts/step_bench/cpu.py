@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from machine.host import machine, versions
-from step_bench.process import Contender
+from scripts.machine.host import machine, versions
+from scripts.step_bench.process import Contender
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
 COMMAND = [sys.executable, str(Path(__file__).parent.parent / "bench_step.py"), "--contender"]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
 
-from step_bench.process import ContenderError
+from scripts.step_bench.process import ContenderError
 
 
 def ours(shape):
@@ -69,8 +69,8 @@ def floor(shape):
     from threadpoolctl import ThreadpoolController
 
     from gpt2.config import PRESETS
-    from gpt2.numpy_kernels.cores import Cores
-    from step_bench.products import step_products
+    from gpt2.kernels.numpy.cores import Cores
+    from scripts.step_bench.products import step_products
 
     cores = Cores(shape["threads"])
     blas = ThreadpoolController().select(user_api="blas").lib_controllers
@@ -94,7 +94,7 @@ def pytorch(shape, compiled):
     try:
         import torch
 
-        from step_bench.torch_gpt2 import loss_of, new_adamw, parameter_shapes
+        from scripts.step_bench.torch_gpt2 import loss_of, new_adamw, parameter_shapes
     except ImportError:
         raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
     from gpt2.config import PRESETS

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpt2.flops import flops_per_token
-from machine.gpu import peak_tflops
-from machine.host import machine, versions
-from step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
-from step_bench.process import Contender, ContenderError
+from scripts.machine.gpu import peak_tflops
+from scripts.machine.host import machine, versions
+from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
+from scripts.step_bench.process import Contender, ContenderError
 
 BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
 COMMAND = [sys.executable, str(BENCH_STEP), "--backend", "cupy", "--contender"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
-from step_bench.process import ContenderError
+from scripts.step_bench.process import ContenderError
 
 LR, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.1, 1.0
 DEVICE = "cuda"  # of PyTorch
@@ -50,12 +50,12 @@ def timed_steps(one_step, synchronize, facts):
 
 def ours(shape, **options):
     """This project's kernels; options are the Device's. Also answers `kernels`, `rates` and `gpu`."""
-    from gpt2 import cupy_kernels
     from gpt2.errors import UserError
     from gpt2.kernels import bind
+    from gpt2.kernels import cupy as cupy_kernels
     from gpt2.model import new_model
     from gpt2.optimizer import AdamW, AdamWSettings
-    from machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rate, on_gpu
+    from scripts.machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rate, on_gpu
 
     config, storage = GPT2Config(**shape["config"]), shape["dtype"]
     try:
@@ -107,7 +107,7 @@ class OurStep:
     def by_kernel(self):
         """One step of its own: milliseconds of its phases, each kernel's row (gpu_kernels.py), and the
         times by which cuBLASLt's epilogues and cuDNN were chosen, or were not."""
-        from step_bench.gpu_kernels import KernelTimes
+        from scripts.step_bench.gpu_kernels import KernelTimes
 
         device, times = self.device, KernelTimes(self.device)
         events = [("", device.new_event())]
@@ -141,7 +141,7 @@ def pytorch(shape, compiled):
     try:
         import torch
 
-        from step_bench.torch_gpt2 import loss_of, new_adamw
+        from scripts.step_bench.torch_gpt2 import loss_of, new_adamw
     except ImportError:
         raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
 

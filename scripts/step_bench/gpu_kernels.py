@@ -21,7 +21,7 @@ def _positions(dwpe, dout, B, T, context, C, accumulate, *_):
     return T * C * dwpe.itemsize * (2 if accumulate else 1)
 
 
-# Kernel: its row, then its bytes, from its launch's arguments (gpt2/cupy_kernels/launch.py, attention.py).
+# Kernel: its row, then its bytes, from its launch's arguments (gpt2/kernels/cupy/launch.py, attention.py).
 ROWS = {
     "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, N, T, C: (
         _bytes(out, tokens) + _embedding_rows(out, wte) + int(T) * int(C) * wpe.itemsize)),
@@ -93,7 +93,7 @@ class TimedAttention:
 
 
 class KernelTimes:
-    """Events around every kernel of a gpt2.cupy_kernels.Device while `recording()`."""
+    """Events around every kernel of a gpt2.kernels.cupy.Device while `recording()`."""
 
     def __init__(self, device):
         self._device, self._rows = device, {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
-from gpt2 import checkpoints
+from gpt2.formats import checkpoints
 
 FAILED = -1
 ADVICE = "free some space, or see to the disk"
@@ -39,7 +39,7 @@ class Checkpointing:
         self._facts, self.costs = None, []
 
     def begin(self, facts: dict, goes_on: bool = True) -> None:
-        """Copy this rank's part of the state and begin to write it; `facts` are for gpt2.checkpoints.complete.
+        """Copy this rank's part of the state and begin to write it; `facts` are for gpt2.formats.checkpoints.complete.
 
         If the checkpoint before is not on disk yet, wait for that first. goes_on: else nothing changes the state until
         `finish` returns, and what is in host memory needs no copy.

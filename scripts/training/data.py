@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gpt2 import texts, windows
+from gpt2.data import texts, windows
+from gpt2.data.shards import open_shards
+from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.shards import open_shards
-from gpt2.windows import Windows
-from training.folder import default_run_folder
+from scripts.training.folder import default_run_folder
 
 
 def open_data(settings, config, global_batch: int, world) -> tuple[Windows, Windows | None]:

@@ -4,11 +4,11 @@ import resource
 from pathlib import Path
 
 from dist.clock import clock_offset
-from gpt2 import llmc
+from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
-from gpt2.shards import file_errors
-from traces.clocks import write_end_clocks
-from traces.tracing_cost import tracing_share
+from gpt2.formats import llmc
+from traces.record.clocks import write_end_clocks
+from traces.record.tracing_cost import tracing_share
 
 
 def finish(run, step: int) -> bool:

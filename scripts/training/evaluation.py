@@ -6,22 +6,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.choose import choose_kernels
-from dist.cores import threads_per_rank
+from dist.probe.cores import threads_per_rank
 from dist.waiting import sum_everywhere
-from gpt2 import weights, windows
+from gpt2.data import windows
+from gpt2.data.shards import open_shards
+from gpt2.data.texts import join_tokens, read_text
+from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.evaluation import Scorer, perplexity, strided_windows, text_losses
-from gpt2.evaluation_choices import check_examples, count_correct, read_examples
-from gpt2.generated_text import document_start
+from gpt2.formats import weights
+from gpt2.inference.evaluation import Scorer, perplexity, strided_windows, text_losses
+from gpt2.inference.evaluation_choices import check_examples, count_correct, read_examples
+from gpt2.inference.generated_text import document_start
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
-from gpt2.shards import open_shards
-from gpt2.texts import join_tokens, read_text
-from gpt2.windows import Windows
-from settings.tokenizer import choose_tokenizer
-from training.worker import Worker
+from scripts.backends.choose import choose_kernels
+from scripts.settings.tokenizer import choose_tokenizer
+from scripts.training.worker import Worker
 
 SECONDS_BETWEEN_LINES = 10.0
 

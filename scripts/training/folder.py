@@ -8,11 +8,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from gpt2 import checkpoints
+from gpt2.data.shards import TEMPORARY, file_errors, replacing
 from gpt2.errors import UserError
-from gpt2.shards import TEMPORARY, file_errors, replacing
-from machine.host import machine, versions
-from reports.event_files import EventFile
+from gpt2.formats import checkpoints
+from scripts.machine.host import machine, versions
+from scripts.reports.event_files import EventFile
 
 
 class RunFolder:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from dist.world import end_with_one_line
-from gpt2.checkpoints import Checkpoint, newest_first
 from gpt2.errors import UserError
-from training.checkpointing import errors_name, is_on_gpu, state_arrays
+from gpt2.formats.checkpoints import Checkpoint, newest_first
+from scripts.training.checkpointing import errors_name, is_on_gpu, state_arrays
 
 
 def find_checkpoint(world, folder: Path) -> Checkpoint | None:

@@ -5,31 +5,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from backends.choose import choose_backend
-from dist.cores import threads_per_rank
-from dist.gpu_topology import gpu_topology
-from dist.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
+from dist.gpu.topology import gpu_topology
+from dist.probe.cores import threads_per_rank
+from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
-from gpt2 import weights
-from gpt2.checkpoints import model_facts
 from gpt2.errors import UserError
 from gpt2.flops import flops_per_token
+from gpt2.formats import weights
+from gpt2.formats.checkpoints import model_facts
+from gpt2.learning_rate import Schedule
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
-from gpt2.schedule import Schedule
+from scripts.backends.choose import choose_backend
+from scripts.training.checkpointing import Checkpointing
+from scripts.training.data import open_data
+from scripts.training.folder import RunFolder, default_run_folder
+from scripts.training.replicas import check_replicas
+from scripts.training.resume import check_same_run, find_checkpoint, restore
+from scripts.training.signals import CHECKPOINT, END, Signals
+from scripts.training.tracing import new_tracer, new_watchdog
+from scripts.training.utilization import find_peak
+from scripts.training.worker import Worker
 from strategies import Job, worker_count
-from training.checkpointing import Checkpointing
-from training.data import open_data
-from training.folder import RunFolder, default_run_folder
-from training.replicas import check_replicas
-from training.resume import check_same_run, find_checkpoint, restore
-from training.signals import CHECKPOINT, END, Signals
-from training.tracing import new_tracer, new_watchdog
-from training.utilization import find_peak
-from training.worker import Worker
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 

@@ -1,14 +1,14 @@
 """A run's tracer and watchdog, with what they want to know of the machine."""
 
 from dist.clock import clock_offset
-from dist.ports import Ports
-from dist.watchdog import Watchdog
+from dist.probe.ports import Ports
+from dist.watch.watchdog import Watchdog
+from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
-from gpt2.shards import file_errors
 from traces import Tracer
-from traces.counters import CounterFile
-from traces.phases import EXCHANGE, PHASES
-from traces.stream_times import GPU_PHASES
+from traces.record.counters import CounterFile
+from traces.record.phases import EXCHANGE, PHASES
+from traces.record.stream_times import GPU_PHASES
 
 
 def new_watchdog(settings, world, folder) -> Watchdog | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dist.waiting import barrier, gather_everywhere
-from machine.gpu import peak_tflops
+from scripts.machine.gpu import peak_tflops
 
 PRODUCT_SIZE = 512  # rows and columns: as fast as larger ones, and over in milliseconds
 PERIODS, PERIOD_S = 5, 0.012
@@ -76,7 +76,7 @@ def _measured_peak(world, cores, computes: list[bool]) -> Peak:
 
 
 def product_rate(cores) -> float:
-    """FLOP/s that all threads of a gpt2.numpy_kernels.Cores reach in float32 products: the median of short periods."""
+    """FLOP/s that all threads of a gpt2.kernels.numpy.Cores reach in float32 products: the median of short periods."""
     rates = np.zeros((cores.threads, PERIODS))
 
     def multiply(thread, _):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from dist.ranges import cut
+from gpt2.data.windows import Windows
 from gpt2.model import GPT2, no_hook
-from gpt2.windows import Windows
 
 
 class Worker:

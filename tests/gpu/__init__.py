@@ -1,1 +1,1 @@
-"""What needs a GPU: `make test-gpu`. Without one these tests skip, saying so."""
+"""The GPU path on stand-ins that need none; on_device/ needs a GPU."""

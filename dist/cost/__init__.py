@@ -1,0 +1,1 @@
+"""What an exchange would take: its messages, the algorithms behind MPI's collectives, and seconds from port rates."""

@@ -1,0 +1,168 @@
+"""Which algorithm an MPI library picks for a collective: the defaults of MPICH 5.0 and Open MPI 5.0.
+
+CHOICES is the table; the first line of a library and collective whose condition holds is the answer. Each cites where
+it was read in the library's sources. `counted`: on 3, 4 and 5 virtual hosts, with 1 rank each and with 2 (the fifth
+host 1), vectors of 8 MB, every port's counters showed the bytes of this algorithm, under MPICH 5.0.2 or Open MPI
+5.0.11, both over UCX and TCP. A line with algorithm None is a choice that is not modelled. A site's settings and other
+builds may choose otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dist.cost import mpi_algorithms as flat
+from dist.cost import mpi_compositions as composed
+from dist.cost.mpi_calls import Call
+from dist.cost.rabenseifner import rabenseifner_allreduce, rabenseifner_reduce
+from dist.cost.stages import Stage
+
+MPICH = "src/mpi/coll/coll_selection.json"
+CH4 = "maint/tuning/coll/ch4/generic.json"
+TUNED = "ompi/mca/coll/tuned/coll_tuned_decision_fixed.c"
+HAN = "ompi/mca/coll/han (priority 35, tuned's is 30)"
+
+
+class UnknownChoice(ValueError):
+    """What the library does in this case is not known, or not modelled."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of the table: under `condition`, `algorithm`; read in `source`; `counted`: confirmed by port counters."""
+
+    condition: Callable[[Call], bool]
+    algorithm: str | None
+    source: str
+    counted: bool = False
+
+
+def otherwise(call: Call) -> bool:
+    return True
+
+
+CHOICES = {
+    ("mpich", "reduce"): [
+        Choice(lambda call: call.shares_nodes and call.size > 2048, "smp", CH4, counted=True),
+        Choice(lambda call: call.shares_nodes, None, CH4),  # its composition beta
+        Choice(lambda call: call.size <= 2048 or call.few_elements, "binomial", MPICH),
+        Choice(otherwise, "rabenseifner", MPICH, counted=True),
+    ],
+    ("mpich", "bcast"): [
+        Choice(lambda call: call.shares_nodes and call.count < 8, "smp", CH4, counted=True),
+        Choice(lambda call: call.shares_nodes and call.size < 12288, "smp", CH4),
+        Choice(lambda call: call.shares_nodes and call.power_of_two and call.size < 524288, "smp", CH4),
+        Choice(lambda call: call.count < 8, "binomial", MPICH, counted=True),
+        Choice(lambda call: call.size <= 12288, "binomial", MPICH),
+        Choice(lambda call: call.power_of_two and call.size <= 524288, "scatter-doubling", MPICH),
+        Choice(otherwise, "scatter-ring", MPICH, counted=True),
+    ],
+    ("mpich", "allreduce"): [
+        # The source has leaders only up to 32 KiB; 5.0.2 sums among leaders at 8 MB too, say the counters.
+        Choice(lambda call: call.shares_nodes, "smp", CH4, counted=True),
+        Choice(lambda call: call.size <= 8 or call.few_elements, "doubling", MPICH),
+        Choice(otherwise, "rabenseifner", MPICH, counted=True),
+    ],
+    ("mpich", "reduce_scatter_block"): [
+        Choice(lambda call: call.size >= 524288, "pairwise", MPICH, counted=True),
+        Choice(otherwise, None, MPICH),  # recursive halving of uneven blocks
+    ],
+    ("mpich", "allgather"): [
+        Choice(lambda call: call.power_of_two and call.size < 524288, "doubling", MPICH),
+        Choice(lambda call: call.size < 81920, "bruck", MPICH),
+        Choice(otherwise, "ring", MPICH, counted=True),
+    ],
+    ("openmpi", "reduce"): [
+        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        Choice(lambda call: call.count < 4 and call.size >= 1 << 20, "chain", TUNED, counted=True),
+        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "linear", TUNED, counted=True),
+        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 19, "binomial", TUNED),
+        Choice(lambda call: 8 <= call.count < 512 and call.size >= 16384, "binomial", TUNED, counted=True),
+        Choice(lambda call: call.count >= 512 and call.size >= 16384, "binomial", TUNED),
+        Choice(otherwise, None, TUNED),
+    ],
+    ("openmpi", "bcast"): [
+        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        # A binary tree, which of 3 is the root and two children.
+        Choice(lambda call: call.count < 4 and call.size >= 1 << 20, "linear", TUNED, counted=True),
+        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "chain", TUNED, counted=True),
+        Choice(lambda call: 4 <= call.count < 8 and call.size >= 8192, "linear", TUNED),
+        Choice(lambda call: 8 <= call.count < 16 and call.size >= 32768, "linear", TUNED, counted=True),
+        Choice(lambda call: 16 <= call.count < 32 and 4096 <= call.size < 1 << 20, "binomial", TUNED),
+        Choice(otherwise, None, TUNED),  # k-nomial and binary trees, scatter and recursive doubling
+    ],
+    ("openmpi", "allreduce"): [
+        Choice(lambda call: call.shares_nodes, "han", HAN, counted=True),
+        Choice(lambda call: call.size >= 262144, "rabenseifner", TUNED, counted=True),
+        Choice(otherwise, None, TUNED),
+    ],
+    ("openmpi", "reduce_scatter_block"): [
+        Choice(lambda call: call.count < 4 and call.block >= 1 << 17, "reduce-scatter", TUNED, counted=True),
+        Choice(lambda call: 4 <= call.count < 8 and call.block >= 1 << 20, "reduce-scatter", TUNED, counted=True),
+        Choice(lambda call: 8 <= call.count < 16 and 1 << 19 <= call.block < 1 << 22, "reduce-scatter", TUNED, True),
+        Choice(lambda call: 16 <= call.count < 32 and 1 << 19 <= call.block < 1 << 21, "reduce-scatter", TUNED),
+        Choice(lambda call: call.count >= 32 and 1 << 16 <= call.block < 1 << 18, "reduce-scatter", TUNED),
+        Choice(otherwise, None, TUNED),  # butterfly, recursive halving
+    ],
+    ("openmpi", "allgather"): [
+        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        Choice(lambda call: call.count < 32 and call.power_of_two, "doubling", TUNED, counted=True),
+        Choice(lambda call: call.count < 32, "bruck", TUNED, counted=True),
+        Choice(lambda call: call.count < 128 and call.block >= 1 << 16, "ring", TUNED),
+        Choice(otherwise, None, TUNED),  # ring or neighbour exchange, by size in many steps
+    ],
+}
+LIBRARIES = ("mpich", "openmpi")
+
+
+def library_key(name: str) -> str:
+    """Which of LIBRARIES a library's own name for itself means: "Open MPI v5.0.11" is "openmpi", all others MPICH."""
+    return "openmpi" if "Open MPI" in name else "mpich"
+
+
+def resolve(call: Call) -> tuple[list[Stage], list[str]]:
+    """(what the library sends for this call, the names of the algorithms). UnknownChoice if it is not known."""
+    choice = next(choice for choice in CHOICES[call.library, call.collective] if choice.condition(call))
+    name = f"{call.collective} {choice.algorithm}"
+    if choice.algorithm is None:
+        raise UnknownChoice(
+            f"{call.library}'s {call.collective} of {call.size} bytes on {call.count} ranks is not modelled "
+            f"({choice.source})"
+        )
+    if choice.algorithm == "smp":
+        stages, names = composed.smp(call, resolve)
+        return stages, [name, *names]
+    if choice.algorithm == "reduce-scatter":
+        stages, names = resolve(replace(call, collective="reduce"))
+        return stages + flat.linear_scatter(call.members, call.size), [name, *names]
+    return ALGORITHMS[name](call), [name]
+
+
+ALGORITHMS = {
+    "reduce linear": lambda call: flat.linear_reduce(call.members, call.size, call.root),
+    "reduce chain": lambda call: flat.chain_reduce(call.members, call.size, call.root),
+    "reduce binomial": lambda call: flat.binomial_reduce(call.members, call.size, call.root),
+    "reduce rabenseifner": lambda call: rabenseifner_reduce(
+        call.members, call.size, call.item, call.root, call.library, call.after_node_sums
+    ),
+    "reduce han": composed.han,
+    "bcast linear": lambda call: flat.linear_bcast(call.members, call.size, call.root),
+    "bcast chain": lambda call: flat.chain_bcast(call.members, call.size, call.root),
+    "bcast binomial": lambda call: flat.binomial_bcast(call.members, call.size, call.root),
+    "bcast scatter-ring": lambda call: flat.scatter_ring_bcast(call.members, call.size, call.root),
+    "bcast scatter-doubling": lambda call: flat.scatter_doubling_bcast(call.members, call.size, call.root),
+    "bcast han": composed.han,
+    "allreduce doubling": lambda call: flat.doubling_allreduce(call.members, call.size),
+    "allreduce rabenseifner": lambda call: rabenseifner_allreduce(call.members, call.size, call.item, call.library),
+    "allreduce han": composed.han,
+    "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(
+        call.members, call.group.nodes, call.size
+    ),
+    "allgather ring": lambda call: flat.ring_rounds(call.members, np.full(call.count, call.block)),
+    "allgather doubling": lambda call: flat.doubling_all_gather(
+        call.members, np.full(call.count, call.block), call.library
+    ),
+    "allgather bruck": lambda call: flat.bruck_all_gather(call.members, call.size),
+    "allgather han": composed.han,
+}

@@ -1,0 +1,81 @@
+"""Collectives put together from others: node by node (MPICH's SMP-aware ones, Open MPI's HAN), or one after another.
+
+Inside a node the libraries have algorithms of their own; here a binomial tree stands for them. It carries nothing over
+a port, and its time comes from a measured rate (cost_model.Cluster.local_rate).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dist.cost import mpi_algorithms, rabenseifner
+from dist.cost.mpi_calls import Call
+from dist.cost.stages import Stage, stage
+
+
+def local_reduce(call: Call) -> list[Stage]:
+    """Every node's sum on its leader."""
+    place, leader = call.group.local_places
+    by_place = np.argsort(leader * call.count + place)  # node by node, each node's members in their order
+    stages, distance = [], 1
+    while distance <= place.max():
+        senders = np.flatnonzero(place[by_place] % (2 * distance) == distance)
+        source, destination = call.members[by_place[senders]], call.members[by_place[senders - distance]]
+        stages.append(stage(source, destination, call.size, added=call.size))
+        distance *= 2
+    return stages
+
+
+def local_bcast(call: Call) -> list[Stage]:
+    return [stage(one.destination, one.source, one.size) for one in reversed(local_reduce(call))]
+
+
+def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
+    """MPICH's: inside the nodes, among their leaders, inside the nodes. resolve(call): what the leaders' call is."""
+    root = call.members[call.root]
+    if call.collective == "bcast":
+        middle, names = resolve(call.among_leaders(call.root_node))
+        to_leader = stage(root, call.group.leaders.members[call.root_node], call.size)
+        return [to_leader, *middle, *local_bcast(call)], names
+    middle, names = resolve(replace(call.among_leaders(), after_node_sums=True))
+    # The leaders' root is rank 0's node whatever the root; the counters show the vector going on from there.
+    after = local_bcast(call) if call.collective == "allreduce" else [stage(call.members[0], root, call.size)]
+    return local_reduce(call) + middle + after, names
+
+
+def han(call: Call) -> list[Stage]:
+    """Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast run at once.
+
+    Among the leaders it calls libnbc, whose choices are those counted with 3, 4 and 5 leaders; more are taken to be
+    served like 5.
+    """
+    if call.collective == "allgather":
+        return _han_all_gather(call)
+    leaders = call.among_leaders(call.root_node)
+    parts = []
+    if call.collective in ("reduce", "allreduce"):
+        parts += rabenseifner.rabenseifner_reduce(leaders.members, call.size, call.item, leaders.root, "openmpi")
+    if call.collective in ("bcast", "allreduce"):
+        few = leaders.count <= 4
+        bcast = mpi_algorithms.linear_bcast if few else mpi_algorithms.doubling_bcast
+        parts += bcast(leaders.members, call.size, leaders.root)
+    return [together(parts)]
+
+
+def together(stages: list[Stage]) -> Stage:
+    """One stage of all messages: what a pipeline of small segments comes to."""
+    joined = [np.concatenate([getattr(one, name) for one in stages]) for name in ("source", "destination", "size")]
+    return stage(*joined, steps=sum(one.steps for one in stages), all_together=True)
+
+
+def _han_all_gather(call: Call) -> list[Stage]:
+    """Blocks collected on the leaders, gathered among them, and handed to everybody on the node."""
+    leaders = call.among_leaders()
+    _, leader = call.group.local_places
+    collect = stage(call.members, call.members[leader], call.block)
+    if leaders.power_of_two:
+        blocks = np.full(leaders.count, leaders.block)
+        middle = mpi_algorithms.doubling_all_gather(leaders.members, blocks, "openmpi")
+    else:
+        middle = mpi_algorithms.bruck_all_gather(leaders.members, call.size)
+    return [collect, *middle, *local_bcast(call)]

@@ -1,0 +1,66 @@
+"""Exchanges between GPUs by calls of a communicator, one for each: how its ranks speak is the library's business.
+
+wire: "float32", there is no other.
+"""
+
+from mpi4py import MPI
+
+from dist.exchanges import longest
+from dist.gpu.buffers import device_zeros
+from dist.gpu.comm import DeviceComm
+from dist.gpu.stream_progress import StreamProgress
+from dist.ranges import cut
+
+
+class AllreduceCall:
+    """An exchange, see exchanges.py, of whole ranges alone; it needs no memory."""
+
+    def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None):
+        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+
+    def allreduce(self, flat):
+        self._comm.Allreduce(MPI.IN_PLACE, flat)
+        yield from ()  # nothing that the host would wait for
+
+
+class DeviceCalls:
+    """An exchange of ranges in parts. owners: only the first so many ranks own a part, all if None."""
+
+    rounds = False
+
+    def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None, owners: int | None = None):
+        self._comm, self._owners = comm, owners or comm.size
+        self.progress = StreamProgress(comm.device, comm.stream)
+        most = -(-longest(ranges) // self._owners) if comm.size > 1 else 0
+        self._landing = device_zeros(comm.device, most)
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        low, high = self._parts(stop - start)[self._comm.rank]
+        return start + low, start + high
+
+    def reduce_scatter(self, flat):
+        if self._comm.size > 1:
+            start, stop = self.own_part(0, len(flat))
+            landing, counts = self._landing[: stop - start], self._counts(flat)
+            if len(set(counts)) == 1:
+                self._comm.Reduce_scatter_block(flat, landing)
+            else:
+                self._comm.Reduce_scatter(flat, landing, counts)
+            flat[start:stop] = landing
+        yield from ()  # nothing that the host would wait for
+
+    def all_gather(self, flat):
+        if self._comm.size > 1:
+            counts = self._counts(flat)
+            if len(set(counts)) == 1:
+                self._comm.Allgather(MPI.IN_PLACE, flat)
+            else:
+                self._comm.Allgatherv(MPI.IN_PLACE, [flat, counts])
+        yield from ()
+
+    def _counts(self, flat) -> list[int]:
+        return [stop - start for start, stop in self._parts(len(flat))]
+
+    def _parts(self, length: int) -> list[tuple[int, int]]:
+        """By rank."""
+        return cut(length, self._owners) + [(length, length)] * (self._comm.size - self._owners)

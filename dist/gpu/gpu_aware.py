@@ -1,0 +1,102 @@
+"""GPU-aware MPI: an MPI library that takes arrays on the GPU as it takes those in host memory, and how to know it.
+
+A library that is not may read the address as host memory and die, so nothing is tried before the library has said that
+it can; then a small sum is checked. Buffers: mpi4py takes CuPy's arrays by their CUDA array interface, and waits for
+nothing that is queued on a stream.
+"""
+
+import ctypes
+import os
+import re
+
+import numpy as np
+from mpi4py import MPI
+
+from dist.gpu.comm import DeviceComm
+
+MPI_LIBRARY = re.compile(r"(/\S*/lib(?:mpi|mpich|mpi_abi|mpi_cray|mpi_nvidia|mpi_gnu)[^/\s]*\.so\S*)")
+CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, of mpi.h of MPICH 4 and newer
+PROOF_ELEMENTS = 256
+
+
+def says_gpu_aware() -> tuple[bool, str]:
+    """(whether the MPI library in use says that it takes CUDA's arrays, what the answer rests on). After MPI_Init."""
+    version = MPI.Get_library_version()
+    if "CRAY" in version.upper():
+        return _variable("MPICH_GPU_SUPPORT_ENABLED")
+    if "Intel" in version:
+        return _variable("I_MPI_OFFLOAD")
+    for library in _mapped_libraries():
+        if hasattr(library, "MPIX_Query_cuda_support"):
+            return bool(library.MPIX_Query_cuda_support()), "MPIX_Query_cuda_support"
+        if hasattr(library, "MPIX_GPU_query_support"):
+            answer = ctypes.c_int(0)
+            status = library.MPIX_GPU_query_support(CUDA, ctypes.byref(answer))
+            return status == MPI.SUCCESS and bool(answer.value), "MPIX_GPU_query_support"
+    return False, "the library has no function that would say it"
+
+
+def is_proven(comm, device) -> bool:
+    """Whether a sum over the ranks of arrays on their GPUs comes out right, on all of them. Collective.
+
+    Only for a library that says it is GPU-aware: training would make the same call a moment later.
+    """
+    own = device.empty((PROOF_ELEMENTS,), np.float32)
+    own[:] = comm.rank + 1.0
+    GpuAwareComm(comm, device, device.stream).Allreduce(MPI.IN_PLACE, own)
+    expected = comm.size * (comm.size + 1) / 2
+    return comm.allreduce(bool((device.download(own) == expected).all()), MPI.LAND)
+
+
+class GpuAwareComm(DeviceComm):
+    """The communicator's calls on arrays on the GPU: each after all that is queued on the device's stream is done."""
+
+    def Reduce(self, send, receive, root: int) -> None:
+        self.device.synchronize()
+        self._comm.Reduce(send, receive, root=root)
+
+    def Bcast(self, buffer, root: int) -> None:
+        self.device.synchronize()
+        self._comm.Bcast(buffer, root=root)
+
+    def Allreduce(self, send, receive) -> None:
+        self.device.synchronize()
+        self._comm.Allreduce(send, receive)
+
+    def Reduce_scatter_block(self, send, receive) -> None:
+        self.device.synchronize()
+        self._comm.Reduce_scatter_block(send, receive)
+
+    def Reduce_scatter(self, send, receive, counts) -> None:
+        self.device.synchronize()
+        self._comm.Reduce_scatter(send, receive, counts)
+
+    def Allgather(self, send, receive) -> None:
+        self.device.synchronize()
+        self._comm.Allgather(send, receive)
+
+    def Allgatherv(self, send, receive) -> None:
+        self.device.synchronize()
+        self._comm.Allgatherv(send, receive)
+
+    def send_and_receive(self, sends, receives) -> None:
+        self.device.synchronize()
+        MPI.Request.Waitall(
+            [
+                call(array, peer)
+                for call, messages in ((self._comm.Irecv, receives), (self._comm.Isend, sends))
+                for array, peer in messages
+                if array.size
+            ]
+        )
+
+
+def _variable(name: str) -> tuple[bool, str]:
+    return os.environ.get(name, "0") not in ("", "0"), f"the library's own setting {name}"
+
+
+def _mapped_libraries() -> list[ctypes.CDLL]:
+    """The MPI libraries in this process; mpi4py may have loaded them so that others do not see their functions."""
+    with open("/proc/self/maps") as maps:
+        paths = sorted(set(MPI_LIBRARY.findall(maps.read())))
+    return [ctypes.CDLL(path) for path in paths]

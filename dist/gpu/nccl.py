@@ -1,0 +1,109 @@
+"""NCCL under the names of mpi4py: the calls that the strategies make, for float32 arrays on the GPU.
+
+NCCL knows its ranks by an id that one of them makes; MPI hands it round. Everything is queued on one stream: a call
+sends what comes before it there leaves, what comes after it sees what came, and the host waits for neither. NCCL hangs
+where ranks make their calls in different orders; as a rank's communicators, that of all ranks and those split from it,
+have one stream, there is one order, that in which the strategy makes them.
+"""
+
+import warnings
+from functools import partial
+from itertools import accumulate, pairwise
+
+import numpy as np
+from mpi4py import MPI
+
+from dist.gpu.comm import DeviceComm
+
+
+def missing_nccl() -> str | None:
+    """Why NCCL cannot be used in this process, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy's own, of several lines, where the library is not found
+        try:
+            from cupy.cuda import nccl
+        except ImportError as error:
+            return str(error).splitlines()[0]
+    return None if nccl.available else "CuPy finds no libnccl.so.2"
+
+
+class NcclComm(DeviceComm):
+    """Each rank has a GPU of its own, `device`, as this process sees it. Collective."""
+
+    def __init__(self, comm, device, stream, local_comm=None):
+        super().__init__(comm, device, stream, local_comm)
+        from cupy.cuda import nccl
+
+        self._nccl = nccl
+        unique_id = comm.bcast(nccl.get_unique_id() if self.rank == 0 else None)
+        self._communicator = nccl.NcclCommunicator(self.size, unique_id, self.rank)
+
+    def Reduce(self, send, receive, root: int) -> None:
+        """The sum comes to `receive` of the root, or replaces its own vector: MPI.IN_PLACE."""
+        own = receive if send is MPI.IN_PLACE else send
+        target = own if receive is None else receive  # NCCL writes on the root alone
+        self._communicator.reduce(*self._pair(own, target), own.size, *self._sum, root, self.stream.ptr)
+
+    def Bcast(self, buffer, root: int) -> None:
+        pair = self._pair(buffer, buffer)
+        self._communicator.broadcast(*pair, buffer.size, self._nccl.NCCL_FLOAT32, root, self.stream.ptr)
+
+    def Allreduce(self, send, receive) -> None:
+        own = receive if send is MPI.IN_PLACE else send
+        self._communicator.allReduce(*self._pair(own, receive), own.size, *self._sum, self.stream.ptr)
+
+    def Reduce_scatter_block(self, send, receive) -> None:
+        self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self.stream.ptr)
+
+    def Reduce_scatter(self, send, receive, counts) -> None:
+        """To each rank the sum of its part of `send`, of counts[rank] elements."""
+        self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root))
+
+    def Allgather(self, send, receive) -> None:
+        block = receive.size // self.size
+        own = receive[self.rank * block : (self.rank + 1) * block] if send is MPI.IN_PLACE else send
+        pair = self._pair(own, receive)
+        self._communicator.allGather(*pair, block, self._nccl.NCCL_FLOAT32, self.stream.ptr)
+
+    def Allgatherv(self, send, receive) -> None:
+        """receive: the whole vector, each rank's part in its place (send is MPI.IN_PLACE), and the parts' elements."""
+        flat, counts = receive
+        self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
+
+    def send_and_receive(self, sends, receives) -> None:
+        """In one group, as a send waits for its receive, and whoever made them one by one might wait in a circle."""
+        types = {np.float32: self._nccl.NCCL_FLOAT32, np.uint16: self._nccl.NCCL_BFLOAT16}
+        calls = [
+            partial(call, _address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
+            for call, messages in ((self._communicator.send, sends), (self._communicator.recv, receives))
+            for array, peer in messages
+            if array.size
+        ]
+        self._nccl.groupStart()
+        for call in calls:
+            call()
+        self._nccl.groupEnd()
+
+    def _for_each_part(self, counts, call) -> None:
+        """call(rank, its part) of all parts that are not empty; to NCCL one call, as it knows none of unequal parts."""
+        self._nccl.groupStart()
+        for root, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
+            if start < stop:
+                call(root, slice(start, stop))
+        self._nccl.groupEnd()
+
+    @property
+    def _sum(self):
+        return self._nccl.NCCL_FLOAT32, self._nccl.NCCL_SUM
+
+    @staticmethod
+    def _pair(send, receive) -> tuple[int, int]:
+        return _address(send), _address(receive)
+
+
+def _address(array, types=(np.float32,)) -> int:
+    """Of an array that is what NCCL is told it is."""
+    if array.dtype.type not in types or not array.flags.c_contiguous:
+        names = " or ".join(np.dtype(each).name for each in types)
+        raise TypeError(f"NCCL is given {array.dtype} of strides {array.strides}, expected contiguous {names}")
+    return array.data.ptr

@@ -1,0 +1,50 @@
+"""The exchange that knows nodes, between GPUs: sums within each node, rings of messages between the nodes.
+
+    reduce_scatter  within the node, to one rank a lane;  around the ring of the nodes' ranks of that lane
+    all_gather      around the ring of the lane;  within the node
+
+There are as many lanes as the smallest node has ranks; other ranks own nothing, and get all. A rank owns the part of
+its lane that the ring leaves on its node. Through a node's port goes 2 (M-1)/M of the vector each way, M the nodes: the
+bound (strategies/hierarchical.py). Only what goes between nodes is rounded to the wire's dtype.
+"""
+
+from mpi4py import MPI
+
+from dist.gpu.calls import DeviceCalls
+from dist.gpu.comm import DeviceComm
+from dist.gpu.ring import DeviceRing
+
+
+class NodeExchange:
+    """An exchange, see exchanges.py. Collective: what waits for other ranks comes before what may find no memory."""
+
+    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+        in_node = comm.split_by_node()
+        lanes = comm.allreduce(in_node.size, MPI.MIN)
+        between = comm.Split(in_node.rank if in_node.rank < lanes else MPI.UNDEFINED, comm.rank)
+        self._in_node = DeviceCalls(in_node, ranges, owners=lanes)
+        parts = [self._in_node.own_part(*part) for part in ranges]
+        self._between = None if between is None else DeviceRing(between, parts, wire)
+        self.progress, self.rounds = self._in_node.progress, wire != "float32"
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        lane_part = self._in_node.own_part(start, stop)
+        return lane_part if self._between is None else self._between.own_part(*lane_part)
+
+    def allreduce(self, flat, errors=None):
+        yield from self.reduce_scatter(flat, errors)
+        yield from self.all_gather(flat, errors)
+
+    def reduce_scatter(self, flat, errors=None):
+        yield from self._in_node.reduce_scatter(flat)
+        if self._between is not None:
+            yield from self._between.reduce_scatter(*self._lane_parts(flat, errors))
+
+    def all_gather(self, flat, errors=None):
+        if self._between is not None:
+            yield from self._between.all_gather(*self._lane_parts(flat, errors))
+        yield from self._in_node.all_gather(flat)
+
+    def _lane_parts(self, flat, errors):
+        part = slice(*self._in_node.own_part(0, len(flat)))
+        return flat[part], None if errors is None else errors[part]

@@ -1,0 +1,61 @@
+"""The ring between GPUs: what ring.py does in host memory, as messages and additions queued on one stream.
+
+A step's message is a whole chunk, sent to the next rank while one comes from the rank before, and then added. To add a
+piece while the next one comes would need a second stream; a GPU adds ten to a hundred times faster than a network
+brings, so between nodes there is nothing to be won, and within one NCCL's own calls are the thing to use.
+"""
+
+from dist.exchanges import longest
+from dist.gpu.buffers import device_zeros
+from dist.gpu.comm import DeviceComm
+from dist.gpu.stream_progress import StreamProgress
+from dist.gpu.wire import new_device_wire
+from dist.host import ring
+from dist.ranges import cut
+
+
+class DeviceRing:
+    """An exchange, see exchanges.py. wire: "float32", or "bfloat16", which is rounded as by wire.py: each partial sum
+    when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
+
+    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+        most = longest(ranges) if comm.size > 1 else 0
+        chunk = -(-most // comm.size)
+        self._wire = new_device_wire(comm.device, wire, most, chunk)
+        self.rounds = self._wire.rounds
+        self._landing = device_zeros(comm.device, chunk, self._wire.dtype)
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
+
+    def allreduce(self, flat, errors=None):
+        yield from self.reduce_scatter(flat, errors)
+        yield from self.all_gather(flat, errors)
+
+    def reduce_scatter(self, flat, errors=None):
+        """Each chunk goes round from the rank after its owner to its owner."""
+        for sent, received in self._steps(len(flat), self._comm.rank - 1):
+            landing = self._landing[: received.stop - received.start]
+            self._pass_on(self._wire.packed(flat, sent, errors), landing)
+            total = flat[received]
+            total += self._wire.unpacked(landing)
+        yield from ()  # nothing that the host would wait for
+
+    def all_gather(self, flat, errors=None):
+        """Each chunk goes round from its owner to the rank before its owner."""
+        if self._comm.size > 1:
+            self._wire.packed(flat, slice(*self.own_part(0, len(flat))), errors)
+            for sent, received in self._steps(len(flat), self._comm.rank):
+                self._pass_on(self._wire.gathered(flat, sent), self._wire.gathered(flat, received))
+            self._wire.arrived(flat, slice(0, len(flat)))
+        yield from ()
+
+    def _steps(self, length: int, first: int):
+        """(what is sent, what is received) in each step, as slices; the chunk of rank `first` is sent in the first."""
+        chunks, size = [slice(*chunk) for chunk in cut(length, self._comm.size)], self._comm.size
+        return [(chunks[(first - step) % size], chunks[(first - step - 1) % size]) for step in range(size - 1)]
+
+    def _pass_on(self, send, receive) -> None:
+        after, before = (self._comm.rank + 1) % self._comm.size, (self._comm.rank - 1) % self._comm.size
+        self._comm.send_and_receive([(send, after)], [(receive, before)])

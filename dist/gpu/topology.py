@@ -1,0 +1,71 @@
+"""How a node's GPUs are linked with each other and with network cards: the matrix that `nvidia-smi topo -m` prints.
+
+A cell is the path between the devices of its row and column, X where they are one (nvidia-smi's legend):
+
+    NV#   a bonded set of # NVLinks
+    PIX   at most a single PCIe bridge
+    PXB   several PCIe bridges, without the CPU's host bridge
+    PHB   a PCIe host bridge
+    NODE  PCIe, and the interconnect between the host bridges of a NUMA node
+    SYS   PCIe, and the interconnect between NUMA nodes
+
+After the devices' columns come "CPU Affinity" and, by version, "NUMA Affinity" and "GPU NUMA ID", filled for GPUs only.
+"""
+
+import re
+
+from dist.probe.tool_output import LIMIT_S, tool_output
+
+COMMAND = ("nvidia-smi", "topo", "-m")
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NETWORK_CARD = re.compile(r"\s*(NIC\d+): (\S+)\s*")
+_LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
+_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def gpu_topology(command=COMMAND, limit_s: float = LIMIT_S) -> dict | None:
+    """This node's topology as parse_matrix gives it; None where nvidia-smi is missing, fails or hangs."""
+    output = tool_output(*command, limit_s=limit_s)
+    return None if output is None else parse_matrix(output)
+
+
+def parse_matrix(text: str) -> dict | None:
+    """What `nvidia-smi topo -m` says of the GPUs, ready for JSON; None where it is not such a matrix.
+
+    gpus: for each {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0"}, None for what it does not say
+    nics: for each network card {"name": "NIC0", "device": "mlx5_0"}
+    links: {"GPU0": {"GPU1": "NV18", "NIC0": "PIX", ...}, ...}, of each GPU to every other device
+    """
+    lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
+    header = next((line for line in lines if "CPU Affinity" in line), "")
+    devices = header.partition("CPU Affinity")[0].split()
+    rows = {cells[0]: cells[1:] for cells in map(_cells, lines) if cells[0] in devices}
+    gpus = [name for name in devices if name.startswith("GPU")]
+    if not gpus or not all(_is_row(rows.get(name, []), len(devices)) for name in gpus):
+        return None
+    cards = dict(match.groups() for match in map(_NETWORK_CARD.fullmatch, lines) if match)
+    return {
+        "gpus": [{"name": name, **_affinity(rows[name][len(devices) :])} for name in gpus],
+        "nics": [{"name": name, "device": cards.get(name, name)} for name in devices if name not in gpus],
+        "links": {name: _links(name, devices, rows[name]) for name in gpus},
+    }
+
+
+def _cells(line: str) -> list[str]:
+    """A line's cells: between tabs, or between spaces where a terminal has made spaces of them."""
+    return [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+
+
+def _is_row(cells: list[str], devices: int) -> bool:
+    return len(cells) >= devices and all(_LINK.fullmatch(cell) for cell in cells[:devices])
+
+
+def _links(name: str, devices: list[str], cells: list[str]) -> dict[str, str]:
+    return {other: cell for other, cell in zip(devices, cells, strict=False) if other != name}
+
+
+def _affinity(cells: list[str]) -> dict[str, str | None]:
+    """The first two of the cells after the links, if they are numbers: N/A, or nothing, is what some machines say."""
+    cpus, numa = ([*cells, "", ""])[:2]
+    return {key: cell if _RANGES.fullmatch(cell) else None for key, cell in (("cpus", cpus), ("numa", numa))}

@@ -1,0 +1,96 @@
+"""The double tree between GPUs: what tree.py does in host memory, as messages and additions queued on one stream.
+
+Half of a range is summed up one tree of double_tree.py and sent down it again, the other half by the other, in pieces
+that follow each other. In a stage each rank sends and receives what it has to in both trees, up and down, as one group
+of messages, and then adds what came up. In which stage a piece crosses an edge follows from the edge's depth: both its
+ranks have it in the same one, so nobody waits for what another rank does in a later stage, and none in a circle.
+
+To add while the next piece comes would need a second stream, and a GPU adds far faster than a network brings.
+"""
+
+from typing import NamedTuple
+
+from dist.exchanges import longest
+from dist.gpu.buffers import device_zeros
+from dist.gpu.comm import DeviceComm
+from dist.gpu.stream_progress import StreamProgress
+from dist.gpu.wire import new_device_wire
+from dist.host.double_tree import double_tree
+from dist.ranges import cut
+
+PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
+MOST_CHILDREN = 2  # of a rank, in both trees together
+
+
+class Place(NamedTuple):
+    """A rank's in a tree. depth: so many edges below the root."""
+
+    parent: int | None
+    children: list[int]
+    depth: int
+
+
+class DeviceTree:
+    """An exchange, see exchanges.py, of whole ranges alone. wire: as DeviceRing's, the final values rounded by the
+    root. The additions have the order of tree.py, and their bits."""
+
+    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+        trees = double_tree(comm.size)
+        self._places = [_place(parents, comm.rank) for parents in trees]
+        self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have one shape
+        most = longest(ranges) if comm.size > 1 else 0
+        self._piece_length = min(PIECE_BYTES // (2 if wire == "bfloat16" else 4), -(-most // 2))
+        self._wire = new_device_wire(comm.device, wire, most, self._piece_length)
+        self._landings = [device_zeros(comm.device, self._piece_length, self._wire.dtype) for _ in range(MOST_CHILDREN)]
+
+    def allreduce(self, flat, errors=None):
+        if self._comm.size > 1:
+            halves = self._halves(len(flat))
+            for stage in range(len(halves[0]) + 2 * self._height - 1):
+                self._exchange(flat, errors, halves, stage - self._height)
+            self._wire.arrived(flat, slice(0, len(flat)))
+        yield from ()  # nothing that the host would wait for
+
+    def _halves(self, length: int) -> list[dict[int, slice]]:
+        """By tree its pieces of a range, numbered; both have as many."""
+        halves = cut(length, len(self._places))
+        count = -(-max(stop - start for start, stop in halves) // self._piece_length)
+        return [
+            {number: slice(start + low, start + high) for number, (low, high) in enumerate(cut(stop - start, count))}
+            for start, stop in halves
+        ]
+
+    def _exchange(self, flat, errors, halves, turn: int) -> None:
+        """One stage: a rank passes piece turn + depth up, and piece turn - depth down.
+
+        So a piece leaves the deepest ranks first, and the root one stage after it came there. Two ranks may have two
+        messages for each other, one in each tree: both go through the trees in one order, as messages are matched so.
+        """
+        sends, receives, sums = [], [], []
+        for (parent, children, depth), pieces in zip(self._places, halves, strict=True):
+            if parent is not None and (part := pieces.get(turn + depth)):
+                sends.append((self._wire.packed(flat, part, errors), parent))
+            if parent is not None and (part := pieces.get(turn - depth + 1)):
+                receives.append((self._wire.gathered(flat, part), parent))
+            if children and (part := pieces.get(turn - depth)):
+                final = self._wire.packed(flat, part, errors) if parent is None else self._wire.gathered(flat, part)
+                sends += [(final, child) for child in children]
+            if part := pieces.get(turn + depth + 1):
+                for child in children:
+                    landing = self._landings[len(sums)][: part.stop - part.start]
+                    receives.append((landing, child))
+                    sums.append((flat[part], landing))
+        if sends or receives:
+            self._comm.send_and_receive(sends, receives)
+        for total, landing in sums:
+            total += self._wire.unpacked(landing)
+
+
+def _place(parents: list[int | None], rank: int) -> Place:
+    children = [child for child, above in enumerate(parents) if above == rank]
+    return Place(parents[rank], children, _depth(parents, rank))
+
+
+def _depth(parents: list[int | None], rank: int) -> int:
+    return 0 if parents[rank] is None else 1 + _depth(parents, parents[rank])

@@ -1,0 +1,73 @@
+"""What a vector on a GPU looks like on the wire: what wire.py does in host memory, queued on a stream.
+
+    packed(flat, part, errors)  what to send for flat[part]: a partial sum, or a final value, by the rank that made it
+    unpacked(received)          the float32 values of a partial sum; valid until the next call
+    gathered(flat, part)        the memory that flat[part], final, is received into and sent on from
+    arrived(flat, part)         bring what was packed last, or gathered, into flat
+
+part: a slice. errors: as long as flat, float32, or None: what rounding takes away is kept there, at the rank that
+rounded, and added to the same element in the next exchange.
+"""
+
+import numpy as np
+
+from dist.gpu.buffers import array_dtype, device_zeros
+
+
+class DeviceFloat32Wire:
+    """Sends the vector's own memory, and receives final values straight into it."""
+
+    rounds, dtype = False, np.dtype(np.float32)
+
+    def packed(self, flat, part: slice, errors=None):
+        return flat[part]
+
+    def unpacked(self, received):
+        return received
+
+    def gathered(self, flat, part: slice):
+        return flat[part]
+
+    def arrived(self, flat, part: slice) -> None:
+        """It is there."""
+
+
+class DeviceBFloat16Wire:
+    """bfloat16 on the wire, sums in float32. dtype: MPI has no bfloat16, and takes the bits for whole numbers.
+
+    size: elements of the longest vector. longest: of what comes as a partial sum.
+    """
+
+    rounds, dtype = True, np.dtype(np.uint16)
+
+    def __init__(self, device, size: int, longest: int):
+        self._half = device_zeros(device, size, array_dtype("bfloat16"))
+        self._values = device_zeros(device, longest)
+
+    def packed(self, flat, part: slice, errors=None):
+        values, half = flat[part], self._half[part]
+        if errors is None:
+            half[:] = values
+        else:
+            lost = errors[part]
+            lost += values  # what is to be sent
+            half[:] = lost
+            values[:] = half  # what is sent
+            lost -= values
+        return half.view(self.dtype)
+
+    def unpacked(self, received):
+        values = self._values[: len(received)]
+        values[:] = received.view(self._half.dtype)
+        return values
+
+    def gathered(self, flat, part: slice):
+        return self._half[part].view(self.dtype)
+
+    def arrived(self, flat, part: slice) -> None:
+        flat[part] = self._half[part]
+
+
+def new_device_wire(device, dtype: str, size: int, longest: int):
+    """The wire of --wire float32 or bfloat16."""
+    return DeviceBFloat16Wire(device, size, longest) if dtype == "bfloat16" else DeviceFloat32Wire()

@@ -1,0 +1,1 @@
+"""Exchanges between arrays in host memory: rings and trees of point-to-point messages."""

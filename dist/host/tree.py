@@ -1,0 +1,86 @@
+"""All-reduce over two binary trees: half of the vector is summed up and sent down each (double_tree.py).
+
+2 D in and out of a rank that is inside in one of them, in about 2 log2(N) dependent messages instead of the ring's
+2 (N-1): for many ranks and small vectors. Segments follow each other, so that all levels work at once, and up and down
+too. Written as generators (progress.py): up and down of each tree move on by themselves.
+"""
+
+import numpy as np
+
+from dist.host.double_tree import double_tree
+from dist.ranges import cut
+
+
+def allreduce(comm, flat, start, stop, wire, tags):
+    """Generators, to be started in this order, after which flat[start:stop], float32, is the sum over comm's ranks.
+
+    The additions have the same order in every run. tags: two, for this exchange alone; the same on all ranks.
+    """
+    exchanges = []
+    for parents, (low, high), tag in zip(double_tree(comm.size), cut(stop - start, 2), tags, strict=True):
+        parent = parents[comm.rank]
+        children = [rank for rank, above in enumerate(parents) if above == comm.rank]
+        pieces, partial_sends = wire.segments(start + low, start + high), []
+        exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
+        if parent is not None:
+            exchanges.append(_down(comm, flat, pieces, parent, children, wire, tag, partial_sends))
+    return exchanges
+
+
+def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
+    """Add what the children have to each piece and pass it up; at the root it is final, and goes down."""
+    incoming = [_Incoming(comm, child, tag, pieces, wire) for child in children]
+    final_sends = []
+    for index, piece in enumerate(pieces):
+        for child in incoming:
+            yield child.request(index)
+            flat[slice(*piece)] += wire.unpacked(child.buffer(index))
+            child.post_next(index)
+        if parent is not None:
+            partial_sends.append(comm.Isend(wire.packed(flat, *piece), parent, tag))
+        elif children:
+            wire.rounded(flat, *piece)
+            final_sends += [comm.Isend(wire.gathered(flat, *piece), child, tag) for child in children]
+    yield from final_sends
+
+
+def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
+    """Take each final piece from above, and pass it on."""
+    incoming = _Incoming(comm, parent, tag, pieces, wire)
+    sends = []
+    for index, piece in enumerate(pieces):
+        yield incoming.request(index)
+        yield partial_sends[index]  # the same memory; it has long arrived, as the sum holds it
+        final = wire.gathered(flat, *piece)
+        final[:] = incoming.buffer(index)
+        incoming.post_next(index)
+        sends += [comm.Isend(final, child, tag) for child in children]
+        wire.arrived(flat, *piece)
+    yield from sends
+
+
+class _Incoming:
+    """The pieces one rank sends, in their order, with receives posted ahead."""
+
+    def __init__(self, comm, source, tag, pieces, wire):
+        self._comm, self._source, self._tag, self._pieces = comm, source, tag, pieces
+        longest = max(high - low for low, high in pieces)
+        self._landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
+        self._requests = []
+        for index in range(len(self._landing)):
+            self._post(index)
+
+    def request(self, index: int):
+        return self._requests[index]
+
+    def buffer(self, index: int) -> np.ndarray:
+        low, high = self._pieces[index]
+        return self._landing[index % len(self._landing)][: high - low]
+
+    def post_next(self, index: int) -> None:
+        """The buffer of this piece may be used again."""
+        if index + len(self._landing) < len(self._pieces):
+            self._post(index + len(self._landing))
+
+    def _post(self, index):
+        self._requests.append(self._comm.Irecv(self.buffer(index), self._source, self._tag))

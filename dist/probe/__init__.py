@@ -1,0 +1,1 @@
+"""What a machine is and what its network does: cores, ports, links, the launcher."""

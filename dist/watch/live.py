@@ -1,0 +1,129 @@
+"""Where every rank is at this moment, for threads that must not call MPI: a record a rank in its node's shared memory.
+
+A rank writes its own record as it enters and leaves phases, so that what it says stays true when the rank hangs. Other
+nodes read it from RUN/traces/node-00002.live, the node's records as they are in memory, which its ranks write anew
+every few seconds. Nothing compares clocks: who reads watches whether records change.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from dist.probe.ports import Ports
+from dist.waiting import barrier
+from dist.world import World
+
+# run: a number unlike other runs'. pulse: counts up while the rank's threads run. changes: phases entered and left.
+# meetings: phases of the step entered so far in which ranks meet. phase: 0 between phases, else counted from 1.
+# moved: bytes through the node's ports so far. cut_off: 1 where one of them has lost its link. Both 0 on a single node.
+FIELDS = ("run", "rank", "pid", "pulse", "changes", "step", "meetings", "phase", "moved", "cut_off")
+POSITION = np.dtype([(name, "<i8") for name in FIELDS])
+RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF = range(len(POSITION))
+LEFT = 1 << 40  # the step of a rank that has nothing more to do
+SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
+
+
+class LivePositions:
+    """The ranks' records. `unseen`: hosts that this rank cannot see, as `folder` is not on a shared file system.
+
+    meetings: the phases in which ranks wait for each other. Collective: made by all ranks at the same moment.
+    """
+
+    def __init__(self, world: World, folder, phases: tuple[str, ...], meetings: tuple[str, ...]):
+        self._world, self._folder = world, Path(folder)
+        self._numbers = {None: 0} | {name: number for number, name in enumerate(phases, start=1)}
+        self._is_meeting = {name: name in meetings for name in (None, *phases)}
+        self._run = world.comm.bcast(int.from_bytes(os.urandom(6)))
+        self._window = MPI.Win.Allocate_shared(POSITION.itemsize, 8, comm=world.local_comm)
+        memory = [self._window.Shared_query(rank)[0] for rank in range(world.local_size)]
+        self._node = [np.frombuffer(one, POSITION, 1) for one in memory]
+        self._own = memoryview(memory[world.local_rank]).cast("B").cast("q")
+        self._changes = self._step = self._meetings = 0
+        self._node[world.local_rank][0] = (self._run, world.rank, os.getpid(), *[0] * (len(POSITION) - 3))
+        self._ports = Ports() if world.node_count > 1 else None
+        barrier(world.local_comm)
+        if world.node_count > 1:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self.unseen = self._find_unseen()
+
+    def enter(self, phase: str | None, step: int) -> None:
+        """This rank enters a phase of a step, or leaves one (None). 0.3 microseconds."""
+        own = self._own
+        if step != self._step:
+            self._step = own[STEP] = step
+            self._meetings = own[MEETINGS] = 0
+        if self._is_meeting[phase]:
+            self._meetings += 1
+            own[MEETINGS] = self._meetings
+        own[PHASE] = self._numbers[phase]
+        self._changes += 1
+        own[CHANGES] = self._changes
+
+    def leave(self) -> None:
+        """This rank meets nobody any more."""
+        self._own[STEP] = LEFT
+
+    def pulse(self) -> None:
+        if self._ports:
+            self._own[MOVED] = sum(self._ports.read())
+            self._own[CUT_OFF] = self._ports.has_lost_link()
+        self._own[PULSE] += 1
+
+    def node_positions(self) -> np.ndarray:
+        """(ranks of this node,) POSITION."""
+        return np.concatenate(self._node)
+
+    def publish(self) -> None:
+        """Write this node's records for the other nodes."""
+        try:
+            file = os.open(self._path(self._world.node), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(file, self.node_positions().tobytes(), 0)
+            finally:
+                os.close(file)
+        except OSError:
+            pass  # a full or absent disk: the others see that nothing changes any more, and training goes on
+
+    def read(self, others) -> np.ndarray:
+        """(ranks that can be seen,) POSITION, by rank: those of this node and of the nodes in `others`."""
+        nodes = [self.node_positions(), *map(self._read, others)]
+        seen = np.concatenate(nodes)
+        return seen[np.unique(seen["rank"], return_index=True)[1]]
+
+    def close(self) -> None:
+        """Collective over the node; no thread may use it any more."""
+        barrier(self._world.local_comm)
+        if self._world.local_rank == 0:
+            self._path(self._world.node).unlink(missing_ok=True)
+        self._own = self._node = None
+        self._window.Free()
+
+    def _path(self, node: int) -> Path:
+        return self._folder / f"node-{node:05d}.live"
+
+    def _read(self, node: int) -> np.ndarray:
+        """A node's records; none of the own node's, of an earlier run's, of a file that is not there."""
+        if node == self._world.node:
+            return np.empty(0, POSITION)
+        try:
+            # Opened anew each time: that is when NFS asks the server.
+            data = self._path(node).read_bytes()
+        except OSError:
+            return np.empty(0, POSITION)
+        positions = np.frombuffer(data[: len(data) // POSITION.itemsize * POSITION.itemsize], POSITION)
+        return positions[positions["run"] == self._run]
+
+    def _find_unseen(self) -> list[str]:
+        if self._world.node_count == 1:
+            return []
+        if self._world.local_rank == 0:
+            self.publish()
+        barrier(self._world.comm)
+        patience = time.monotonic() + SHARED_WITHIN_S
+        while len(seen := self.read(range(self._world.node_count))) < self._world.size and time.monotonic() < patience:
+            time.sleep(0.05)
+        hosts = [place["host"] for place in self._world.places if place["rank"] not in seen["rank"]]
+        return list(dict.fromkeys(hosts))

@@ -1,0 +1,137 @@
+"""A rank that others wait for is named, with its host and phase, while the job hangs; and the job can be told to end.
+
+Every rank has a thread that shows that the rank lives. Rank 0's thread also looks at all ranks' positions (live.py),
+rank 1's does if rank 0 itself is what hangs, and if both are gone, the first rank of a node that is left: a launcher
+that has lost a host may let the others wait for ever. Where ranks have waited too long in an exchange, those are named
+that show no life, or whose node's port has lost its link, or else those that have come the least far. A slow exchange,
+in which all ranks are, is nobody's fault; but where nothing passes through any node's ports meanwhile, the network is
+named.
+
+The threads call no MPI but its abort.
+"""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+
+from dist.abort import end_job
+from dist.watch.live import LivePositions
+from dist.watch.stalls import Observation, Stall
+from dist.world import World
+
+LOOKS = 20  # while a rank may wait; but one every LONGEST_PAUSE_S at least
+LONGEST_PAUSE_S = 3.0
+SILENT_PAUSES = 4  # then the next rank takes over what a silent one did
+NAMED_AT_MOST = 3
+
+
+class Watchdog:
+    """Made and closed by all ranks together; tell it of phases by `on_phase(name or None, step)`.
+
+    folder: for the nodes to see each other, on a file system that they share. phases: all names; meetings: those in
+    which ranks wait for each other. after_s: how long they may. ends_job: abort then, else print a line on stderr.
+    """
+
+    def __init__(self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False):
+        self._world, self._names, self._after_s, self._ends_job = world, ("no phase", *phases), after_s, ends_job
+        self._live = LivePositions(world, folder, phases, meetings)
+        self.on_phase = self._live.enter
+        self._pause_s = min(LONGEST_PAUSE_S, after_s / LOOKS)
+        is_meeting = np.array([name in meetings for name in self._names])
+        self._all = Observation(is_meeting, after_s, 2 * self._pause_s)
+        self._node = Observation(is_meeting, SILENT_PAUSES * self._pause_s, 2 * self._pause_s)
+        watchers = [place["rank"] for place in world.places if place["rank"] < 2 or place["local_rank"] == 0]
+        self._before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
+        self._first_nodes = {place["node"] for place in world.places[:2]}
+        self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
+        self._told = None
+        if world.rank == 0 and self._live.unseen:
+            print(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen", flush=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching. Collective."""
+        self._live.leave()
+        self._stopped.set()
+        self._thread.join()
+        self._tell_the_end()
+        self._live.close()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._pause_s):
+            self._live.pulse()
+            if self._world.node_count > 1 and self._world.local_rank < 2:
+                self._publish()
+            if self._before is not None and (self._world.rank < 2 or self._first_are_silent()):
+                self._look()
+
+    def _publish(self) -> None:
+        """For the node: its first rank does, or the second if the first shows no life."""
+        positions = self._live.node_positions()
+        self._node.look(positions, time.monotonic())
+        if self._world.local_rank == 0 or self._node.is_silent(positions["rank"][0]):
+            self._live.publish()
+
+    def _first_are_silent(self) -> bool:
+        """Ranks 0 and 1. Only then does it take more files to look."""
+        self._first.look(self._live.read(self._first_nodes), time.monotonic())
+        return self._first.is_silent(0) and self._first.is_silent(1)
+
+    def _look(self) -> None:
+        self._all.look(self._live.read(range(self._world.node_count)), time.monotonic())
+        if not all(self._all.is_silent(rank) for rank in self._before):
+            return  # who comes before this rank does it
+        stall = self._all.find_stall() or self._find_standstill()
+        if stall and self._ends_job:
+            end_job(self._world.comm, f"{self._tell(stall)}; the job ends, as --end-on-stall says\n")
+        elif stall and not self._told:
+            self._told = stall
+            _say(f"{self._tell(stall)}; --end-on-stall ends such a job")
+        elif not stall:
+            self._tell_the_end()
+
+    def _find_standstill(self) -> Stall | None:
+        """On several nodes: in a node's memory nothing stands still."""
+        sees_all = self._world.node_count > 1 and not self._live.unseen
+        return self._all.find_standstill() if sees_all else None
+
+    def _tell_the_end(self) -> None:
+        if self._told:
+            _say(f"{self._who(self._told.ranks)}: the stall is over")
+            self._told = None
+
+    def _who(self, ranks: list[int]) -> str:
+        if not ranks:
+            return f"all {self._world.size} ranks"
+        named = [f"rank {rank} on {self._world.places[rank]['host']}" for rank in ranks[:NAMED_AT_MOST]]
+        more = f" and {len(ranks) - NAMED_AT_MOST} more" if len(ranks) > NAMED_AT_MOST else ""
+        return ", ".join(named) + more
+
+    def _tell(self, stall: Stall) -> str:
+        """ "rank 5 on cn03 has been in backward of step 17 for 62 s while 8 ranks wait in reduce: ..." """
+        where = f"{self._names[stall.phase]} of step {stall.step}"
+        what, why = f"has been in {where} for {stall.since_s:.0f} s", ""
+        if stall.is_silent:
+            what = f"shows no sign of life for {stall.since_s:.0f} s, last seen in {where},"
+            why = "stopped, swapped out, in a loop that holds Python's lock, or the host is gone; "
+        elif stall.is_cut_off:
+            why = "a network port of that host has lost its link, see to its cable and switch; or "
+        elif not stall.ranks:
+            return (
+                f"all {stall.waiting} ranks wait in {where} for {stall.waiting_s:.0f} s while nothing passes through "
+                "their hosts' network ports: see to the switch, firewalls, and which network MPI was told to use"
+            )
+        ranks = "1 rank waits" if stall.waiting == 1 else f"{stall.waiting} ranks wait"
+        return (
+            f"{self._who(stall.ranks)} {what} while {ranks} in {self._names[stall.waiting_phase]} for "
+            f"{stall.waiting_s:.0f} s: {why}look there with py-spy dump --pid {stall.pid}, or gdb -p {stall.pid}"
+        )
+
+
+def _say(line: str) -> None:
+    os.write(sys.stderr.fileno(), f"{line}\n".encode())  # whole, past the locks of the main thread's streams

@@ -1,0 +1,1 @@
+"""From text to the windows of tokens that training reads."""

@@ -1,0 +1,136 @@
+"""The endless stream of windows that training and evaluation read: window w is T+1 tokens, T inputs and T targets.
+
+One integer, the next window's number, is the whole position: epoch w // count, window w % count of that epoch. It does
+not depend on the number of ranks, so a run can be split over any number of them, or resumed, and see the same data.
+"""
+
+import zlib
+from bisect import bisect_right
+from itertools import accumulate
+
+import numpy as np
+
+from gpt2.errors import UserError
+
+SCAN_TOKENS = 1 << 20  # tokens looked at together by check_tokens: 2 MiB
+COMPARED_TOKENS = 4096  # of each shard, by facts
+
+
+class Windows:
+    """Numbered windows over shards; each lies inside one shard and gives T predictions.
+
+    Without shuffle, every epoch goes through the shards in order, window i of a shard beginning at token i*T: llm.c's
+    order. (llm.c drops the end of a shard that does not fill a global batch; here the batch goes on in the next shard.)
+
+    With shuffle, epoch e has its own order of all windows and its own offset o in [0, T), drawn from (seed, e) alone:
+    window i of a shard begins at o + i*T, so that no two epochs cut the text at the same places. The count stays
+    (len-1)//T per shard in every epoch: where the offset pushes the last window beyond the shard's end, that window
+    begins at 0 instead, and covers the o tokens which the offset would skip.
+    """
+
+    def __init__(self, shards, sequence_length: int, shuffle: bool = False, seed: int = 0):
+        """shards: arrays (n,) uint16 (shards.py). UserError: T or seed out of range, no shard holds a window."""
+        if sequence_length < 1:
+            raise UserError(f"sequence length is {sequence_length}, expected at least 1: change --seq-len")
+        if seed < 0:
+            raise UserError(f"seed is {seed}, expected 0 or more: change --seed")
+        self.shards = list(shards)
+        self._tokens = [np.asarray(shard) for shard in shards]  # slicing a bare array is quicker than a np.memmap
+        self.sequence_length, self.shuffle, self.seed = sequence_length, shuffle, seed
+        # Shard number s holds an epoch's windows first_window[s] .. first_window[s+1] - 1.
+        self.first_window = [0, *accumulate((len(shard) - 1) // sequence_length for shard in self.shards)]
+        if not self.count:
+            raise UserError(
+                f"{self.description}, expected one of {sequence_length + 1} or more: give more text or lower --seq-len"
+            )
+        self._epoch, self._offset, self._order = None, 0, None
+
+    @property
+    def count(self) -> int:
+        """Windows in an epoch, the same in every epoch; without shuffle, windows 0 .. count-1 are the whole set."""
+        return self.first_window[-1]
+
+    @property
+    def description(self) -> str:
+        """How much data there is and where it came from, to begin a message with."""
+        lengths = [len(shard) for shard in self.shards]
+        first = shard_name(self.shards[0], 0) if lengths else "no shards"
+        others = f" and {len(lengths) - 1} more" if len(lengths) > 1 else ""
+        return f"{first}{others}: {sum(lengths)} tokens in shards of at most {max(lengths, default=0)}"
+
+    def facts(self) -> dict[str, int]:
+        """What tells other data from these, at a glance: how much there is, and a checksum of how each shard begins."""
+        checksum = 0
+        for tokens in self._tokens:
+            checksum = zlib.crc32(np.ascontiguousarray(tokens[:COMPARED_TOKENS], "<u2"), checksum)
+        return {"shards": len(self.shards), "tokens": sum(map(len, self.shards)), "crc32": checksum}
+
+    def read(self, first: int, inputs, targets) -> None:
+        """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.
+
+        targets[b, t] is the token that follows inputs[b, t]. Any `first` >= 0 in any order; ascending is quickest,
+        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered).
+        """
+        T = self.sequence_length
+        for row in range(len(inputs)):
+            shard, start = self.locate(first + row)
+            tokens = self._tokens[shard]
+            inputs[row] = tokens[start : start + T]
+            targets[row] = tokens[start + 1 : start + 1 + T]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """(shard, first token within it) of a window of the endless stream."""
+        epoch, window = divmod(number, self.count)
+        if self.shuffle:
+            self._enter(epoch)
+            window = int(self._order[window])
+        shard = bisect_right(self.first_window, window) - 1
+        start = self._offset + (window - self.first_window[shard]) * self.sequence_length
+        fits = start + self.sequence_length < len(self.shards[shard])
+        return shard, start if fits else 0
+
+    def _enter(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        random = np.random.default_rng([self.seed, epoch])
+        self._offset = int(random.integers(self.sequence_length))
+        self._order = np.arange(self.count, dtype=np.uint32)
+        random.shuffle(self._order)
+        self._epoch = epoch
+
+
+def shard_name(shard, number: int) -> str:
+    """A mapped shard's path; its number where it is only an array."""
+    return str(getattr(shard, "filename", None) or f"shard {number}")
+
+
+def check(windows: Windows, global_batch: int, vocab_size: int, part: int = 0, parts: int = 1) -> None:
+    """UserError if an epoch is shorter than one global batch (in windows), or a token is beyond the vocabulary.
+
+    Every caller sees the first; the second is looked for in its own part only, see check_tokens.
+    """
+    if windows.count < global_batch:
+        raise UserError(
+            f"{windows.description}, {windows.count} windows of {windows.sequence_length} tokens, expected at least "
+            f"{global_batch} for a global batch: give more text, or lower --batch-size, --grad-accum or --seq-len"
+        )
+    check_tokens(windows.shards, vocab_size, part, parts)
+
+
+def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> None:
+    """UserError naming shard, position and id of the first token >= vocab_size.
+
+    Looks at part 0 <= part < parts of every shard, so that each rank can read its own share of the files; only the rank
+    that meets the token raises.
+    """
+    for number, shard in enumerate(shards):
+        stop = len(shard) * (part + 1) // parts
+        for start in range(len(shard) * part // parts, stop, SCAN_TOKENS):
+            tokens = np.asarray(shard[start : min(start + SCAN_TOKENS, stop)])
+            if tokens.max() < vocab_size:
+                continue
+            position = int(np.argmax(tokens >= vocab_size))
+            raise UserError(
+                f"{shard_name(shard, number)}: token {start + position} is {tokens[position]}, expected 0 to "
+                f"{vocab_size - 1}: tokenize the text with the model's tokenizer, or raise --vocab-size"
+            )

@@ -1,0 +1,219 @@
+"""GPT-2 folders of Hugging Face's transformers: parameters in from them, and out to them.
+
+    config.json                         the model's shape (huggingface_config.py)
+    model.safetensors                   all tensors (safetensors.py), or, of a large model:
+    model-00001-of-00002.safetensors    some tensors each, and
+    model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {tensor name: file}}
+
+A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte has no pad there. The head is
+the token embedding: a lm_head.weight of its own must equal it. Old files also hold the causal mask, which is skipped.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.config import GPT2Config
+from gpt2.data.shards import file_errors
+from gpt2.errors import UserError
+from gpt2.formats.huggingface_config import read_config_file, read_json
+from gpt2.formats.safetensors import DTYPES, StoredTensor, read_tensors
+from gpt2.formats.stored_numbers import PIECE, read_numbers
+from gpt2.parameters import Parameters, layer_shapes, no_hook
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PREFIX, HEAD = "transformer.", "lm_head.weight"
+OUTER = {"wte": "wte.weight", "wpe": "wpe.weight", "lnf_weight": "ln_f.weight", "lnf_bias": "ln_f.bias"}
+LAYER = {
+    "ln1_weight": "ln_1.weight", "ln1_bias": "ln_1.bias",
+    "qkv_weight": "attn.c_attn.weight", "qkv_bias": "attn.c_attn.bias",
+    "attproj_weight": "attn.c_proj.weight", "attproj_bias": "attn.c_proj.bias",
+    "ln2_weight": "ln_2.weight", "ln2_bias": "ln_2.bias",
+    "fc_weight": "mlp.c_fc.weight", "fc_bias": "mlp.c_fc.bias",
+    "fcproj_weight": "mlp.c_proj.weight", "fcproj_bias": "mlp.c_proj.bias",
+}  # fmt: skip
+MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)", re.ASCII)
+FILE_NAME = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
+CONVERT = (
+    "a pickle can run any code, so it is never read: convert it where you trust it, with transformers: "
+    "GPT2LMHeadModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder's model: its shape, its tensors by our names, and the head's own tensor, if it has one."""
+
+    config: GPT2Config
+    tensors: dict[str, StoredTensor]
+    head: StoredTensor | None
+
+
+def read_config(path: Path) -> GPT2Config:
+    """The shape of the model in a folder, or in a .safetensors file beside its config.json.
+
+    UserError: another architecture; a tensor or file missing, damaged, too many, of another shape or dtype; a pickle.
+    """
+    return open_source(path).config
+
+
+def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
+    """Fill `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0.
+
+    One range of the layout after another; filled(start, stop) follows each. UserError as in read_config, if the shapes
+    differ, or if the head is not the token embedding.
+    """
+    source, layout = open_source(path), parameters.layout
+    if source.config != layout.config:
+        raise UserError(
+            f"{path}: holds {source.config}, expected {layout.config}: choose its --model, or another model"
+        )
+    for start, stop in layout.ranges:
+        for tensor in layout.tensors_in(start, stop):
+            view, stored = parameters.view(tensor.name), source.tensors[tensor.name]
+            if tensor.name == "wte":
+                view[layout.config.vocab_size :] = 0.0
+                view = view[: layout.config.vocab_size]
+            for first, rows in stored_rows(stored):
+                if is_transposed(tensor.name, tensor.shape):
+                    view[:, first : first + len(rows)] = rows.T
+                else:
+                    view[first : first + len(rows)] = rows
+            if tensor.name == "wte" and source.head:
+                check_head(source.head, view)
+        filled(start, stop)
+
+
+def stored_rows(tensor: StoredTensor) -> Iterator[tuple[int, np.ndarray]]:
+    """A stored tensor's rows, some at a time, as float32: (number of the first, rows), valid until the next."""
+    count, row_shape = tensor.shape[0], tensor.shape[1:]
+    step = max(1, PIECE // int(np.prod(row_shape)))
+    buffer = np.empty((min(step, count), *row_shape), np.float32)
+    with file_errors(tensor.path, "cannot read the tensors; check the disk"), open(tensor.path, "rb") as file:
+        file.seek(tensor.offset)
+        for first in range(0, count, step):
+            rows = buffer[: min(step, count - first)]
+            read_numbers(file, rows, DTYPES[tensor.dtype])
+            yield first, rows
+
+
+def check_head(head: StoredTensor, wte: np.ndarray) -> None:
+    """UserError unless the head has the token embedding's bits."""
+    for first, rows in stored_rows(head):
+        if (rows.view(np.uint32) != wte[first : first + len(rows)].view(np.uint32)).any():
+            raise UserError(
+                f"{head.path}: {head.name} is not equal to wte.weight, expected a head tied to the token embedding: "
+                "use a model that was trained so"
+            )
+
+
+def is_transposed(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the tensor of our name is a Conv1D's there."""
+    return name.startswith("layer.") and len(shape) == 2
+
+
+def names_and_shapes(config: GPT2Config) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Our name, theirs without prefix, and the shape there of each tensor, in our layout's order.
+
+    Not through Layout: a config.json may ask for billions of layers.
+    """
+    shapes = {"wte": (config.vocab_size, config.n_embd), "wpe": (config.context, config.n_embd)}
+    yield from ((name, OUTER[name], shape) for name, shape in shapes.items())
+    layer = {name: shape[::-1] for name, shape in layer_shapes(config).items()}
+    for index in range(config.n_layer):
+        yield from ((f"layer.{index}.{name}", f"h.{index}.{LAYER[name]}", shape) for name, shape in layer.items())
+    yield from ((name, OUTER[name], (config.n_embd,)) for name in ("lnf_weight", "lnf_bias"))
+
+
+def open_source(path: Path) -> Source:
+    """What a path holds, checked but for the numbers themselves."""
+    path = Path(path)
+    with file_errors(path, "cannot look into it; check its permissions"):
+        is_folder = path.is_dir()
+        if is_folder:
+            check_holds_tensors(path)
+        # Before the tensors: of another architecture, its name says more than theirs.
+        config, is_tied = read_config_file((path if is_folder else path.parent) / "config.json")
+        found = without_prefix(path, read_folder(path) if is_folder else read_tensors(path))
+    tensors = {}
+    for ours, name, shape in names_and_shapes(config):
+        if name not in found:
+            raise UserError(
+                f"{path}: has no tensor {name}, expected the {config.n_layer} layers that config.json says: "
+                "give the whole model's folder"
+            )
+        tensors[ours] = checked(found.pop(name), shape)
+    head = found.pop(HEAD, None)
+    if head:
+        checked(head, (config.vocab_size, config.n_embd))
+    elif not is_tied:
+        raise UserError(f"{path}: config.json says that the head is not tied, but there is no {HEAD}: copy it again")
+    if extra := [name for name in found if not MASKS.fullmatch(name)]:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise UserError(
+            f"{path}: has a tensor {extra[0][:200]!r}{more}, expected a GPT-2 with the {config.n_layer} layers that "
+            "config.json says and no other heads: use another model"
+        )
+    return Source(config, tensors, head)
+
+
+def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
+    if tensor.shape != shape:
+        raise UserError(
+            f"{tensor.path}: {tensor.name} is {str(list(tensor.shape))[:200]}, expected {list(shape)} by config.json: "
+            "use files that belong together"
+        )
+    if tensor.dtype not in DTYPES:
+        raise UserError(
+            f"{tensor.path}: {tensor.name} is of dtype {tensor.dtype}, expected {', '.join(DTYPES)}: "
+            "save the model in float32"
+        )
+    return tensor
+
+
+def without_prefix(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    if len(found) != len(tensors):
+        raise UserError(f"{path}: has tensors with and without the prefix {PREFIX}, expected each once: copy it again")
+    return found
+
+
+def check_holds_tensors(folder: Path) -> None:
+    """UserError if a folder holds no safetensors, and what it holds instead."""
+    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+        return
+    if pickles := sorted(file.name for file in folder.glob("pytorch_model*.bin")):
+        raise UserError(f"{folder}: holds {pickles[0]} and no {SINGLE}; {CONVERT}")
+    raise UserError(f"{folder}: holds no {SINGLE} and no {INDEX}: give the folder of a GPT-2 from transformers")
+
+
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder's single file, or of all files that its index names."""
+    if (folder / SINGLE).exists():
+        return read_tensors(folder / SINGLE)
+    index, tensors = read_index(folder / INDEX), {}
+    for name in dict.fromkeys(index.values()):
+        if not (folder / name).exists():
+            raise UserError(f"{folder / INDEX}: names {name}, which is not there: copy the missing file, too")
+        in_file = read_tensors(folder / name)
+        if twice := tensors.keys() & in_file.keys():
+            raise UserError(f"{folder}: tensor {min(twice)[:200]!r} is in two files, expected one: copy them again")
+        tensors |= in_file
+    if missing := [name for name in index if name not in tensors]:
+        file_name = index[missing[0]]
+        raise UserError(f"{folder / INDEX}: {missing[0][:200]!r} is not in {file_name}: copy both files again")
+    return tensors
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file name of each tensor."""
+    files = read_json(path, "the index of a model's files").get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise UserError(f"{path}: has no weight_map of file names by tensor, expected an index: copy it again")
+    for name in files.values():
+        if not FILE_NAME.fullmatch(name):
+            raise UserError(f"{path}: names {name[:200]!r}, expected .safetensors files beside it: copy it again")
+    return files

@@ -1,0 +1,87 @@
+"""config.json of a GPT-2 as Hugging Face's transformers writes it (GPT2Config there), from and to our five numbers."""
+
+import json
+from pathlib import Path
+
+from gpt2.config import GPT2_VOCABULARY, GPT2Config
+from gpt2.data.shards import file_errors
+from gpt2.errors import UserError
+
+NUMBERS = {
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "n_positions": "context",
+    "vocab_size": "vocab_size",
+}
+# What changes the mathematics, and the values that mean ours; one that is not there has the first.
+MEANINGS = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+LARGEST = 2**31 - 1
+LONGEST_FILE = 1 << 24  # bytes
+
+
+def read_config_file(path: Path) -> tuple[GPT2Config, bool]:
+    """The model's shape, and whether its head is tied to its token embedding. UserError: missing, or not our GPT-2."""
+    found = read_json(path, "the config.json of a GPT-2")
+    if found.get("model_type") != "gpt2":
+        raise UserError(
+            f'{path}: describes a model of type {json.dumps(found.get("model_type"))[:80]}, expected "gpt2": '
+            "give the folder of a GPT-2"
+        )
+    numbers = {ours: found.get(theirs) for theirs, ours in NUMBERS.items()}
+    if any(type(number) is not int or not 1 <= number <= LARGEST for number in numbers.values()):
+        raise _another(path, NUMBERS, found, "whole numbers of at least 1")
+    if numbers["n_embd"] % numbers["n_head"]:
+        raise _another(path, ("n_embd", "n_head"), found, "as many channels for each head")
+    for name, values in (MEANINGS | {"n_inner": (None, 4 * numbers["n_embd"])}).items():
+        if found.get(name, values[0]) not in values:
+            raise _another(path, (name,), found, " or ".join(json.dumps(value) for value in values))
+    return GPT2Config(**numbers), found.get("tie_word_embeddings", True) is True
+
+
+def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
+    """Write what transformers' GPT2LMHeadModel needs to be this model."""
+    end_of_text = GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
+    described = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        **{theirs: getattr(config, ours) for theirs, ours in NUMBERS.items()},
+        **{name: values[0] for name, values in MEANINGS.items()},
+        "n_inner": None,
+        "tie_word_embeddings": True,
+        # Trained without dropout; theirs is 0.1 where nothing is said.
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "torch_dtype": stored,
+    }
+    path.write_text(json.dumps(described, indent=2) + "\n")
+
+
+def read_json(path: Path, expected: str) -> dict:
+    """The object that a JSON file holds. UserError: missing, too long, not JSON, not an object."""
+    with file_errors(path, f"expected {expected}; check the path and its permissions"), open(path, "rb") as file:
+        content = file.read(LONGEST_FILE + 1)
+    try:
+        if len(content) > LONGEST_FILE:
+            raise ValueError(f"longer than {LONGEST_FILE} bytes")
+        found = json.loads(content)
+        if not isinstance(found, dict):
+            raise ValueError(f"but a {type(found).__name__}")
+    except (ValueError, RecursionError) as error:
+        why = str(error) or type(error).__name__
+        raise UserError(f"{path}: not a JSON object ({why}), expected {expected}: copy it again") from None
+    return found
+
+
+def _another(path: Path, names, found: dict, expected: str) -> UserError:
+    said = ", ".join(f"{name} {json.dumps(found.get(name))[:80]}" for name in names)
+    return UserError(f"{path}: says {said}, expected {expected}: use another GPT-2")

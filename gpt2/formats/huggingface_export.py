@@ -1,0 +1,113 @@
+"""Writing a GPT-2 folder that Hugging Face's transformers loads: see huggingface.py for what lies in it."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.data.shards import file_errors
+from gpt2.errors import UserError
+from gpt2.formats.huggingface import INDEX, PREFIX, SINGLE, is_transposed, names_and_shapes
+from gpt2.formats.huggingface_config import write_config_file
+from gpt2.formats.safetensors import make_header, tensor_sizes
+from gpt2.formats.stored_numbers import PIECE, write_numbers
+from gpt2.parameters import Parameters
+
+SHARD_BYTES = 5_000_000_000
+
+
+def write_parameters(
+    path: Path,
+    parameters: Parameters,
+    ranges: Iterable[tuple[int, int]] | None = None,
+    stored: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write float32 parameters in host memory as a folder, in float32 or, rounded, in bfloat16.
+
+    ranges: as in llmc.py. shard_bytes: of tensors in one file, where a tensor is not larger. The folder is there once
+    complete, or not at all. UserError: it exists and holds something, or cannot be written.
+    """
+    layout = parameters.layout
+    names = {ours: (PREFIX + name, shape) for ours, name, shape in names_and_shapes(layout.config)}
+    files = plan_files(dict(names.values()), stored, shard_bytes)
+    with new_folder(path) as folder, ExitStack() as stack:
+        places = {}
+        for file_name, shapes in files.items():
+            file = stack.enter_context(written_file(folder / file_name))
+            header, offsets = make_header(shapes, stored)
+            file.write(header)
+            places |= {name: (file, offset) for name, offset in offsets.items()}
+        for start, stop in layout.ranges if ranges is None else ranges:
+            for tensor in layout.tensors_in(start, stop):
+                name, shape = names[tensor.name]
+                file, offset = places[name]
+                file.seek(offset)
+                view = parameters.view(tensor.name)
+                if is_transposed(tensor.name, tensor.shape):
+                    write_transposed(file, view, stored)
+                else:
+                    write_numbers(file, view[: shape[0]], stored)
+        if len(files) > 1:
+            write_index(folder / INDEX, files, stored)
+        write_config_file(folder / "config.json", layout.config, stored)
+
+
+def plan_files(shapes: dict[str, tuple[int, ...]], stored: str, shard_bytes: int) -> dict[str, dict]:
+    """{file name: {tensor name: shape}}, the tensors in order, each file filled before the next."""
+    sizes, plan, filled = tensor_sizes(shapes, stored), [{}], 0
+    for name, shape in shapes.items():
+        if plan[-1] and filled + sizes[name] > shard_bytes:
+            plan.append({})
+            filled = 0
+        plan[-1][name] = shape
+        filled += sizes[name]
+    if len(plan) == 1:
+        return {SINGLE: plan[0]}
+    return {f"model-{number:05d}-of-{len(plan):05d}.safetensors": part for number, part in enumerate(plan, 1)}
+
+
+def write_transposed(file, view: np.ndarray, stored: str) -> None:
+    """Append a weight (outputs, inputs) as (inputs, outputs)."""
+    step = max(1, PIECE // len(view))
+    for first in range(0, view.shape[1], step):
+        write_numbers(file, np.ascontiguousarray(view[:, first : first + step].T), stored)
+
+
+def write_index(path: Path, files: dict[str, dict], stored: str) -> None:
+    size = sum(sum(tensor_sizes(shapes, stored).values()) for shapes in files.values())
+    places = {name: file_name for file_name, shapes in files.items() for name in shapes}
+    path.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n")
+
+
+@contextmanager
+def written_file(path: Path):
+    """A new binary file, on disk when the block ends well."""
+    with open(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def new_folder(path: Path):
+    """A folder to fill, which gets its name when the block ends well and disappears otherwise.
+
+    UserError: there is something of that name already (but an empty folder), or it cannot be written.
+    """
+    path = Path(os.path.abspath(path))
+    with file_errors(path, "cannot write it: choose a place that exists, is writable and has room"):
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(f"{path}: exists already, expected the name of a new folder: choose another, or remove it")
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        temporary.mkdir()
+        try:
+            yield temporary
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

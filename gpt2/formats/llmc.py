@@ -1,0 +1,123 @@
+"""llm.c's model checkpoints (.bin): parameters in from GPT-2 weights exported by llm.c, and out to it.
+
+The format (llm.c, write_model in train_gpt2.py, versions 3 and 5), little-endian throughout:
+
+    256 int32   header: [0] = 20240326, [1] = 3 or 5, [2] = context, [3] = vocabulary V, [4] = layers L, [5] = heads,
+                [6] = channels C, [7] = padded vocabulary Vp, the rest 0
+    float32 (version 3) or bfloat16 (version 5)
+                wte (Vp, C), wpe (context, C), then each kind of layer tensor for all layers, (L, ...), in the order of
+                LAYER_TENSORS, then lnf_weight (C,), lnf_bias (C,)
+
+Weights are (outputs, inputs) there and here; only the order differs, because here a layer's tensors lie together.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+
+from gpt2.config import GPT2Config
+from gpt2.data.shards import HEADER_BYTES, MODEL_MAGIC, check_size, file_errors, make_header, read_header, replacing
+from gpt2.errors import UserError
+from gpt2.formats.stored_numbers import ITEM_BYTES, read_numbers, write_numbers
+from gpt2.parameters import Parameters, layer_shapes, no_hook
+
+VERSIONS = {"float32": 3, "bfloat16": 5}
+OTHER_VERSIONS = {1: "float32 without padded vocabulary, llm.c's first format"}
+HEADER_FIELDS = ("context", "vocab_size", "n_layer", "n_head", "n_embd", "padded_vocab_size")
+
+# Written out, not taken from gpt2.parameters: a file's order must not follow ours when ours changes.
+LAYER_TENSORS = (
+    "ln1_weight", "ln1_bias", "qkv_weight", "qkv_bias", "attproj_weight", "attproj_bias",
+    "ln2_weight", "ln2_bias", "fc_weight", "fc_bias", "fcproj_weight", "fcproj_bias",
+)  # fmt: skip
+
+
+def read_config(path: Path) -> GPT2Config:
+    """The model's shape. UserError: missing, not a checkpoint, unsupported version, impossible numbers, wrong size."""
+    return read_shape(path)[0]
+
+
+def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
+    """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config; wte's pad rows become 0.
+
+    One range of the layout after another; filled(start, stop) follows each. The file may be padded to another multiple
+    than ours. UserError as in read_config, or if the shapes differ.
+    """
+    config, padded_vocab_size, stored = read_shape(path)
+    wanted = parameters.layout.config
+    if config != wanted:
+        raise UserError(f"{path}: holds {config}, expected {wanted}: choose its --model, or another file")
+    layout, offsets = parameters.layout, tensor_offsets(config, padded_vocab_size, stored)
+    with file_errors(path, "cannot read the model checkpoint; check the disk"), open(path, "rb") as file:
+        for start, stop in layout.ranges:
+            for tensor in layout.tensors_in(start, stop):
+                view = parameters.view(tensor.name)
+                file.seek(offsets[tensor.name])
+                if tensor.name == "wte":
+                    view[config.vocab_size :] = 0.0
+                    view = view[: config.vocab_size]
+                read_numbers(file, view, stored)
+            filled(start, stop)
+
+
+def write_parameters(
+    path: Path,
+    parameters: Parameters,
+    ranges: Iterable[tuple[int, int]] | None = None,
+    stored: str = "float32",
+) -> None:
+    """Write float32 parameters in host memory as a checkpoint of float32 or, rounded, of bfloat16.
+
+    ranges: the layout's, for parameters that are only there while their range's turn lasts: each is written before the
+    next is asked for. An existing file is replaced whole or not at all. UserError: the file cannot be written.
+    """
+    layout, config = parameters.layout, parameters.layout.config
+    numbers = [getattr(config, field) for field in HEADER_FIELDS]
+    offsets = tensor_offsets(config, config.padded_vocab_size, stored)
+    with replacing(path) as file:
+        file.write(make_header(MODEL_MAGIC, VERSIONS[stored], *numbers))
+        for start, stop in layout.ranges if ranges is None else ranges:
+            for tensor in layout.tensors_in(start, stop):
+                file.seek(offsets[tensor.name])
+                write_numbers(file, parameters.view(tensor.name), stored)
+
+
+def tensor_offsets(config: GPT2Config, padded_vocab_size: int, stored: str) -> dict[str, int]:
+    """Where each tensor begins in the file, in bytes, by our names."""
+    C, layer = config.n_embd, layer_shapes(config)
+    shapes = {"wte": (padded_vocab_size, C), "wpe": (config.context, C)}
+    for name in LAYER_TENSORS:
+        shapes |= {f"layer.{index}.{name}": layer[name] for index in range(config.n_layer)}
+    shapes |= {"lnf_weight": (C,), "lnf_bias": (C,)}
+    item = ITEM_BYTES[stored]
+    stops = accumulate((item * math.prod(shape) for shape in shapes.values()), initial=HEADER_BYTES)
+    return dict(zip(shapes, stops, strict=False))
+
+
+def read_shape(path: Path) -> tuple[GPT2Config, int, str]:
+    """The model's shape, and wte's rows and the type of numbers in the file, after checking all against its size."""
+    header, size = read_header(path, MODEL_MAGIC)
+    stored = {version: name for name, version in VERSIONS.items()}.get(header[1])
+    if stored is None:
+        known = OTHER_VERSIONS.get(header[1])
+        raise UserError(
+            f"{path}: model checkpoint of version {header[1]}{f' ({known}), which is not read' if known else ''}, "
+            "expected 3 (float32) or 5 (bfloat16): export it again with llm.c's train_gpt2.py"
+        )
+    numbers = dict(zip(HEADER_FIELDS, header[2:], strict=False))
+    padded_vocab_size = numbers["padded_vocab_size"]
+    if min(numbers.values()) < 1 or numbers["n_embd"] % numbers["n_head"] or padded_vocab_size < numbers["vocab_size"]:
+        found = ", ".join(f"{name} {value}" for name, value in numbers.items())
+        raise UserError(f"{path}: its header says {found}, expected the shape of a GPT-2: export or copy it again")
+    del numbers["padded_vocab_size"]
+    config = GPT2Config(**numbers)
+    count = parameter_count(config, padded_vocab_size)
+    check_size(path, size, HEADER_BYTES + ITEM_BYTES[stored] * count, f"{count} {stored} parameters")
+    return config, padded_vocab_size, stored
+
+
+def parameter_count(config: GPT2Config, padded_vocab_size: int) -> int:
+    # Not through Layout: a damaged header may ask for billions of layers.
+    layer = sum(math.prod(shape) for shape in layer_shapes(config).values())
+    return (padded_vocab_size + config.context + 2) * config.n_embd + config.n_layer * layer

@@ -1,0 +1,103 @@
+"""Parameters of a GPT-2 from whatever holds them:
+
+    model.bin            llm.c's file, float32 or bfloat16 (llmc.py)
+    FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
+    RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
+
+read_config and read_parameters do what they do in the formats' modules.
+"""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+from gpt2.config import GPT2Config
+from gpt2.data.shards import file_errors
+from gpt2.errors import UserError
+from gpt2.formats import checkpoints, huggingface, llmc
+from gpt2.host_memory import available_bytes
+from gpt2.parameters import Layout, Parameters, no_hook
+
+STEP = re.compile(r"step-(\d+)", re.ASCII)
+PICKLES = (b"\x80", b"PK\x03\x04")  # of torch.save: before 1.6, and since
+
+
+def read_config(path: Path) -> GPT2Config:
+    """The model's shape. UserError: nothing is there that can be read, or it is damaged."""
+    form, place = find(path)
+    return form.read_config(place)
+
+
+def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
+    """Fill `parameters`, float32 in host memory, of the same GPT2Config; filled(start, stop) follows each range."""
+    form, place = find(path)
+    form.read_parameters(place, parameters, filled)
+
+
+def load(path: Path) -> Parameters:
+    """All parameters, newly allocated, for a program of one process. UserError also if the memory is too small."""
+    config = read_config(path)
+    check_memory(path, config)
+    parameters = Parameters.zeros(Layout(config))
+    read_parameters(path, parameters)
+    return parameters
+
+
+def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
+    """UserError if so many float32 vectors of all parameters do not fit into what memory is available."""
+    count, available = llmc.parameter_count(config, config.padded_vocab_size), available_bytes()
+    if available is not None and 4 * count * vectors > available:
+        raise UserError(
+            f"{path}: {count / 1e6:.0f}M parameters take {4 * count * vectors / 1e9:.1f} GB of memory in float32, "
+            f"expected at most the {available / 1e9:.1f} GB that are available: use a larger machine or a smaller model"
+        )
+
+
+def find(path: Path) -> tuple[ModuleType, Path]:
+    """The format's module, and the file or folder that it reads."""
+    with file_errors(path, "cannot look into it; check its permissions"):
+        return _in_folder(Path(path)) if Path(path).is_dir() else _in_file(Path(path))
+
+
+def _in_folder(path: Path) -> tuple[ModuleType, Path]:
+    if (path / "checkpoints").is_dir():
+        return _in_checkpoint(_newest_checkpoint(path))
+    if STEP.fullmatch(path.resolve().name):
+        return _in_checkpoint(path)
+    if any(path.glob("*.safetensors*")) or any(path.glob("pytorch_model*.bin")):
+        return huggingface, path
+    raise UserError(
+        f"{path} holds no checkpoints/step-*/model.bin, expected those of a run that ended, or model.safetensors of a "
+        "GPT-2 from transformers: give such a folder, or a .bin file"
+    )
+
+
+def _in_file(path: Path) -> tuple[ModuleType, Path]:
+    if path.suffix == ".safetensors":
+        return huggingface, path
+    if path.name.endswith(".json"):
+        raise UserError(f"{path}: describes weights, expected the weights themselves: give its folder, {path.parent}")
+    if path.is_file():
+        with open(path, "rb") as file:
+            begin = file.read(4)
+        if begin.startswith(PICKLES):
+            raise UserError(f"{path}: a pickle of PyTorch, expected safetensors; {huggingface.CONVERT}")
+    return llmc, path
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    found = [path for path in run.glob("checkpoints/step-*") if STEP.fullmatch(path.name)]
+    if not found:
+        raise UserError(
+            f"{run} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file or folder of weights"
+        )
+    return max(found, key=lambda path: int(STEP.fullmatch(path.name)[1]))
+
+
+def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:
+    """A checkpoint's own format; each is a line here."""
+    if (folder / "model.bin").exists():
+        return llmc, folder / "model.bin"
+    if (folder / checkpoints.MARKER).exists():
+        return checkpoints, folder
+    raise UserError(f"{folder}: holds no model.bin: give a run that ended")

@@ -1,0 +1,135 @@
+"""GPT-2 one token after another: keys and values of the tokens so far are kept, so that a new one costs one row.
+
+Prefill is one pass over the prompt's rows, and each later token the same pass with one row: BLAS takes the products for
+the matrix-vector products they then are, and a step reads every weight once. On NumPy's kernels alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+
+from gpt2.errors import UserError
+from gpt2.kernels.numpy import loops
+from gpt2.parameters import Parameters
+
+ROWS = 128  # query rows whose scores exist at once
+
+
+class CachedGPT2:
+    """A GPT-2 that reads one sequence, on NumPy `kernels`; `length` tokens of it are in the cache.
+
+    Memory beside the parameters: keys and values, 2 L context C, and activations of one layer for a whole context.
+    """
+
+    def __init__(self, kernels, parameters: Parameters):
+        self.kernels, self.parameters, self.length = kernels, parameters, 0
+        self.config = config = parameters.layout.config
+        T, C, dtype = config.context, config.n_embd, parameters.flat.dtype
+
+        def new(*shape):
+            return kernels.empty(shape, dtype)
+
+        heads = (config.n_head, T, config.head_size)
+        self._keys, self._values = ([new(*heads) for _ in range(config.n_layer)] for _ in range(2))
+        self._logits, self._logsumexp = new(1, config.padded_vocab_size), new(config.n_head, T)
+        self._buffers = {
+            "stream": new(T, C), "branch": new(T, C), "normalized": new(T, C), "mean": new(T), "rstd": new(T),
+            "qkv": new(T, 3 * C), "attention": new(T, C), "gelu": new(T, 4 * C), "slope": new(T, 4 * C),
+        }  # fmt: skip
+
+    def forward(self, tokens) -> np.ndarray:
+        """Logits (V,) for what follows `tokens` (n,), n >= 1, after those in the cache, where they are put, too.
+
+        A view, valid until the next call. With the cache they are at most `context` tokens.
+        """
+        tokens = np.asarray(tokens, np.int32)
+        n, k, p = len(tokens), self.kernels, self.parameters
+        if not 0 < n <= self.config.context - self.length:
+            raise ValueError(f"{n} tokens after {self.length}, of a context of {self.config.context}")
+        a = SimpleNamespace(**{name: buffer[:n] for name, buffer in self._buffers.items()})
+        k.embedding_forward(a.stream[None], tokens[None], p.wte, p.wpe[self.length :])
+        for index, w in enumerate(p.layers):
+            self._normalize(a, w.ln1_weight, w.ln1_bias, adds_branch=index > 0)
+            k.linear_forward(a.qkv, a.normalized, w.qkv_weight, w.qkv_bias)
+            self._attend(a.attention, a.qkv, self._keys[index], self._values[index])
+            k.linear_forward(a.branch, a.attention, w.attproj_weight, w.attproj_bias)
+            self._normalize(a, w.ln2_weight, w.ln2_bias)
+            k.linear_gelu_forward(a.gelu, a.slope, a.normalized, w.fc_weight, w.fc_bias)
+            k.linear_forward(a.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
+        self._normalize(a, p.lnf_weight, p.lnf_bias)
+        self.length += n
+        k.linear_forward(self._logits, a.normalized[-1:], p.wte, None)
+        return self._logits[0, : self.config.vocab_size]
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self.length = 0
+
+    def _normalize(self, a, weight, bias, adds_branch: bool = True) -> None:
+        """stream += branch (before the first layer there is none), normalized = LayerNorm(stream)."""
+        if not adds_branch:
+            self.kernels.layernorm_forward(a.normalized, a.mean, a.rstd, a.stream, weight, bias)
+            return
+        self.kernels.residual_layernorm_forward(
+            a.stream, a.normalized, a.mean, a.rstd, a.stream, a.branch, weight, bias
+        )
+
+    def _attend(self, out, qkv, keys, values) -> None:
+        """out (n, C): causal attention of the new queries to all keys; qkv (n, 3C), keys, values (H, context, d)."""
+        n, H, d = len(qkv), self.config.n_head, self.config.head_size
+        queries, *new = qkv.reshape(n, 3, H, d).transpose(1, 2, 0, 3)
+        keys[:, self.length : self.length + n], values[:, self.length : self.length + n] = new
+        out_heads = out.reshape(n, H, d).transpose(1, 0, 2)
+        cores, scale = self.kernels.device, qkv.dtype.type(1.0 / math.sqrt(d))
+
+        def some_heads(low, high):
+            for start in range(0, n, ROWS):
+                stop = min(start + ROWS, n)
+                seen = self.length + stop
+                p = cores.scratch("scores", (high - low, stop - start, seen), qkv.dtype)
+                np.matmul(queries[low:high, start:stop], keys[low:high, :seen].transpose(0, 2, 1), out=p)
+                loops.causal_softmax(p, self._logsumexp[low:high], self.length + start, scale)
+                np.matmul(p, values[low:high, :seen], out=out_heads[low:high, start:stop])
+
+        cores.for_parts(H, some_heads)
+
+
+def check_prompt(prompt, config) -> None:
+    """UserError unless the model can read these tokens (n,)."""
+    if not 0 < len(prompt) <= config.context:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, expected 1 to {config.context}, the model's context: "
+            f"{'shorten it' if len(prompt) else 'give some text'}"
+        )
+    if max(prompt) >= config.vocab_size:
+        raise UserError(
+            f"the prompt has token {max(prompt)}, expected 0 to {config.vocab_size - 1}, the model's vocabulary: "
+            "use its tokenizer, see --tokenizer"
+        )
+
+
+def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> Iterator[int]:
+    """`count` tokens after `prompt` (n,), 1 <= n <= context, one at a time; choose(logits (V,)) draws each.
+
+    model: a CachedGPT2. When its context is full, the newest half of it is read anew as if the text began there, since
+    learned positions do not move: so each token is drawn after at least half a context, and costs one row, or half a
+    context of rows once in half a context.
+    """
+    context = model.config.context
+    newest = [int(token) for token in prompt][-context:]
+    model.forget()
+    logits = model.forward(newest)
+    for number in range(1, count + 1):
+        token = choose(logits)
+        yield token
+        if number == count:
+            return
+        newest = [*newest, token]
+        if len(newest) > context:
+            newest = newest[-max(1, context // 2) :]
+            model.forget()
+            logits = model.forward(newest)
+        else:
+            logits = model.forward([token])

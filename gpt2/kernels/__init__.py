@@ -1,0 +1,63 @@
+"""The kernels a GPT-2 step is made of, and the sets that implement them.
+
+Every set offers the functions below with the same arguments: outputs first, a `d` prefix for the gradient of a thing.
+A backward kernel whose last argument is `accumulate` writes its parameter gradients, or adds to them if it is true
+(the later micro-steps of a step). What linear_gelu_forward and classifier_forward leave for their backwards (`saved`,
+`exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
+(Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
+
+Tokens and targets are host (NumPy) integers in every set, and what sum_of_squares returns is a Python float; all other
+arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, is for parameters, activations and
+gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
+With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps: it makes
+its step on that, and rounds it into the parameters.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+from gpt2.errors import UserError
+
+KERNELS = (
+    "empty",
+    "embedding_forward",
+    "embedding_backward",
+    "layernorm_forward",
+    "residual_layernorm_forward",
+    "layernorm_backward",
+    "linear_forward",
+    "linear_backward",
+    "linear_gelu_forward",
+    "gelu_linear_backward",
+    "attention_forward",
+    "attention_backward",
+    "classifier_forward",
+    "classifier_backward",
+    "sum_of_squares",
+    "adamw",
+)
+
+
+def load_kernels(backend: str, threads: int, gpu: int = 0, tf32: bool = False) -> SimpleNamespace:
+    """The kernels of `backend`, bound to what they run on, their `device`: `kernels.sum_of_squares(flat)`.
+
+    numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
+    tf32: float32 products keep 10 bits of mantissa, on its tensor cores.
+    """
+    if backend == "numpy":
+        from gpt2.kernels import numpy as kernel_set
+
+        device = kernel_set.Cores(threads)
+    elif backend == "cupy":
+        from gpt2.kernels import cupy as kernel_set
+
+        device = kernel_set.Device(gpu, tf32=tf32)
+    else:
+        raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
+    return bind(kernel_set, device)
+
+
+def bind(kernel_set, device) -> SimpleNamespace:
+    """The functions of a kernel set with their first argument filled in, and that argument: `device`."""
+    functions = {name: partial(getattr(kernel_set, name), device) for name in KERNELS}
+    return SimpleNamespace(**functions, device=device)

@@ -1,0 +1,58 @@
+"""GPT-2's kernels on an NVIDIA GPU, as CUDA C++ under CuPy; docs/gpu.md says what has been checked, and where.
+
+*.cu          the kernels, one subject a file, over *.cuh; each says its formula, shapes, launch geometry and source
+compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
+launch.py, attention.py, linear.py    the contract's functions: launches, written once for GPU and CPU shim
+cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
+cudnn_attention.py   cuDNN's attention, where it is installed       faster_of.py  theirs or ours, by the clock
+device.py     a GPU
+
+Each function's first argument is `device`, the GPU it runs on. Nothing here imports CuPy before a Device is made.
+"""
+
+import numpy as np
+
+from gpt2.kernels.cupy.attention import attention_backward, attention_forward
+from gpt2.kernels.cupy.device import Device
+from gpt2.kernels.cupy.launch import (
+    adamw,
+    embedding_backward,
+    embedding_forward,
+    layernorm_backward,
+    layernorm_forward,
+    residual_layernorm_forward,
+    sum_of_squares,
+)
+from gpt2.kernels.cupy.linear import (
+    classifier_backward,
+    classifier_forward,
+    gelu_linear_backward,
+    linear_backward,
+    linear_forward,
+    linear_gelu_forward,
+)
+
+__all__ = [
+    "Device",
+    "adamw",
+    "attention_backward",
+    "attention_forward",
+    "classifier_backward",
+    "classifier_forward",
+    "embedding_backward",
+    "embedding_forward",
+    "empty",
+    "gelu_linear_backward",
+    "layernorm_backward",
+    "layernorm_forward",
+    "linear_backward",
+    "linear_forward",
+    "linear_gelu_forward",
+    "residual_layernorm_forward",
+    "sum_of_squares",
+]
+
+
+def empty(device, shape, dtype=np.float32):
+    """Zeros on the device, for activations, gradients or state."""
+    return device.empty(shape, dtype)

@@ -1,0 +1,125 @@
+"""Compiles the .cu files here to machine code with NVRTC: no GPU, no driver, no CuPy.
+
+What comes out for sm_90a is what `cupy.cuda.function.Module.load` takes; CuPy's own RawModule would compile for plain
+sm_90. NVRTC and the CUDA headers: `pip install gpt2-mpi[nvrtc]`, or the machine's own.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.kernels.cupy.libraries import find_in_wheels, header_folder, open_library
+
+FOLDER = Path(__file__).parent
+SOURCES = (
+    "embedding", "layernorm", "gelu", "column_sums", "classifier", "attention", "attention_backward", "adamw",
+    "sum_of_squares",
+)  # fmt: skip
+STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
+
+# Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
+OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one thread (registers, spilled bytes) and one block (static shared memory in bytes) of a kernel take."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code (an ELF file) for one architecture, and what each kernel in it takes, by name."""
+
+    code: bytes
+    resources: dict[str, Resources]
+
+
+def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
+    """The kernels of `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or the like.
+
+    Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
+    """
+    path = FOLDER / f"{source}.cu"
+    options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
+    nvrtc = _open_nvrtc()
+    program = ctypes.c_void_p()
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None))
+    try:
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+        log = _output(nvrtc, program, "ProgramLog").decode().rstrip("\0")
+        if status:
+            raise RuntimeError(f"{path.name} for {storage}, {arch}: NVRTC status {status}\n{log}")
+        return Cubin(_output(nvrtc, program, "CUBIN"), parse_log(log))
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def cached_code(source: str, storage: str, arch: str, cache: Path) -> bytes:
+    """compile_cubin's machine code, from a file of `cache` if these very sources were compiled before."""
+    path = _cached_file(source, storage, arch, cache)
+    if not path.exists():
+        keep_code(compile_cubin(source, storage, arch).code, source, storage, arch, cache)
+    return path.read_bytes()
+
+
+def keep_code(code: bytes, source: str, storage: str, arch: str, cache: Path) -> None:
+    """Where cached_code finds it. Ranks may come here at once: the file appears complete or not at all."""
+    path = _cached_file(source, storage, arch, cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(code)
+    part.replace(path)
+
+
+def _cached_file(source: str, storage: str, arch: str, cache: Path) -> Path:
+    texts = [path.read_bytes() for path in (FOLDER / f"{source}.cu", *sorted(FOLDER.glob("*.cuh")))]
+    key = hashlib.sha256(b"\0".join([*texts, repr((OPTIONS, nvrtc_version())).encode()])).hexdigest()[:16]
+    return cache / f"{source}-{storage}-{arch}-{key}.cubin"
+
+
+def nvrtc_version() -> tuple[int, int]:
+    nvrtc = _open_nvrtc()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc, nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+def parse_log(log: str) -> dict[str, Resources]:
+    """What each kernel takes, by name, from the lines that ptxas prints under -v."""
+    resources = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        registers = int(re.search(r"Used (\d+) registers", part)[1])
+        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", part))
+        shared = re.search(r"(\d+) bytes smem", part)
+        resources[part.split("'")[0]] = Resources(registers, spilled, int(shared[1]) if shared else 0)
+    return resources
+
+
+def _open_nvrtc():
+    builtins = find_in_wheels("lib/libnvrtc-builtins.so.*")
+    if builtins is not None:
+        ctypes.CDLL(str(builtins))  # NVRTC asks for it by name: so it is found
+    return open_library("nvrtc")
+
+
+def _output(nvrtc, program, what: str) -> bytes:
+    """What nvrtcGet<what> gives, of the size that nvrtcGet<what>Size gives."""
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+def _check(nvrtc, status: int) -> None:
+    if status:
+        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status).decode()}")

@@ -1,0 +1,102 @@
+"""cuBLASLt by ctypes: twelve functions, and descriptors that hold on to what they made.
+
+Names and numbers are those of cublasLt.h (CUDA 12 and 13). Matrices are column-major here; matmul.py turns them round.
+Descriptors, layouts and preferences need no GPU; the handle and all that uses it do.
+"""
+
+import ctypes
+
+from gpt2.kernels.cupy.libraries import open_library
+
+POINTER, SIZE, INT, UINT64, INT64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_int64
+
+FUNCTIONS = {
+    "cublasLtCreate": [POINTER],
+    "cublasLtDestroy": [POINTER],
+    "cublasLtMatmulDescCreate": [POINTER, INT, INT],
+    "cublasLtMatmulDescDestroy": [POINTER],
+    "cublasLtMatmulDescSetAttribute": [POINTER, INT, POINTER, SIZE],
+    "cublasLtMatrixLayoutCreate": [POINTER, INT, UINT64, UINT64, INT64],
+    "cublasLtMatrixLayoutDestroy": [POINTER],
+    "cublasLtMatmulPreferenceCreate": [POINTER],
+    "cublasLtMatmulPreferenceDestroy": [POINTER],
+    "cublasLtMatmulPreferenceSetAttribute": [POINTER, INT, POINTER, SIZE],
+    "cublasLtMatmulAlgoGetHeuristic": [POINTER] * 7 + [INT, POINTER, POINTER],
+    "cublasLtMatmul": [POINTER] * 14 + [SIZE, POINTER],
+}
+
+DATA_TYPES = {"float32": 0, "bfloat16": 14}
+COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
+EPILOGUES = {"none": 1, "bias": 4, "gelu_aux_bias": 164, "dgelu": 192, "bgradb": 512}
+TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING = 3, 4, 7, 8, 11, 12
+WORKSPACE_BYTES, REDUCTION_SCHEMES, ALIGNMENTS_ABCD = 1, 3, (5, 6, 7, 8)
+REDUCE_IN_FLOAT32 = 2  # partial sums of a product that is cut along K: never rounded to the storage
+ALGORITHM_BYTES = 64
+NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
+
+
+class CublasError(RuntimeError):
+    """A function of cuBLASLt has returned this `status`, a cublasStatus_t."""
+
+    def __init__(self, function: str, status: int):
+        super().__init__(f"{function}: cuBLAS status {status}")
+        self.status = status
+
+
+class HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_byte * ALGORITHM_BYTES),
+        ("workspace_bytes", SIZE),
+        ("state", INT),
+        ("waves", ctypes.c_float),
+        ("reserved", INT * 4),
+    )
+
+
+class CublasLt:
+    """The library, its functions declared and their status checked: `library.cublasLtMatmul(...)`."""
+
+    def __init__(self, library=None):
+        self._library = open_library("cublasLt") if library is None else library
+        for name, argument_types in FUNCTIONS.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = argument_types, INT
+            setattr(self, name, _checked(name, function))
+
+    def new_handle(self) -> ctypes.c_void_p:
+        """Needs a GPU, and belongs to the one that is current."""
+        handle = ctypes.c_void_p()
+        self.cublasLtCreate(ctypes.byref(handle))
+        return handle
+
+    def layout(self, data_type: int, rows: int, columns: int, leading: int) -> "Described":
+        return Described(self, "MatrixLayout", data_type, rows, columns, leading)
+
+
+class Described:
+    """A descriptor, layout or preference: destroyed with this object. `pointer` is what cuBLASLt's functions take."""
+
+    def __init__(self, library: CublasLt, kind: str, *arguments):
+        self.pointer = ctypes.c_void_p()
+        self._set = getattr(library, f"cublasLt{kind}SetAttribute", None)
+        self._destroy = getattr(library, f"cublasLt{kind}Destroy")
+        getattr(library, f"cublasLt{kind}Create")(ctypes.byref(self.pointer), *arguments)
+
+    def set(self, attribute: int, value: int, value_type) -> None:
+        number = value_type(value)
+        self._set(self.pointer, attribute, ctypes.byref(number), ctypes.sizeof(number))
+
+    def __del__(self):
+        if self.pointer:
+            self._destroy(self.pointer)
+
+
+def _checked(name, function):
+    def call(*arguments):
+        status = function(*arguments)
+        if status:
+            raise CublasError(name, status)
+
+    return call

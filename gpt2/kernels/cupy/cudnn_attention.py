@@ -1,0 +1,107 @@
+"""cuDNN's causal attention in place of our own, through nvidia-cudnn-frontend; bfloat16.
+
+Operands are named by numbers: a graph is built once a shape, and run with their addresses. queries, keys and values are
+strided parts of the packed (B, T, 3C) array, so nothing is transposed. Both keep the natural logarithm of a row's sum.
+"""
+
+from gpt2.errors import UserError
+from gpt2.kernels.cupy.matmul import address
+
+QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1, 10)
+
+
+class CudnnAttention:
+    """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape."""
+
+    def __init__(self, device):
+        self._device, self._graphs = device, {}
+        try:
+            import cudnn
+
+            self._handle = cudnn.create_handle()
+        except Exception as error:  # the frontend is missing, or the library under it; it also asserts
+            raise UserError(
+                f"no cuDNN ({error}), expected it and its frontend: pip install nvidia-cudnn-cu13 "
+                "nvidia-cudnn-frontend==1.28.0, or use the project's own attention"
+            ) from None
+        self._cudnn = cudnn
+        cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
+
+    def forward(self, out, logsumexp, qkv, head_count) -> None:
+        """As gpt2.kernels.cupy.attention.attention_forward."""
+        addresses = _thirds(qkv, QUERIES) | {OUT: address(out), STATISTICS: address(logsumexp)}
+        self._execute("forward", out.shape, head_count, addresses)
+
+    def backward(self, dqkv, dout, qkv, out, logsumexp, head_count) -> None:
+        """As gpt2.kernels.cupy.attention.attention_backward; the same bits every time."""
+        addresses = _thirds(qkv, QUERIES) | _thirds(dqkv, DQUERIES)
+        addresses |= {OUT: address(out), STATISTICS: address(logsumexp), DOUT: address(dout)}
+        self._execute("backward", out.shape, head_count, addresses)
+
+    def workspace_bytes(self) -> dict[str, int]:
+        """What each direction asked for so far has taken, at most."""
+        sizes = {}
+        for (direction, *_), graph in self._graphs.items():
+            sizes[direction] = max(sizes.get(direction, 0), graph.get_workspace_size())
+        return sizes
+
+    def _execute(self, direction, shape, head_count, addresses):
+        key = direction, shape, head_count
+        if key not in self._graphs:
+            self._graphs[key] = self._build(direction == "backward", *shape, head_count)
+        graph = self._graphs[key]
+        workspace = self._device.scratch("cudnn", (graph.get_workspace_size(),), "uint8")
+        graph.execute(addresses, address(workspace), handle=self._handle)
+
+    def _build(self, is_backward, B, T, C, head_count):
+        """A validated, planned graph: takes seconds."""
+        graph = new_graph(self._cudnn, is_backward, (B, T, C), head_count, handle=self._handle)
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([self._cudnn.heur_mode.A])
+            graph.check_support()
+            graph.build_plans()
+        except self._cudnn.cudnnGraphNotSupportedError as error:  # no RuntimeError, as all else that cuDNN raises is
+            raise RuntimeError(f"cuDNN has no attention for {(B, T, C)}, {head_count} heads: {error}") from None
+        return graph
+
+
+def new_graph(cudnn, is_backward, shape, head_count, **options):
+    """The graph of one direction, not yet validated; (B, H, T, D) is how cuDNN names the dimensions."""
+    B, T, C = shape
+    D = C // head_count
+    half, single = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
+    dimensions, packed, plain = [B, head_count, T, D], [T * 3 * C, D, 3 * C, 1], [T * C, D, C, 1]
+    rows, row_strides = [B, head_count, T, 1], [head_count * T, T, 1, 1]
+    graph = cudnn.pygraph(io_data_type=half, intermediate_data_type=single, compute_data_type=single, **options)
+
+    def tensor(name, uid, dim, stride, data_type=half):
+        return graph.tensor(name=name, dim=dim, stride=stride, data_type=data_type, uid=uid)
+
+    causal = {"diagonal_alignment": cudnn.diagonal_alignment.TOP_LEFT, "diagonal_band_right_bound": 0}
+    options = {"attn_scale": D**-0.5, **causal}
+    q, k, v = (tensor(name, uid, dimensions, packed) for uid, name in enumerate("qkv", QUERIES))
+    if not is_backward:
+        out, statistics = graph.sdpa(q=q, k=k, v=v, generate_stats=True, name="forward", **options)
+        _output(out, OUT, dimensions, plain)
+        _output(statistics, STATISTICS, rows, row_strides).set_data_type(single)
+        return graph
+    out, dout = (tensor(name, uid, dimensions, plain) for name, uid in (("out", OUT), ("dout", DOUT)))
+    statistics = tensor("statistics", STATISTICS, rows, row_strides, single)
+    gradients = graph.sdpa_backward(
+        q=q, k=k, v=v, o=out, dO=dout, stats=statistics, use_deterministic_algorithm=True, name="backward", **options
+    )
+    for uid, gradient in zip((DQUERIES, DKEYS, DVALUES), gradients, strict=True):
+        _output(gradient, uid, dimensions, packed)
+    return graph
+
+
+def _output(tensor, uid, dimensions, strides):
+    return tensor.set_output(True).set_dim(dimensions).set_stride(strides).set_uid(uid)
+
+
+def _thirds(packed, first_number):
+    """The addresses of queries, keys and values in a packed (B, T, 3C) array, by number."""
+    third_bytes = packed.shape[2] // 3 * packed.itemsize
+    return {first_number + third: address(packed) + third * third_bytes for third in range(3)}

@@ -1,0 +1,211 @@
+"""One NVIDIA GPU under CuPy: a stream, memory, the kernels' machine code, and matrix products.
+
+It is the `device` that launch.py describes. Everything is queued on one stream, which also is CuPy's current one from
+here on, so that plain CuPy operations on these arrays keep their place in the order. It is entered and never left: what
+Stream.use() sets CuPy forgets when the next `with`, ours or one inside CuPy, ends.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.errors import UserError
+from gpt2.kernels.cupy.compile import cached_code
+from gpt2.kernels.cupy.cublaslt import CublasLt
+from gpt2.kernels.cupy.cudnn_attention import CudnnAttention
+from gpt2.kernels.cupy.faster_of import FasterOf
+from gpt2.kernels.cupy.launch import SHARED_BYTES
+from gpt2.kernels.cupy.matmul import Matmul
+
+OLDEST_CAPABILITY = 80  # 8.0: bfloat16 on tensor cores, and asynchronous copies
+WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for cuBLAS on Hopper
+TIMED_RUNS = 3
+CACHE = Path.home() / ".cache" / "gpt2-mpi"
+
+
+class Device:
+    """The `index`-th GPU that CUDA shows to this process.
+
+    tf32: float32 products with 10 bits of mantissa, on tensor cores. epilogues: whether GELUs and bias gradients are
+    made in those of products, where that is "faster", "always" or "never". attention: in bfloat16 by "cudnn", by our
+    "own" kernels, or by the "faster" of them, if cuDNN is installed. cache: the folder for compiled kernels.
+    """
+
+    def __init__(
+        self,
+        index: int = 0,
+        tf32: bool = False,
+        epilogues: str = "faster",
+        attention: str = "faster",
+        cache: Path = CACHE,
+    ):
+        self.cupy = cupy = import_cupy()
+        self.arch = _use_gpu(cupy, index)
+        self._cache = cache
+        self._functions, self._modules, self._shared_bytes = {}, {}, {}
+        self._scratch, self._uploads, self._constants = {}, {}, {}
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.__enter__()
+        self.memory_bytes = cupy.cuda.runtime.memGetInfo()[1]
+        self._most_shared_bytes = cupy.cuda.Device(index).attributes["MaxSharedMemoryPerBlockOptin"]
+        nvtx = getattr(cupy.cuda, "nvtx", None)
+        self._nvtx = nvtx if nvtx is not None and nvtx.available else None
+        workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
+        self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
+        self.faster_of = FasterOf(self.time_ms, epilogues, attention)
+        self.cudnn_attention = None if attention == "own" else self._new_cudnn(needed=attention == "cudnn")
+
+    def _new_cudnn(self, needed: bool) -> CudnnAttention | None:
+        try:
+            return CudnnAttention(self)
+        except UserError:
+            if needed:
+                raise
+        return None
+
+    def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
+        """Queue one kernel, on CuPy's current stream: this device's, but inside `with` another one."""
+        function = self._functions.get((kernel, storage)) or self._load(source, storage, kernel)
+        if shared_bytes > self._shared_bytes[kernel, storage]:
+            self._allow_shared(function, kernel, storage, shared_bytes)
+        function(grid, block, arguments, shared_mem=shared_bytes)
+
+    def _load(self, source, storage, kernel):
+        if (source, storage) not in self._modules:
+            module = self._modules[source, storage] = self.cupy.cuda.function.Module()
+            module.load(cached_code(source, storage, self.arch, self._cache))
+        self._shared_bytes[kernel, storage] = SHARED_BYTES
+        function = self._functions[kernel, storage] = self._modules[source, storage].get_function(kernel)
+        return function
+
+    def _allow_shared(self, function, kernel, storage, shared_bytes):
+        """More dynamic shared memory than any block gets has to be asked for, once a kernel."""
+        if shared_bytes > self._most_shared_bytes:
+            raise UserError(
+                f"{kernel} in {storage} takes {shared_bytes} bytes of shared memory, this GPU has "
+                f"{self._most_shared_bytes}: use --dtype bfloat16 or smaller heads"
+            )
+        driver = self.cupy.cuda.driver
+        driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        self._shared_bytes[kernel, storage] = shared_bytes
+
+    def empty(self, shape, dtype):
+        """Zeros. UserError where memory is short."""
+        try:
+            return self.cupy.zeros(shape, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            wanted, free = np.prod(shape) * np.dtype(dtype).itemsize, self.cupy.cuda.runtime.memGetInfo()[0]
+            raise UserError(
+                f"out of GPU memory: {wanted / 1e9:.2f} GB asked for, {free / 1e9:.2f} GB free of "
+                f"{self.memory_bytes / 1e9:.0f} GB: lower --batch-size"
+            ) from None
+
+    def scratch(self, name, shape, dtype):
+        """An uninitialized array, the caller's until it asks for the same name again."""
+        needed_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._scratch or self._scratch[name].nbytes < needed_bytes:
+            self._scratch[name] = self.empty((needed_bytes,), np.uint8)
+        return self._scratch[name][:needed_bytes].view(dtype).reshape(shape)
+
+    def upload(self, name, array):
+        """An int32 copy of a host array, valid until the same name is uploaded again; nobody waits for the copy."""
+        array = np.asarray(array)
+        if name not in self._uploads or len(self._uploads[name][0]) < array.size:
+            self.synchronize()  # a copy from the smaller buffer may be under way
+            pinned = self.pinned(array.size)
+            self._uploads[name] = pinned, self.empty((array.size,), np.int32), self.cupy.cuda.Event(disable_timing=True)
+        pinned, copy, copied = self._uploads[name]
+        copied.synchronize()  # the copy before may still be under way from this pinned memory
+        pinned[: array.size] = array.reshape(-1)
+        copy.data.copy_from_host_async(pinned.ctypes.data, array.size * pinned.itemsize, self.stream)
+        copied.record(self.stream)
+        return copy[: array.size].reshape(array.shape)
+
+    def constant(self, array):
+        """A copy of a small host array, kept for good."""
+        key = array.dtype.str, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = self.cupy.asarray(array)
+        return self._constants[key]
+
+    def download(self, array) -> np.ndarray:
+        """A copy on the host, made when all work before it is done."""
+        return array.get(stream=self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was queued; errors of kernels come to light here."""
+        self.stream.synchronize()
+
+    def time_ms(self, run) -> float:
+        """Milliseconds of one run() on the GPU: the mean of a few after one that does not count."""
+        start, stop = self.new_event(), self.new_event()
+        run()
+        start.record(self.stream)
+        for _ in range(TIMED_RUNS):
+            run()
+        stop.record(self.stream)
+        stop.synchronize()
+        return self.elapsed_ms(start, stop) / TIMED_RUNS
+
+    def new_event(self):
+        """A point in the stream's time once it is recorded: event.record(device.stream)."""
+        return self.cupy.cuda.Event()
+
+    def elapsed_ms(self, start, stop) -> float:
+        """Between two events that have passed."""
+        return self.cupy.cuda.get_elapsed_time(start, stop)
+
+    def range_push(self, name: str) -> None:
+        """Open a range of this name on a profiler's timeline, where CuPy has NVTX; ranges nest."""
+        if self._nvtx:
+            self._nvtx.RangePush(name)
+
+    def range_pop(self) -> None:
+        """Close the innermost range."""
+        if self._nvtx:
+            self._nvtx.RangePop()
+
+    def pinned(self, size: int) -> np.ndarray:
+        """An int32 host array that copies to and from the GPU can use while the host goes on."""
+        import cupyx
+
+        return cupyx.empty_pinned(size, np.int32)
+
+
+def import_cupy():
+    """CuPy; UserError where it, or the bfloat16 that it needs, is not installed."""
+    try:
+        import cupy
+        import cupyx  # noqa: F401
+        import ml_dtypes  # noqa: F401 - before CuPy, which builds its bfloat16 operations when imported
+    except ImportError as error:
+        raise UserError(
+            f"--backend cupy: {error}, expected CuPy and ml_dtypes: pip install gpt2-mpi[gpu-cuda13] ml_dtypes "
+            "(gpu-cuda12 for CUDA 12), or use --backend numpy"
+        ) from None
+    return cupy
+
+
+def architecture(capability: str) -> str:
+    """What NVRTC calls a GPU of compute capability "90": on Hopper with the features that are its own."""
+    return "sm_90a" if capability == "90" else f"sm_{capability}"
+
+
+def _use_gpu(cupy, index: int) -> str:
+    """Make the GPU current and return its architecture; UserError where there is none, or it is too old."""
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:  # no driver, one older than CuPy's CUDA, or no GPU
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--backend cupy: no GPU ({reason}), expected an NVIDIA GPU and its driver: "
+                        "run where nvidia-smi shows one, or use --backend numpy") from None  # fmt: skip
+    if index >= count:
+        raise UserError(f"GPU {index} of {count}: ask for fewer ranks a node, or give each its GPU (--gpus-per-task=1)")
+    cupy.cuda.Device(index).use()
+    capability = cupy.cuda.Device(index).compute_capability
+    if int(capability) < OLDEST_CAPABILITY:
+        raise UserError(
+            f"--backend cupy: a GPU of compute capability {capability[:-1]}.{capability[-1]}, expected 8.0 or newer "
+            "(A100 and later): use --backend numpy"
+        )
+    return architecture(capability)

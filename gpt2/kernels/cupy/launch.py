@@ -1,0 +1,200 @@
+"""The launches of the elementwise kernels and reductions: arrays to kernel arguments, grids and blocks.
+
+Written once for whatever runs kernels. `device` (device.py; tests/gpu/cuda_shim on a CPU) has
+
+    launch(source, storage, kernel, grid, block, arguments, shared_bytes)   a kernel of compile.py's SOURCES, its
+                                         arguments arrays, NumPy scalars and None (null)
+    matmul(out, left, right, ...)        a matrix product: see matmul.py
+    faster_of(work, out, theirs, ours)   by a library or by kernels of ours: see faster_of.py
+    empty(shape, dtype)                  zeros
+    scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
+    upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
+    constant(array)                      a copy of a small host array, for good
+    download(array)                      a NumPy copy, made when all work before it is done
+    cudnn_attention                      cuDNN's attention, which may be faster than ours, or None
+
+Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where nothing else is said; all but those of
+adamw and sum_of_squares start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py.
+"""
+
+import math
+
+import numpy as np
+
+from gpt2.errors import UserError
+from gpt2.rounding import SPLITMIX64_STEP
+
+WARP = 32
+THREADS = 256
+CLASSIFIER_THREADS = 1024
+ACCESS_BYTES = 16
+# Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
+PARTIAL_BLOCKS = 512
+COLUMN_SUM_BLOCKS = 128
+# Of dynamic shared memory that a block gets without asking the driver for more.
+SHARED_BYTES = 48 << 10
+
+
+def embedding_forward(device, out, tokens, wte, wpe):
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
+    B, T, C = out.shape
+    arguments = (out, device.upload("tokens", tokens), wte, wpe, *int32(B * T, T, C))
+    device.launch("embedding", storage(out), "embedding_forward", _grid(out), (THREADS,), arguments)
+
+
+def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate):
+    """dwte[token] += the sum of dout (B, T, C) where it stood; dwpe[t] = or += the sum over b.
+
+    dwte is always added to: it is tied to the head, whose gradient is written first. The host sorts its tokens, while
+    the device is still busy with what backward launched before.
+    """
+    B, T, C = dout.shape
+    order = np.argsort(tokens, axis=None, kind="stable")
+    order, sorted_tokens = device.upload("order", order), device.upload("sorted", tokens.reshape(-1)[order])
+    chunks = math.ceil(C * dout.itemsize / (WARP * ACCESS_BYTES))
+    arguments = (dwte, dout, order, sorted_tokens, *int32(B * T, C))
+    grid, block = (B * T, chunks), (WARP, THREADS // WARP)
+    device.launch("embedding", storage(dout), "embedding_backward_tokens", grid, block, arguments)
+    arguments = (dwpe, dout, *int32(B, T, len(dwpe), C, accumulate))
+    device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
+
+
+def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
+    """out, inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
+    residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, weight, bias)
+
+
+def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch, weight, bias):
+    """residual = inputs + branch, out = LayerNorm(residual). All (N, C) but mean, rstd (N,) float32, weight, bias (C,).
+
+    With None for residual and branch: LayerNorm(inputs).
+    """
+    N, C = inputs.shape
+    warps, shared_bytes = _warps(C * inputs.itemsize)
+    arguments = (residual, out, mean, rstd, inputs, branch, weight, bias, *int32(N, C))
+    grid, block = (math.ceil(N / warps),), (warps * WARP,)
+    device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, shared_bytes)
+
+
+def layernorm_backward(device, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
+    """dinputs (N, C) += gradient (the residual stream's is already there); dweight, dbias (C,) = or +=."""
+    N, C = inputs.shape
+    warps, shared_bytes = _warps(2 * C * np.dtype(np.float32).itemsize)
+    blocks = min(math.ceil(N / warps), PARTIAL_BLOCKS)
+    partial_sums = device.scratch("partial_sums", (blocks, 2, C), np.float32)
+    arguments = (dinputs, partial_sums, doutputs, inputs, mean, rstd, weight, *int32(N, C))
+    block = (warps * WARP,)
+    device.launch("layernorm", storage(dinputs), "layernorm_backward", (blocks,), block, arguments, shared_bytes)
+    arguments = (dweight, dbias, partial_sums, *int32(blocks, C, accumulate))
+    grid, block = (math.ceil(2 * C / WARP),), (WARP, THREADS // WARP)
+    device.launch("layernorm", storage(dweight), "layernorm_backward_parameters", grid, block, arguments)
+
+
+def bias_gelu_forward(device, out, saved, bias):
+    """saved (N, width) += bias (width,), out (N, width) = gelu(saved): the rest of a linear_gelu_forward."""
+    arguments = (out, saved, bias, np.int64(saved.size), np.int32(len(bias)))
+    device.launch("gelu", storage(out), "bias_gelu_forward", _grid(out), (THREADS,), arguments)
+
+
+def gelu_backward(device, dinputs, saved):
+    """dinputs (N, width) holds the gradient of GELU's output before, of its input after."""
+    arguments = (dinputs, saved, np.int64(saved.size))
+    device.launch("gelu", storage(dinputs), "gelu_backward", _grid(dinputs), (THREADS,), arguments)
+
+
+def column_sums(device, sums, rows, accumulate):
+    """sums (width,) = or += the column sums of rows (N, width)."""
+    N, width = rows.shape
+    block = (WARP, THREADS // WARP)
+    blocks = min(math.ceil(N / block[1]), COLUMN_SUM_BLOCKS)
+    partial_sums = device.scratch("partial_sums", (blocks, width), np.float32)
+    pack = ACCESS_BYTES // rows.itemsize
+    grid = (math.ceil(width / (WARP * pack if width % pack == 0 else WARP)), blocks)
+    device.launch("column_sums", storage(rows), "column_sums", grid, block, (partial_sums, rows, *int32(N, width)))
+    arguments = (sums, partial_sums, *int32(blocks, width, accumulate))
+    grid = (math.ceil(width / WARP),)
+    device.launch("column_sums", storage(sums), "sum_of_column_sums", grid, block, arguments)
+
+
+def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
+    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits become dlogits * scale.
+
+    The pad columns [V, Vp) take no part, and get gradient 0.
+    """
+    N, padded = logits.shape
+    arguments = (losses, logits, targets, *int32(vocab_size, padded), np.float32(scale), np.int32(with_gradient))
+    device.launch("classifier", storage(logits), "cross_entropy", (N,), (CLASSIFIER_THREADS,), arguments)
+
+
+def adamw(
+    device, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
+    master=None, first=0, rounding_seed=None,
+):  # fmt: skip
+    """One step, in place, on flat arrays of one length: all float32 but the gradients; `step` counts from 1.
+
+    decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
+    master: the float32 copy of bfloat16 parameters. The step is made on it, and the parameters are it rounded, as
+    round_parameters does.
+    """
+    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in numpy_kernels/adamw.py
+    step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
+    numbers = beta1, beta2, step_size, eps / root, 1.0 - lr * weight_decay, gradient_scale
+    ranges = device.constant(np.array(decaying, np.int64).reshape(-1, 2))
+    updated, rounded = (parameters, None) if master is None else (master, parameters)
+    arguments = (updated, m, v, gradients, ranges, np.int32(len(decaying)), *map(np.float32, numbers))
+    arguments += (np.int64(len(updated)), rounded, *_rounding(rounding_seed, first))
+    device.launch("adamw", storage(gradients), "adamw", _grid(updated), (THREADS,), arguments)
+
+
+def round_parameters(device, rounded, values, rounding_seed=None, first=0):
+    """rounded (n,) bfloat16 = values (n,) float32: to nearest, ties to even; with a rounding_seed up or down at random,
+    so that the mean is exact. What is drawn for an element depends on the seed and its place `first` + i alone."""
+    if len(values):
+        arguments = (rounded, values, np.int64(len(values)), *_rounding(rounding_seed, first))
+        device.launch("adamw", storage(values), "round_parameters", _grid(values), (THREADS,), arguments)
+
+
+def _rounding(seed, first):
+    """The kernels' `stochastic` and `state`: splitmix64's where the range's elements draw (gpt2/rounding.py)."""
+    if seed is None:
+        return np.int32(False), np.uint64(0)
+    return np.int32(True), np.uint64((seed + (first + 1) * SPLITMIX64_STEP) % 2**64)
+
+
+def sum_of_squares(device, flat) -> float:
+    """Sum of squares of a flat range; waits for it."""
+    blocks = min(_grid(flat)[0], PARTIAL_BLOCKS)
+    if blocks == 0:
+        return 0.0
+    partial_sums, total = (
+        device.scratch("partial_sums", (blocks,), np.float32),
+        device.scratch("total", (1,), np.float64),
+    )
+    arguments = (partial_sums, flat, np.int64(len(flat)))
+    device.launch("sum_of_squares", storage(flat), "sum_of_squares", (blocks,), (THREADS,), arguments)
+    arguments = (total, partial_sums, np.int32(blocks))
+    device.launch("sum_of_squares", storage(flat), "sum_of_partials", (1,), (THREADS,), arguments)
+    return float(device.download(total)[0])
+
+
+def storage(array) -> str:
+    """Which of compile.py's STORAGES holds this array's values."""
+    return {4: "float32", 2: "bfloat16"}[array.itemsize]
+
+
+def int32(*numbers):
+    """Kernel arguments of type int."""
+    return tuple(np.int32(number) for number in numbers)
+
+
+def _grid(array):
+    """Blocks of THREADS threads, a thread for each 16 bytes of the array; the kernels loop where that is too few."""
+    return (math.ceil(array.size * array.itemsize / (ACCESS_BYTES * THREADS)),)
+
+
+def _warps(row_bytes: int):
+    """(warps, dynamic shared memory in bytes) of a block whose warps each keep so many bytes there."""
+    warps = min(THREADS // WARP, SHARED_BYTES // row_bytes)
+    if warps == 0:
+        raise UserError(f"a row takes {row_bytes} bytes of shared memory, expected at most {SHARED_BYTES}: too wide")
+    return warps, warps * row_bytes

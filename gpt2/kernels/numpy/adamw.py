@@ -1,0 +1,56 @@
+"""AdamW (Loshchilov and Hutter 2019) on a flat range, and the sum of squares that clipping needs.
+
+Kept are the unscaled moments m = sum b1^(t-i) g_i and v = sum b2^(t-i) g_i^2. The usual factors (1-b1), (1-b2) and the
+bias corrections are constants of a step, and go into the step size and epsilon:
+
+    p -= lr (mhat / (sqrt(vhat) + eps) + weight_decay p),   mhat = m (1-b1)/(1-b1^t),   vhat = v (1-b2)/(1-b2^t)
+"""
+
+import math
+
+import numpy as np
+
+from gpt2.kernels.numpy import loops
+
+BLOCK = 512 << 10  # elements that sum_of_squares adds in float32
+
+
+def adamw(
+    cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
+    master=None, first=0, rounding_seed=None,
+):  # fmt: skip
+    """One step, in place, on flat arrays of one length; `step` counts from 1; gradients times gradient_scale count.
+
+    decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
+    master, first, rounding_seed: of parameters that are to be rounded, which no array of this set is.
+    """
+    assert master is None, "the numpy kernels have no bfloat16 parameters"
+    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))
+    step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
+    ranges = _ranges(decaying, len(parameters), 1.0 - lr * weight_decay)
+    real = parameters.dtype.type
+
+    def part(start, stop):
+        for low, high, keep in ranges:
+            some = slice(max(low, start), min(high, stop))
+            if some.start < some.stop:
+                arrays = [array[some] for array in (parameters, gradients, m, v)]
+                loops.adamw(*arrays, *map(real, (beta1, beta2, step_size, eps / root, keep, gradient_scale)))
+
+    cores.for_parts(len(parameters), part)
+
+
+def _ranges(decaying, size, keep):
+    """[0, size) as ranges (start, stop, factor of the parameters): `keep` where they decay, 1 in between."""
+    ranges, end = [], 0
+    for low, high in decaying:
+        if low < high:
+            ranges += [(end, low, 1.0), (low, high, keep)]
+            end = high
+    return [*ranges, (end, size, 1.0)]
+
+
+def sum_of_squares(cores, flat) -> float:
+    """Sum of squares of a flat float32 range: blocks in float32, their sum in float64, always in the same order."""
+    starts = range(0, len(flat), BLOCK)
+    return math.fsum(float(np.dot(flat[s : s + BLOCK], flat[s : s + BLOCK])) for s in starts)

@@ -1,0 +1,108 @@
+"""Causal self-attention, by blocks of query rows that skip the keys after them.
+
+    S = Q K^T / sqrt(head size), masked above the diagonal;  P = softmax(S);  O = P V
+
+Only each row's logsumexp is kept, and backward makes P again from it (Dao et al. 2022, without the GPU): memory grows
+with T, not with T^2. A thread takes a few heads of one sequence, copied so that each head lies contiguous.
+"""
+
+import math
+
+import numpy as np
+
+from gpt2.kernels.numpy import loops
+
+ROWS = 128  # query rows a block
+HEADS_BYTES = 4 << 20  # what a thread works on at once
+
+
+def attention_forward(cores, out, logsumexp, qkv, head_count):
+    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side."""
+    T = qkv.shape[1]
+    (out_heads,) = _heads(out, 1, head_count)
+    parts = _heads(qkv, 3, head_count)
+    scale = _scale(parts[0])
+
+    def work(b, heads):
+        q, k, v = (_contiguous(cores, name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
+        for start in range(0, T, ROWS):
+            stop = min(start + ROWS, T)
+            p = _product(cores, "p", q[:, start:stop], k[:, :stop])
+            loops.causal_softmax(p, logsumexp[b, heads], start, scale)
+            np.matmul(p, v[:, :stop], out=out_heads[b, heads, start:stop])
+
+    _for_head_groups(cores, parts[0], work)
+
+
+def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
+    """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept.
+
+    dV = P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = dS K;  dK = dS^T Q.
+    """
+    T = qkv.shape[1]
+    dout_all, out_all = _heads(dout, 1, head_count)[0], _heads(out, 1, head_count)[0]
+    parts = _heads(qkv, 3, head_count)
+    dq_all, dk_all, dv_all = _heads(dqkv, 3, head_count)
+    scale = _scale(parts[0])
+
+    def work(b, heads):
+        q, k, v = (_contiguous(cores, name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
+        do = _contiguous(cores, "do", dout_all[b, heads])
+        out_dots = np.einsum("htd,htd->ht", do, out_all[b, heads])
+        dk, dv, product = (cores.scratch(name, k.shape, k.dtype) for name in ("dk", "dv", "product"))
+        for start in reversed(range(0, T, ROWS)):  # the last rows come first: they see all keys
+            stop = min(start + ROWS, T)
+            p = _product(cores, "p", q[:, start:stop], k[:, :stop])
+            ds = _product(cores, "ds", do[:, start:stop], v[:, :stop])
+            loops.causal_softmax_backward(p, ds, logsumexp[b, heads], out_dots, start, scale)
+            _add_product(dv, p, do[:, start:stop], product, write=stop == T)
+            _add_product(dk, ds, q[:, start:stop], product, write=stop == T)
+            np.matmul(ds, k[:, :stop], out=dq_all[b, heads, start:stop])
+        dk_all[b, heads], dv_all[b, heads] = dk, dv
+
+    _for_head_groups(cores, parts[0], work)
+
+
+def _heads(packed, parts: int, head_count: int):
+    """View (B, T, parts*C) as `parts` arrays (B, H, T, head size)."""
+    B, T, width = packed.shape
+    split = packed.reshape(B, T, parts, head_count, width // (parts * head_count))
+    return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
+
+
+def _scale(q_all):
+    return q_all.dtype.type(1.0 / math.sqrt(q_all.shape[-1]))
+
+
+def _for_head_groups(cores, q_all, work):
+    """work(b, heads) for slices of heads whose scratch fits the cache, spread over the threads."""
+    B, H, T, head_size = q_all.shape
+    head_bytes = q_all.itemsize * T * (6 * head_size + 2 * min(T, ROWS))
+    group = max(1, min(-(-B * H // cores.threads), H, HEADS_BYTES // head_bytes))
+    groups = [(b, slice(h, min(h + group, H))) for b in range(B) for h in range(0, H, group)]
+
+    def some_groups(start, stop):
+        for b, heads in groups[start:stop]:
+            work(b, heads)
+
+    cores.for_parts(len(groups), some_groups)
+
+
+def _contiguous(cores, name, heads_view):
+    copy = cores.scratch(name, heads_view.shape, heads_view.dtype)
+    copy[:] = heads_view
+    return copy
+
+
+def _product(cores, name, rows, columns):
+    """rows (heads, n, head size) @ columns (heads, m, head size)^T: (heads, n, m), in scratch of that name."""
+    out = cores.scratch(name, (len(rows), rows.shape[1], columns.shape[1]), rows.dtype)
+    return np.matmul(rows, columns.transpose(0, 2, 1), out=out)
+
+
+def _add_product(total, left, right, product, write):
+    """total[:, keys] = (if `write`) or += left^T right: left (heads, rows, keys), right (heads, rows, head size)."""
+    keys = slice(0, left.shape[2])
+    np.matmul(left.transpose(0, 2, 1), right, out=total[:, keys] if write else product[:, keys])
+    if not write:
+        total[:, keys] += product[:, keys]

@@ -1,0 +1,87 @@
+"""The tied head with softmax cross-entropy. The logits are made by columns, and leave the cache as exponentials, once.
+
+    loss_n = log sum_v exp(logit_nv - logit_n,target),    dlogits = row_scale_n (E - onehot(target) rowsum(E))
+
+Each row is shifted by its target's logit instead of its largest one: known beforehand, so one pass is enough, and the
+loss is the sum's logarithm. The division by the row's sum goes into the small operands of backward's products.
+"""
+
+import numpy as np
+
+from gpt2.kernels.numpy import loops
+from gpt2.kernels.numpy.linear import backward_products
+
+COLUMNS = 1024
+ROWS = 1024
+LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by the row's maximum after all
+
+
+def classifier_forward(cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale):
+    """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
+
+    For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
+    are None where only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
+    """
+    N = len(inputs)
+    target_rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
+    np.take(wte, targets, axis=0, out=target_rows, mode="clip")
+    target_logits = np.einsum("nc,nc->n", inputs, target_rows)
+    row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], target_logits)
+    shift = target_logits
+    if not (row_sum < LARGEST_SUM).all():
+        shift = _row_maximum(cores, inputs, wte[:vocab_size])
+        row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], shift)
+    losses[:] = np.log(row_sum) + (shift - target_logits)
+    if exponentials is not None:
+        exponentials[np.arange(N), targets] -= row_sum
+        exponentials[:, vocab_size:] = 0.0
+        np.divide(scale, row_sum, out=row_scale)
+
+
+def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
+
+    def scale_rows(rows, columns):
+        dinputs[rows, columns] *= row_scale[rows, None]
+
+    scaled = cores.scratch("scaled_inputs", inputs.shape, inputs.dtype)
+    np.multiply(inputs, row_scale[:, None], out=scaled)
+    backward_products(cores, dinputs, dwte, exponentials, scaled, wte, accumulate, scale_rows, None)
+
+
+def _exponentials(cores, out, inputs, weight, shift):
+    """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
+
+    def add_block(sums, logits, rows, first_column):
+        into, column = (logits, 0) if out is None else (out[rows], first_column)
+        loops.add_exponentials(into, column, sums, logits, shift[rows])
+
+    return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block)
+
+
+def _row_maximum(cores, inputs, weight):
+    """The largest logit of each row (N,)."""
+
+    def add_block(maximum, logits, rows, first_column):
+        np.maximum(maximum, logits.max(axis=1), out=maximum)
+
+    return _reduce_logits(cores, inputs, weight, np.maximum, -np.inf, add_block)
+
+
+def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
+    """add_block(result, logits, rows, first_column) of each block of logits, combined over the columns: (N,)."""
+    N, V = len(inputs), len(weight)
+    partial = {}
+
+    def some_columns(start, stop):
+        result = partial[start] = np.full(N, start_value, inputs.dtype)
+        for low in range(start, stop, COLUMNS):
+            high = min(low + COLUMNS, stop)
+            for row in range(0, N, ROWS):
+                rows = slice(row, min(row + ROWS, N))
+                logits = cores.scratch("logits", (rows.stop - row, high - low), inputs.dtype)
+                np.matmul(inputs[rows], weight[low:high].T, out=logits)
+                add_block(result[rows], logits, rows, low)
+
+    cores.for_parts(V, some_columns)
+    return combine.reduce([partial[start] for start in sorted(partial)])

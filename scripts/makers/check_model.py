@@ -1,0 +1,134 @@
+"""What the cost model predicts of an exchange on these nodes, next to what it takes.
+
+mpirun -n 16 python scripts/makers/check_model.py --bytes 8MB,32MB --link 10gbit --latency 20us
+sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 8 --ranks-per-node 2 --rate 400mbit -- \\
+    python scripts/makers/check_model.py --bytes 8MB --link 400mbit --json model.json
+
+Rates inside a node, and of adding, are probed first; without --link and --latency the network's too. Then every
+strategy that exchanges whole vectors does so in turns, as in bench_exchange.py.
+"""
+# ruff: noqa: E402
+
+import json
+import statistics
+
+import mpi4py
+import numpy as np
+
+mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
+
+from dist.buffers import OwnBuffers
+from dist.cost.model import Cluster, predict
+from dist.cost.mpi_choices import UnknownChoice, library_key
+from dist.cost.schedules import SCHEDULES
+from dist.probe.links import probe_links, segment_bytes
+from dist.probe.local_rates import probe_local_rates
+from dist.probe.ports import Ports
+from dist.world import library_name, start_world
+from gpt2.errors import UserError
+from scripts.advise import duration_s
+from scripts.exchange_bench.contenders import chosen, makers
+from scripts.exchange_bench.rounds import measure
+from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
+from scripts.machine.host import machine, versions
+from strategies import STRATEGIES
+
+DEFAULT_LATENCY_S = 50e-6
+
+
+def main():
+    settings = parse()
+    world = start_world()
+    with world.together(UserError):
+        if world.node_count == 1:
+            raise UserError("all ranks on one node, where no port is in the way: start ranks on two nodes or more")
+        names = checked_names(settings.strategies, world.size)
+    cluster = probed_cluster(settings, world)
+    report = {
+        "mpi_library": library_name(), "machine": machine(), "versions": versions("numpy", "mpi4py"),
+        "placement": [place["node"] for place in world.places], "sizes": [],
+        "rates": {name: getattr(cluster, name) for name in ("local_rate", "local_reduce_rate", "add_rate")},
+    }  # fmt: skip
+    for size_bytes in settings.bytes:
+        report["sizes"].append(compare(world, cluster, names, size_bytes, settings.repeat))
+        world.print(f"{table(report['sizes'][-1])}\n")
+    if world.rank == 0 and settings.json:
+        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def parse():
+    parser = exchange_parser(__doc__, repeat=3)
+    latency = "of a message between nodes (probed, or 50us with --link)"
+    parser.add_argument("--latency", type=duration_s, metavar="TIME", help=latency)
+    return parser.parse_args()
+
+
+def checked_names(text: str, ranks: int) -> list[str]:
+    known = [name for name in chosen("all", ranks) if name in SCHEDULES and STRATEGIES[name].keeps_gradients]
+    names = known if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            raise UserError(f"--strategies: {name!r} is not modelled: expected all, or some of {', '.join(known)}")
+    return names
+
+
+def probed_cluster(settings, world) -> Cluster:
+    """Collective."""
+    placement, local_rates = [place["node"] for place in world.places], probe_local_rates(world)
+    if settings.link:
+        latency_s = DEFAULT_LATENCY_S if settings.latency is None else settings.latency
+        return Cluster(placement, settings.link, settings.link, latency_s, **local_rates)
+    links = probe_links(world)
+    rates = [[link[way] for link in links] for way in ("in", "out")]
+    latency_s = max(link["latency_s"] for link in links) if settings.latency is None else settings.latency
+    return Cluster(placement, *rates, latency_s, nominal=False, **local_rates)
+
+
+def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: int) -> dict:
+    """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
+    size = vector_size(size_bytes, world.size)
+    rate = float(min(np.min(cluster.rate_in), np.min(cluster.rate_out)))
+    own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(rate))
+    contenders = {name: make[name](world, own_buffers) for name in names}
+    results = measure(world, contenders, repeat, Ports())
+    for contender in contenders.values():
+        contender.close()
+    rows = {name: row(cluster, name, FLOAT32 * size, results[name]) for name in names}
+    return {"bytes": FLOAT32 * size, "strategies": rows}
+
+
+def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -> dict:
+    """bytes_deviation: of any node's port in any direction, in vectors; None throughout where nothing is predicted."""
+    seconds = [repetition["seconds"] for repetition in repetitions]
+    measured = {"measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
+    try:
+        prediction = predict(name, cluster, size_bytes, library_key(library_name()))
+    except UnknownChoice as unknown:
+        return measured | {"predicted_s": None, "deviation": None, "bytes_deviation": None, "unknown": str(unknown)}
+    counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)
+    ways = zip(counted, prediction.bytes_in, prediction.bytes_out, strict=True)
+    most = max(abs(ways[way] - model[way]) for ways, *model in ways for way in range(2))
+    return measured | {
+        "predicted_s": prediction.seconds,
+        "deviation": prediction.seconds / measured["measured_s"] - 1,
+        "bytes_deviation": float(most / size_bytes),
+        "algorithms": prediction.algorithms,
+    }
+
+
+def table(size: dict) -> str:
+    lines = [f"{size['bytes'] / 1e6:.4g} MB{'':<15} {'measured, ms':>13} {'model':>9} {'off by':>8}  bytes off by"]
+    for name, one in size["strategies"].items():
+        if one["predicted_s"] is None:
+            lines.append(f"{name:<21} {one['measured_s'] * 1e3:>13.0f} {'-':>9}           {one['unknown']}")
+            continue
+        algorithms = ", ".join(one["algorithms"])
+        lines.append(
+            f"{name:<21} {one['measured_s'] * 1e3:>13.0f} {one['predicted_s'] * 1e3:>9.0f} {one['deviation']:>+8.1%}"
+            f"  {one['bytes_deviation']:.1%} of a vector  {algorithms}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Stand-ins for CUDA, CuPy, cuBLASLt, cuDNN and NCCL on a CPU."""

@@ -1,0 +1,37 @@
+"""Run a script whose CuPy is the tests' own, and its GPU the CPU shim (tests/gpu/cuda_shim).
+
+    python tests/gpu/on_device/on_fake_gpu.py BUILD SCRIPT ARGUMENTS...
+
+BUILD: a folder for the shim's compiled kernels, filled as they are needed.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def install(monkeypatch, build: Path) -> None:
+    """One Hopper GPU, cuBLASLt and a compiler that are none."""
+    from gpt2.kernels.cupy import cublaslt, device
+    from tests.gpu.cuda_shim import fake_cupy
+    from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
+    from tests.gpu.cuda_shim.shim import Shim
+
+    fake_cupy.install(monkeypatch, Shim(build))
+    pool = SimpleNamespace(total_bytes=lambda: 1 << 30)
+    monkeypatch.setattr(sys.modules["cupy"], "get_default_memory_pool", lambda: pool, raising=False)
+    monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
+    monkeypatch.setattr(device, "cached_code", lambda source, storage, arch, cache: f"{source} {storage}".encode())
+
+
+if __name__ == "__main__":
+    _, build, script, *arguments = sys.argv
+    sys.argv[:] = [script, *arguments]
+    sys.path[:1] = [str(Path(script).parent), str(ROOT)]
+    install(pytest.MonkeyPatch(), Path(build))
+    runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,204 @@
+"""bench_step.py --backend cupy on the fake GPU: contenders in processes of their own, the report, the floors."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpt2.config import PRESETS, GPT2Config
+from gpt2.flops import flops_per_token
+from gpt2.kernels.cupy import Device, cublaslt
+from gpt2.kernels.cupy.attention import attention_backward, attention_forward
+from gpt2.kernels.cupy.compile import FOLDER
+from gpt2.parameters import Layout
+from scripts.machine.gpu import peak_tflops
+from scripts.step_bench import gpu, gpu_contenders
+from scripts.step_bench.gpu_kernels import ROWS, KernelTimes, launch_work, matmul_work
+from scripts.step_bench.gpu_table import floors, groups
+from scripts.step_bench.process import ContenderError
+from tests.gpu.cuda_shim import fake_cudnn, fake_cupy
+from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
+from tests.gpu.cuda_shim.shim import KERNEL, Shim, lasting_build
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=64, context=32, vocab_size=250)
+B, T = 2, 32
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+def settings(**changed):
+    default = {"batch_size": B, "seq_len": T, "dtype": "float32", "model": "small", "repeat": 1, "vs": None}
+    return SimpleNamespace(**default | {"peak_tflops": 1.0, "json": None} | changed)
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    for name in ("STEPS_A_TURN", "WARM_UP_STEPS"):
+        monkeypatch.setattr(gpu, name, 1)
+    for name in ("apart", "torch-compiled"):
+        monkeypatch.delitem(gpu.CONTENDERS, name)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("few_steps")
+def test_the_whole_command(tmp_path, capsys):
+    """Ours is measured; cuDNN, which is not there, costs a line, and so does PyTorch, but it was asked for."""
+    command = [sys.executable, str(ROOT / "tests/gpu/on_device/on_fake_gpu.py"), str(lasting_build()), *gpu.COMMAND[1:]]
+    file, rates = tmp_path / "gpu.json", {"copy_bytes": 4096, "matmul_size": 64}
+    code = gpu.bench(settings(json=file, vs="torch"), CONFIG, command, rates)
+    report, printed = json.loads(file.read_text()), capsys.readouterr().out
+    ours, cudnn, torch = (report["contenders"][name] for name in ("ours", "cudnn", "torch"))
+    assert code == ("error" in torch)
+    assert ours["loss"] == pytest.approx(np.log(CONFIG.vocab_size), rel=0.1)
+    assert ours["tokens_per_s"] == pytest.approx(B * T / ours["step_s"])
+    flops = 6 * Layout(CONFIG).count + 6 * CONFIG.n_layer * CONFIG.n_embd * T
+    assert ours["mfu"] == pytest.approx(ours["tokens_per_s"] * flops / 1e12)
+    assert "no cuDNN" in cudnn["error"]
+    assert re.search(r"attention by cuDNN +not measured: no cuDNN", printed)
+    assert report["machine"]["GPU"] == "shim"
+    check_rows(report)
+
+
+def check_rows(report):
+    """The products' operations are 6 a parameter and token but for what no product reads; every launch has a row."""
+    rows, C, N = report["kernels"]["rows"], CONFIG.n_embd, B * T
+    products, attention, others = groups(floors(report)).values()
+    matrices = CONFIG.n_layer * 12 * C * C + CONFIG.padded_vocab_size * C
+    assert sum(row["flops"] for row in products) == 6 * N * matrices
+    assert sum(row["flops"] for row in attention) == 7 * B * T * T * C * CONFIG.n_layer
+    every_row = {row for row, _ in ROWS.values()} - {"column_sums"}  # in epilogues: no slower by this fake's clock
+    assert {row["name"] for row in (*attention, *others)} == every_row
+    assert rows["adamw"]["bytes"] == 28 * Layout(CONFIG).count
+    assert sum("left_sums" in row["name"] for row in products) == 4
+    assert {choice["work"] for choice in report["kernels"]["choices"]} == {"bias gradient"}, (
+        "float32's GELU is not tried"
+    )
+    assert rows["layernorm_backward"]["launches"] == 2 * (2 * CONFIG.n_layer + 1)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_our_own_failure_ends_the_command(tmp_path):
+    """What a contender's process says is the error, and so is its silence."""
+    program = "import json, sys; sys.stdin.readline(); {}"
+    for body, message in (
+        ("print(json.dumps({'error': 'no GPU'}), flush=True)", "no GPU"),
+        ("sys.exit(3)", "ours ended with code 3"),
+    ):
+        with pytest.raises(ContenderError, match=message):
+            gpu.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_contender_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(gpu, "FIRST_STEPS_LIMIT_S", 0.1)
+    with pytest.raises(ContenderError, match="ours: no answer to 'steps' within 0 s"):
+        gpu.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_nothing_is_begun_when_time_is_up(monkeypatch):
+    monkeypatch.setattr(gpu, "LIMIT_S", 0)
+    with pytest.raises(ContenderError, match="the 0 s of this command are used up"):
+        gpu.bench(settings(), CONFIG, ["false"])
+
+
+def test_every_kernel_has_a_row():
+    kernels = {name for path in FOLDER.glob("*.cu") for _, name in KERNEL.findall(path.read_text())}
+    assert {name.removesuffix("_64").removesuffix("_128") for name in kernels if "##" not in name} <= set(ROWS)
+
+
+def test_what_a_kernel_cannot_do_without():
+    """At B = 64, T = 1024 and bfloat16, in MB: the figures of llm.c's kernels, counted by hand."""
+    N, C = 64 * 1024, 768
+    rows, logits, wide = (np.empty(shape, np.uint16) for shape in ((N, C), (N, 50304), (N, 4 * C)))
+    row, small = np.empty(N, np.float32), np.empty(C, np.uint16)
+
+    def megabytes(kernel, *arguments):
+        return launch_work(kernel, arguments)[1] / 1e6
+
+    layernorm = megabytes("residual_layernorm_forward", rows, rows, row, row, rows, rows, small, small, N, C)
+    assert layernorm == pytest.approx(403, abs=1)
+    assert megabytes("layernorm_backward", rows, row, rows, rows, row, row, small) == pytest.approx(403, abs=1)
+    assert megabytes("gelu_backward", wide, wide, 0) == pytest.approx(1208, abs=1)
+    assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 1) == pytest.approx(13187, abs=2)
+    assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 0) == pytest.approx(6594, abs=2)
+
+
+def test_cudnns_attention_has_rows(monkeypatch):
+    """Whose launches nobody sees: its two directions, with the bytes and operations of ours."""
+    fake_cupy.install(monkeypatch, Shim(lasting_build()))
+    fake_cudnn.install(monkeypatch)
+    monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
+    device = Device(attention="cudnn")
+    qkv, dqkv, out, dout = (device.empty((B, T, width), np.uint16) for width in (192, 192, 64, 64))
+    logsumexp, times = device.empty((B, 1, T), np.float32), KernelTimes(device)
+    with times.recording():
+        attention_forward(device, out, logsumexp, qkv, 1)
+        attention_backward(device, dqkv, dout, qkv, out, logsumexp, 1)
+    rows = times.rows()
+    assert {name: row["flops"] for name, row in rows.items()} == {
+        "cudnn_forward": 2 * B * T * T * 64,
+        "cudnn_backward": 5 * B * T * T * 64,
+    }
+    assert rows["cudnn_forward"]["bytes"] == out.nbytes + qkv.nbytes + logsumexp.nbytes
+
+
+def test_a_products_row():
+    out, left, right, bias = (np.empty(shape, np.float32) for shape in ((5, 7), (5, 3), (3, 7), (7,)))
+    assert matmul_work(out, left, right, {"bias": bias}) == ("product 5 x 7 x 3 + bias", 4 * (35 + 15 + 21 + 7), 210)
+    assert matmul_work(out, left, right, {"accumulate": True}) == ("product 5 x 7 x 3, added", 4 * (70 + 36), 210)
+
+
+def test_mfu_is_llm_cs():
+    """803.5 MFLOP a token of GPT-2 124M at T = 1024; the datasheets' rates by name."""
+    config = PRESETS["gpt2-124M"]
+    assert flops_per_token(config, 1024, Layout(config).count) / 1e6 == pytest.approx(803.5, abs=0.05)
+    names = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"
+    assert [peak_tflops(name) for name in names] == [990, 990, 756, 312]
+    names = "Quadro", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"
+    assert [peak_tflops(name) for name in names] == [None, None, None]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_pytorch_does_our_step(monkeypatch, compiled):
+    """Its losses, on a CPU in float32, are those of the model on NumPy."""
+    torch = pytest.importorskip("torch")
+    from gpt2.kernels import load_kernels
+    from gpt2.model import new_model
+    from gpt2.optimizer import AdamW, AdamWSettings
+
+    monkeypatch.setattr(gpu_contenders, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
+    config = replace(CONFIG, vocab_size=256)  # no pad, which its softmax would have in it
+    shape = {"config": vars(config), "batch_size": B, "seq_len": T, "dtype": "float32"}
+    steps = gpu_contenders.pytorch(shape, compiled)["steps"]
+    model = new_model(config, load_kernels("numpy", 1), B, T)
+    model.parameters.flat[:] = gpu_contenders.first_parameters(config).flat
+    adamw = AdamWSettings(weight_decay=gpu_contenders.WEIGHT_DECAY)
+    optimizer = AdamW(model.kernels, model.parameters.layout, 0, model.parameters.layout.size, adamw)
+    ours = gpu_contenders.OurStep(None, model, optimizer, gpu_contenders.first_batch(config, shape))
+    for _ in range(3):
+        assert steps(1)["loss"] == pytest.approx(ours(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--dtype bfloat16", "which computes in float32: use --backend cupy"),
+        ("--backend cupy --threads 2", "--threads is for --backend numpy"),
+        ("--peak-tflops 990", "--peak-tflops is for --backend cupy"),
+    ],
+)
+def test_flags_that_do_not_fit(flags, message):
+    command = [sys.executable, str(ROOT / "scripts" / "bench_step.py"), *flags.split()]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert message in result.stderr

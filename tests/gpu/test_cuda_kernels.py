@@ -1,0 +1,194 @@
+"""The CUDA kernels without a GPU: NVRTC compiles them, and a CPU runs them (cuda_shim) against the NumPy kernels."""
+
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpt2.errors import UserError
+from gpt2.kernels.cupy import launch, libraries
+from gpt2.kernels.cupy.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin, parse_log
+from gpt2.kernels.cupy.libraries import open_library
+from gpt2.kernels.numpy import Cores
+from tests.gpu.cuda_shim import cases
+from tests.gpu.cuda_shim.memory import Memory
+from tests.gpu.cuda_shim.shim import KERNEL, Shim, lasting_build
+
+SEEDS = range(3)
+MUTANT_SEEDS = range(10)
+ALL_CASES = [
+    pytest.param(name, sizes, id=f"{name}-{'-'.join(map(str, sizes))}")
+    for name, _, some in cases.CASES
+    for sizes in some
+]
+BARRIER = re.compile(r"__syncthreads\(\);")
+BARRIERS = [
+    (path.name, number)
+    for path in sorted(FOLDER.glob("*.cu*"))
+    for number in range(len(BARRIER.findall(path.read_text())))
+]
+STUCK = """
+extern "C" __global__ void __launch_bounds__(32) stuck() {
+    if (threadIdx.x == 0) __syncthreads();
+    else __shfl_xor_sync(0xffffffffu, 1.0f, 1);
+}
+"""
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+@pytest.fixture(scope="session")
+def cores():
+    return Cores(1)
+
+
+@pytest.fixture(scope="session")
+def shim():
+    return Shim(lasting_build())
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("name", "sizes"), ALL_CASES)
+def test_numbers(shim, cores, name, sizes, storage):
+    """As the NumPy kernels have it, and to the last bit the same in whatever order threads and blocks run."""
+    first = None
+    for shim.seed in SEEDS:
+        outputs = [array.tobytes() for array in cases.run(shim, cores, name, storage, sizes)]
+        first = first or outputs
+        assert outputs == first
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", STORAGES)
+def test_pad_columns_get_gradient_zero(shim, storage):
+    memory = Memory(storage)
+    logits, losses = memory.nans(2, 1003), memory.nans(2, dtype=np.float32)
+    logits[:, :1000] = 0
+    launch.cross_entropy(shim, losses, logits, memory.put_exactly(np.array([0, 999], np.int32)), 1000, 1.0, True)
+    assert not logits[:, 1000:].any()
+    np.testing.assert_allclose(losses, np.log(1000), rtol=1e-6)
+
+
+def without_barrier(folder, file_name, number):
+    """A copy of the sources in `folder`, without the number-th barrier of one of them."""
+    shutil.copytree(FOLDER, folder, ignore=lambda _, names: [name for name in names if ".cu" not in name])
+    path = folder / file_name
+    found = list(BARRIER.finditer(path.read_text()))[number]
+    path.write_text(path.read_text()[: found.start()] + path.read_text()[found.end() :])
+    return folder
+
+
+@needs_compiler
+@pytest.mark.parametrize(("file_name", "number"), BARRIERS)
+def test_a_missing_barrier_is_noticed(tmp_path, cores, file_name, number):
+    """Every barrier there is: without it some order of the threads gives other numbers. So the shim can fail."""
+    mutant = Shim(tmp_path, without_barrier(tmp_path / "mutant", file_name, number))
+    users = ("sum_of_squares",) if file_name == "common.cuh" else (file_name.removesuffix(".cu"),)  # its block_sum
+    concerned = [(name, sizes) for name, source, some in cases.CASES if source in users for sizes in some]
+    for mutant.seed in MUTANT_SEEDS:
+        for name, sizes in concerned:
+            try:
+                cases.run(mutant, cores, name, "bfloat16", sizes)
+            except AssertionError:
+                return
+    pytest.fail(f"barrier {number} of {file_name} can be left out and no number changes")
+
+
+@needs_compiler
+def test_the_shim_refuses(shim, tmp_path):
+    """A misaligned 16-byte access; a block above the launch bounds; too little shared memory; a barrier not reached."""
+    memory = Memory("float32")
+    saved = memory.put(np.zeros(8), offset=1)
+    with pytest.raises(RuntimeError, match="misaligned"):
+        launch.gelu_backward(shim, saved, saved)
+    with pytest.raises(RuntimeError, match="launch bounds"):
+        shim.launch("gelu", "float32", "gelu_backward", (1,), (512,), ())
+    row = memory.normal(8)
+    arguments = (row, memory.nans(16), row, row, row, row, row, np.int32(1), np.int32(8))
+    with pytest.raises(RuntimeError, match="overrun"):
+        shim.launch("layernorm", "float32", "layernorm_backward", (1,), (32,), arguments, shared_bytes=60)
+    (tmp_path / "stuck.cu").write_text(STUCK)
+    with pytest.raises(RuntimeError, match="deadlock"):
+        Shim(tmp_path, tmp_path).launch("stuck", "float32", "stuck", (1,), (32,), ())
+
+
+def test_too_wide_a_row_is_refused(shim):
+    memory = Memory("float32")
+    row, one = memory.nans(1, 20_000), memory.nans(1)
+    with pytest.raises(UserError, match="too wide"):
+        launch.layernorm_forward(shim, row, one, one, row, row[0], row[0])
+
+
+@pytest.fixture
+def nvrtc():
+    """Skips the test where NVRTC is not installed."""
+    try:
+        open_library("nvrtc")
+    except UserError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles_without_spills(source, storage):
+    """For both architectures at once."""
+    with ThreadPoolExecutor() as pool:
+        cubins = pool.map(partial(compile_cubin, source, storage), ("sm_80", "sm_90a"))
+    for cubin in cubins:
+        assert cubin.code.startswith(b"\x7fELF")
+        kernels = KERNEL.findall((FOLDER / f"{source}.cu").read_text())
+        assert set(cubin.resources) == {name for _, name in kernels}
+        for threads, name in kernels:
+            taken = cubin.resources[name]
+            assert taken.spill_bytes == 0, name
+            assert taken.registers * int(threads) <= 65536, name
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_compiler_error_shows_the_compilers_words():
+    with pytest.raises(RuntimeError, match=r"gelu\.cu for float32, sm_1: .*(\n.*)*gpu-architecture"):
+        compile_cubin("gelu", "float32", "sm_1")
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_machine_code_is_kept(tmp_path):
+    """Compiled once for each storage and architecture; no part of a file is left."""
+    first = cached_code("gelu", "float32", "sm_80", tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"kept")
+    assert first.startswith(b"\x7fELF")
+    assert cached_code("gelu", "float32", "sm_80", tmp_path) == b"kept"
+    assert cached_code("gelu", "bfloat16", "sm_80", tmp_path) != b"kept"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_all_sources_are_listed():
+    assert set(SOURCES) == {path.stem for path in FOLDER.glob("*.cu")} == {source for _, source, _ in cases.CASES}
+
+
+def test_the_compiler_log_is_read():
+    log = (
+        "ptxas info    : Compiling entry function 'gelu' for 'sm_90a'\n"
+        "    8 bytes stack frame, 16 bytes spill stores, 12 bytes spill loads\n"
+        "ptxas info    : Used 64 registers, used 1 barriers, 4096 bytes smem\n"
+    )
+    taken = parse_log(log)["gelu"]
+    assert (taken.registers, taken.spill_bytes, taken.shared_bytes) == (64, 28, 4096)
+
+
+def test_the_newest_cudas_wheels_are_taken(tmp_path, monkeypatch):
+    """Of two versions side by side: CUDA 12's wheels have a folder for each library, CUDA 13's one for all."""
+    files = ["cublas/lib/libcublasLt.so.12", "cu13/lib/libcublasLt.so.13", "cuda_runtime/include/cuda_bf16.h"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: spec)
+    assert libraries.find_in_wheels("lib/libcublasLt.so.*") == tmp_path / files[1]
+    assert libraries.header_folder() == (tmp_path / files[2]).parent
+    assert libraries.find_in_wheels("lib/libnvrtc.so.*") is None

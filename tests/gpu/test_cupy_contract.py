@@ -1,0 +1,100 @@
+"""The cupy kernel set against the contract: the same functions and arguments as NumPy's, a whole model, clear refusals.
+
+The model runs its CUDA kernels on a CPU (cuda_shim), its matrix products in NumPy.
+"""
+
+import inspect
+import shutil
+
+import numpy as np
+import pytest
+
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.kernels import KERNELS, bind, load_kernels
+from gpt2.kernels import cupy as cupy_kernels
+from gpt2.kernels import numpy as numpy_kernels
+from gpt2.kernels.cupy.attention import assert_head_size
+from gpt2.model import new_model
+from gpt2.parameters import initialize
+from tests.gpu.cuda_shim.memory import to_bfloat16, widen
+from tests.gpu.cuda_shim.shim import Shim, lasting_build
+
+CONFIG = GPT2Config(n_layer=2, n_head=1, n_embd=64, context=80, vocab_size=250)
+B, T = 2, 70
+DTYPES = {"float32": np.float32, "bfloat16": np.uint16}
+TOLERANCES = {"float32": 2e-5, "bfloat16": 0.06}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_both_sets_take_the_same_arguments(name):
+    (_, *numpy_arguments), (_, *cupy_arguments) = (
+        inspect.signature(getattr(kernel_set, name)).parameters.items() for kernel_set in (numpy_kernels, cupy_kernels)
+    )
+    assert [argument for argument, _ in numpy_arguments] == [argument for argument, _ in cupy_arguments]
+    defaults = [[p.default for _, p in arguments] for arguments in (numpy_arguments, cupy_arguments)]
+    assert defaults[0] == defaults[1]
+
+
+def test_the_set_is_complete():
+    assert set(cupy_kernels.__all__) - {"Device"} == set(KERNELS)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["apart", "in epilogues"])
+def shim(request):
+    return Shim(lasting_build(), fused=request.param)
+
+
+def models(shim, storage):
+    """(on the CUDA kernels, on NumPy's) with the same parameters, rounded to the storage."""
+    ours = new_model(CONFIG, bind(cupy_kernels, shim), B, T, DTYPES[storage])
+    reference = new_model(CONFIG, load_kernels("numpy", 1), B, T)
+    initialize(reference.parameters, seed=3)
+    reference.parameters.flat[:] *= 3  # attention and GELU far from linear
+    if storage == "bfloat16":
+        reference.parameters.flat[:] = widen(to_bfloat16(reference.parameters.flat))
+        ours.parameters.flat[:] = to_bfloat16(reference.parameters.flat)
+    else:
+        ours.parameters.flat[:] = reference.parameters.flat
+    return ours, reference
+
+
+def batches(count):
+    tokens = np.random.default_rng(5).integers(CONFIG.vocab_size, size=(count, B, T + 1)).astype(np.int32)
+    return [(batch[:, :-1], batch[:, 1:]) for batch in tokens]
+
+
+def relative_error(ours, reference):
+    return np.linalg.norm(widen(ours) - reference) / np.linalg.norm(reference)
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", DTYPES)
+def test_a_model_on_the_cuda_kernels(shim, storage):
+    """Losses, and every gradient after two micro-steps. The key biases' gradient is 0 but for rounding: left out."""
+    ours, reference = models(shim, storage)
+    for micro_step, (tokens, targets) in enumerate(batches(2)):
+        losses = [model.forward(tokens, targets, 0.5 / tokens.size) for model in (ours, reference)]
+        assert losses[0] == pytest.approx(losses[1], rel=TOLERANCES[storage] / 10)
+        for model in (ours, reference):
+            model.backward(accumulate=micro_step > 0)
+    for tensor in ours.parameters.layout.tensors:
+        got, expected = (model.gradients.view(tensor.name) for model in (ours, reference))
+        if tensor.name.endswith("qkv_bias"):
+            C = CONFIG.n_embd
+            got, expected = np.delete(got, slice(C, 2 * C)), np.delete(expected, slice(C, 2 * C))
+        assert relative_error(got, expected) < TOLERANCES[storage], tensor.name
+    alone = ours.token_losses(tokens, targets)
+    np.testing.assert_allclose(alone, reference.token_losses(tokens, targets), rtol=TOLERANCES[storage], atol=1e-3)
+
+
+@pytest.mark.parametrize("head_size", [16, 80, 256])
+def test_other_head_sizes_are_refused(head_size):
+    with pytest.raises(UserError, match="expected 64 or 128 on a GPU"):
+        assert_head_size(head_size)
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(UserError, match="expected numpy or cupy"):
+        load_kernels("cuda", 1)

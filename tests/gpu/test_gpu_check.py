@@ -1,0 +1,60 @@
+"""scripts/makers/gpu_check.py on a CuPy that is none: its GPU is the CPU shim (cuda_shim)."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import GPT2Config
+from scripts.makers import gpu_check
+from tests.gpu.cuda_shim.shim import lasting_build
+from tests.gpu.on_device.on_fake_gpu import install
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = gpu_check.Sizes(
+    model=GPT2Config(n_layer=2, n_head=1, n_embd=64, context=32, vocab_size=250),
+    batch_size=1, sequence_length=32, copy_bytes=4096,
+)  # fmt: skip
+ITEMS = [item for item in gpu_check.ITEMS if item != "compile"]  # test_cuda_kernels.py compiles
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+@needs_compiler
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_item(item, capsys, monkeypatch):
+    """Every line of the script but the compiler's runs here once; what it compares has to agree."""
+    install(monkeypatch, lasting_build())
+    result = gpu_check.run_item(item, SMALL)
+    assert result["passed"], result
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(printed.removeprefix(gpu_check.RESULT)) == json.loads(json.dumps(result))
+    assert gpu_check.text_of(item, result | {"seconds": 1.0})[0].endswith("passed (1.0 s)")
+
+
+def test_what_is_missing_is_reported(tmp_path):
+    """Without a GPU: every item says why, in a line, and the rest goes on; JSON and exit code say so."""
+    command = [sys.executable, str(ROOT / "scripts" / "makers" / "gpu_check.py"), "--items", "environment,launches"]
+    process = subprocess.run([*command, "--json", str(tmp_path / "gpu.json")], capture_output=True, text=True)
+    if process.returncode == 0:
+        pytest.skip("there is a GPU")
+    assert process.returncode == 1
+    assert "0 of 2 items passed" in process.stdout
+    assert process.stdout.count("--backend cupy: ") == 2
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert [report[item]["passed"] for item in ("environment", "launches")] == [False, False]
+
+
+def test_an_item_that_hangs_is_a_result(monkeypatch):
+    monkeypatch.setitem(gpu_check.ITEMS, "environment", 0.01)
+    assert gpu_check.run_process("environment")["error"] == "not done after 0.01 s"
+
+
+def test_an_unknown_item_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--items", "everything"])
+    with pytest.raises(SystemExit):
+        gpu_check.parse()
+    assert "everything: expected some of environment,compile" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""What a run on GPUs that are none is to go over: what auto takes and says, and mistakes in one line."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from gpt2.errors import UserError
+from strategies import DEVICE_FORMS
+from tests.gpu.gpu_trainer import Trainer, on_nodes
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+
+
+MISTAKES = {
+    "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
+    "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
+    "heads": (["--n-head", 2], {}, "heads of 32 channels, expected 64 or 128"),
+    "one GPU": ([], {"gpus": 1}, "ranks 0, 1 have one GPU on {host}, expected one each"),
+    "no NCCL": (["--transport", "nccl"], {"nccl": False}, "--transport nccl: CuPy finds no libnccl.so.2: pip install"),
+    "NCCL on one GPU": (["--transport", "nccl", "--share-gpus"], {"gpus": 1}, "start a rank for each GPU"),
+    "not GPU-aware": (["--transport", "gpu-aware"], {"aware": False}, "--transport gpu-aware: this MPI says it is not"),
+    "GPU-aware, it says": (["--transport", "gpu-aware"], {"proven": False}, "comes out wrong"),
+    "overlap without NCCL": (["--overlap"], {"nccl": False}, "--strategy reduce-scatter (CuPy finds no libnccl.so.2):"),
+    "overlap through the host": (["--overlap", "--transport", "host"], {}, "with --transport host: its calls go on"),
+    "overlap by calls that block": (["--overlap", "--transport", "gpu-aware"], {}, "whose calls return when all is"),
+    "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
+    "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
+    "overlap of rooted calls": (["--overlap", "--strategy", "sliced"], {}, "or over NCCL reduce-scatter, allreduce"),
+    "bfloat16 over NCCL's own sums": (
+        ["--transport", "nccl", "--wire", "bfloat16"],
+        {},
+        "whose messages are MPI's: use",
+    ),
+    "overlap by auto over calls that block": (
+        ["--strategy", "auto", "--overlap", "--transport", "gpu-aware"],
+        {},
+        "--transport gpu-aware with --overlap, whose calls",
+    ),
+    "auto without NCCL": (
+        ["--strategy", "auto", "--transport", "nccl"],
+        {"nccl": False},
+        "--transport nccl: CuPy finds",
+    ),
+    "memory for the buffers": (["--n-layer", 12], {"free": 36 << 20}, "out of GPU memory: 0.00 GB asked for"),
+    "memory for copies": (["--transport", "host"], {"free": 60 << 20}, "out of GPU memory: 0.02 GB asked for"),
+    "memory for AdamW": (
+        ["--strategy", "ring", "--transport", "host", "--n-layer", 12],
+        {"free": 103 << 20},
+        "out of GPU memory",
+    ),
+    "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
+    "bfloat16 on cores": (["--backend", "numpy", "--dtype", "bfloat16"], {}, "which computes in float32: use"),
+    "NCCL on cores": (
+        ["--backend", "numpy", "--transport", "nccl"],
+        {},
+        "arrays are in host memory: use --backend cupy",
+    ),
+    "TF32 on cores": (["--backend", "numpy", "--tf32"], {}, "--tf32 with --backend numpy, whose products are float32"),
+    "TF32 of bfloat16": (["--tf32", "--dtype", "bfloat16"], {}, "--tf32 with --dtype bfloat16, whose products are"),
+    "random rounding of float32": (["--stochastic-rounding"], {}, "--stochastic-rounding with --dtype float32, whose"),
+    "random rounding after the wire's": (
+        ["--strategy", "zero-2", "--stochastic-rounding", "--dtype", "bfloat16", "--wire", "bfloat16"],
+        {},
+        "--wire bfloat16 and --strategy zero-2, which gathers parameters rounded to nearest: leave",
+    ),
+    "random rounding on cores": (
+        ["--backend", "numpy", "--dtype", "bfloat16", "--stochastic-rounding"],
+        {},
+        "--dtype bfloat16 with --backend numpy, which computes in float32",
+    ),
+    "bfloat16 by auto": (["--backend", "auto", "--dtype", "bfloat16"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
+}
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
+    from scripts.backends import transports
+
+    for what, (flags, machine, says) in MISTAKES.items():
+        aware, proven = machine.pop("aware", True), machine.pop("proven", True)
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(transports, "says_gpu_aware", lambda aware=aware: (aware, "this test"))
+            patch.setattr(transports, "is_proven", lambda *arguments, proven=proven: proven)
+            with pytest.raises(SystemExit) as ended:
+                trainer.run("--backend", "cupy", *flags, **machine)
+        assert ended.value.code == 2, what
+        text = capsys.readouterr().err
+        expected = f"error: {says.format(host=trainer.world.host)}" if says.startswith("ranks") else says
+        assert comm.rank or (text.count("error: ") == 1 and expected in text), f"{what}: {text}"
+        assert comm.rank == 0 or not text, what
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
+    """Backend and transport, and the reasons that are recorded; and what MFU is of."""
+    from scripts.backends import transports
+    from scripts.machine import gpu as gpu_machine
+
+    trainer.run(gpus=None)
+    assert trainer.config["settings"]["backend"] == "numpy"
+    assert "--backend auto takes numpy: --backend cupy: no GPU" in capsys.readouterr().out or comm.rank
+    trainer.run("--n-head", 2)
+    assert trainer.config["settings"]["backend"] == "numpy"
+    trainer.run()
+    assert trainer.config["settings"]["backend"] == "cupy"
+    assert trainer.config["settings"]["transport"] == "nccl"
+    assert len({gpu["id"] for gpu in trainer.config["gpus"]}) == 2
+    printed = capsys.readouterr().out
+    assert "GPUs          2: shim" in printed or comm.rank
+    assert trainer.config["peak"]["tflops"] is None
+    assert printed.count("no MFU: the datasheet of shim is none of those known here; give --peak-tflops") == (
+        comm.rank == 0
+    )
+    monkeypatch.setitem(gpu_machine.PEAK_TFLOPS, "shim", 8)
+    trainer.run("--share-gpus", gpus=1)
+    assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
+    assert trainer.config["settings"]["transport"] == "gpu-aware"
+    assert "NCCL wants a GPU for each rank" in trainer.config["transport_why"]
+    monkeypatch.setattr(transports, "says_gpu_aware", lambda: (False, "this test"))
+    trainer.run(nccl=False)
+    assert trainer.config["settings"]["transport"] == "host"
+    assert "no libnccl.so.2; this MPI says it is not GPU-aware (this test)" in trainer.config["transport_why"]
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
+def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
+    """Those that the transport, the wire and the nodes leave; through host memory where nothing else is there."""
+    from scripts.backends import auto_on_gpus
+
+    every, auto = auto_on_gpus.CANDIDATES, ["--backend", "cupy", "--strategy", "auto"]
+    one_node, two_nodes = on_nodes(comm, 3), on_nodes(comm, 2)
+    for flags, world, machine, transport, tried in (
+        ([], two_nodes, {}, "nccl", every),
+        (["--transport", "gpu-aware"], one_node, {}, "gpu-aware", every[:3]),
+        (["--wire", "bfloat16", "--overlap"], two_nodes, {}, "nccl", every[2:]),
+        (["--overlap"], one_node, {"nccl": False}, "host", None),
+    ):
+        trainer.run(*auto, *flags, world=world, **machine)
+        settings, printed = trainer.config["settings"], capsys.readouterr().out
+        assert settings["transport"] == transport, flags
+        takes = f"--strategy auto takes {settings['strategy']}; of "
+        assert comm.rank or takes in printed, printed
+        between = "in a trial between GPUs, which the cost model does not know: "
+        assert comm.rank or (between in printed) == (transport != "host")
+        if tried and comm.rank == 0:
+            (text,) = (line.split(between)[1] for line in printed.splitlines() if between in line)
+            assert [part.split()[0] for part in text.split(", ")] == list(tried)
+            assert settings["strategy"] in tried
+
+
+def test_a_strategy_without_a_line_in_the_table_goes_through_host_memory(monkeypatch):
+    from scripts.backends.transports import Found, choose_transport
+
+    monkeypatch.delitem(DEVICE_FORMS, "tree")
+    settings = SimpleNamespace(strategy="tree", transport="auto", wire="float32", overlap=True)
+    all_there, no_line = Found(None, None, []), "has no line in the table of strategies/on_gpus.py"
+    assert choose_transport(settings, 2, all_there) == ("host", f"tree {no_line}")
+    settings.transport = "nccl"
+    with pytest.raises(UserError, match=f"--transport nccl with --strategy tree, which {no_line}: use"):
+        choose_transport(settings, 2, all_there)
+
+
+@pytest.mark.ranks(2)
+def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
+    """The libraries of Python's registry are not; what counts is that asking finds their function and does no harm."""
+    from dist.gpu.gpu_aware import says_gpu_aware
+
+    aware, source = says_gpu_aware()
+    assert source in ("MPIX_Query_cuda_support", "MPIX_GPU_query_support")
+    assert len(set(comm.allgather(aware))) == 1
+
+
+def test_who_shares_a_gpu():
+    from scripts.backends.gpus import shared_gpus
+
+    places = [{"rank": rank, "host": host} for rank, host in enumerate("aaabb")]
+    identities = [{"id": name} for name in ("x", "y", "x", "x", "y")]
+    assert shared_gpus(places, identities) == [("a", [0, 2])]

@@ -1,0 +1,64 @@
+"""`make test-gpu` without a GPU: its tests on the fake one, what it writes, and what it says where there is none."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2.kernels.cupy.compile import FOLDER
+from tests.gpu.cuda_shim.shim import Shim, lasting_build
+
+ROOT = Path(__file__).parents[2]
+
+GELU = "tests/gpu/on_device/test_kernels.py::test_kernel[gelu_case]"
+TRAINING = "tests/gpu/on_device/test_training.py::test_two_ranks_on_one_gpu"
+FIXTURE = "tests/gpu/on_device/test_model.py::test_pytorchs_fixture_in_bfloat16"
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+def run_pytest(*arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=180)
+
+
+@needs_compiler
+def test_kernels_on_the_fake_gpu(tmp_path):
+    """One that is right, then the same with a slope that is off by a tenth: its numbers are in the report."""
+    file, build = tmp_path / "runs" / "gpu.json", lasting_build()
+    result = run_pytest(GELU, "--fake-gpu", build, "--gpu-report", file)
+    assert result.returncode == 0, result.stdout
+    assert json.loads(file.read_text())["summary"] == {"passed": 1}
+    broken = shutil.copytree(FOLDER, tmp_path / "broken")
+    text = (broken / "gelu.cu").read_text()
+    wrong = text.replace("d.v[k] *= gelu_slope(x.v[k])", "d.v[k] *= 1.1f * gelu_slope(x.v[k])")
+    assert wrong != text
+    (broken / "gelu.cu").write_text(wrong)
+    Shim(tmp_path, broken)._library("gelu", "float32")
+    assert run_pytest(GELU, "--fake-gpu", tmp_path, "--gpu-report", file).returncode == 1
+    report = json.loads(file.read_text())
+    assert report["summary"] == {"failed": 1}
+    assert "Mismatched elements" in report["tests"][GELU]["error"]
+
+
+@needs_compiler
+def test_training_on_the_fake_gpu(tmp_path):
+    result = run_pytest(TRAINING, "--fake-gpu", lasting_build())
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")
+def test_without_a_gpu(tmp_path):
+    """A report that was asked for fails; plain tests skip, saying why, and nothing imports CuPy."""
+    file = tmp_path / "gpu.json"
+    assert run_pytest("tests/gpu/on_device/test_items.py", "--gpu-report", file).returncode == 1
+    report = json.loads(file.read_text())
+    assert report["summary"] == {"failed": 4}
+    assert all("no CuPy here" in test["error"] for test in report["tests"].values())
+    skipped = run_pytest("tests/gpu/on_device")
+    assert skipped.returncode == 0
+    assert "no CuPy here: pip install" in skipped.stdout
+    assert "passed" not in skipped.stdout.splitlines()[-1]

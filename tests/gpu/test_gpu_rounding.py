@@ -1,0 +1,56 @@
+"""--stochastic-rounding on GPUs that are none: every rank's bfloat16 parameters are one function of float32."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from gpt2.kernels.cupy import launch
+from gpt2.rounding import step_seed
+from tests.gpu.cuda_shim.memory import to_bfloat16
+from tests.gpu.gpu_trainer import Trainer
+
+pytestmark = [
+    pytest.mark.any_mpi,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
+]
+SEED, STEPS = 5, 2
+CASES = (
+    ["--strategy", "reduce-bcast"],  # over NCCL; of all ranks but one the server does the update
+    ["--strategy", "sliced", "--transport", "gpu-aware"],
+    ["--strategy", "hierarchical-sharded", "--overlap"],
+    ["--strategy", "zero-2", "--transport", "host", "--overlap"],
+    ["--strategy", "zero-3", "--overlap"],
+    ["--strategy", "ring", "--wire", "bfloat16"],
+)
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_all_ranks_hold_the_same_rounded_parameters(comm, trainer, monkeypatch):
+    """Whoever updated a range and however it came: what the kernel that only rounds makes of the float32 parameters."""
+    from scripts import train
+
+    finish, held = train.finish, []
+
+    def look(run, step):
+        parts = [
+            (run.backend.model.parameters[a:b].get(), run.parameters.flat[a:b].copy()) for a, b in run.ranges_in_use()
+        ]
+        held[:] = map(np.concatenate, zip(*parts, strict=True))
+        return finish(run, step)
+
+    monkeypatch.setattr(train, "finish", look)
+    for flags in CASES if comm.size == 3 else CASES[1::2]:
+        flags = ["--backend", "cupy", "--dtype", "bfloat16", "--stochastic-rounding", "--seed", SEED, *flags]
+        trainer.run(*flags, "--steps", STEPS, "--eval-every", STEPS, lag="everything")
+        rounded, values = held
+        expected = np.zeros_like(rounded)
+        launch.round_parameters(trainer.shim, expected, values, step_seed(SEED, STEPS))
+        np.testing.assert_array_equal(rounded, expected, err_msg=str(flags))
+        assert 0.2 < (rounded != to_bfloat16(values)).mean() < 0.3, "a quarter goes away from the nearest"
+        assert len(set(comm.allgather(rounded.tobytes()))) == 1, flags

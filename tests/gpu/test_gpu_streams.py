@@ -1,0 +1,83 @@
+"""Exchanges on a stream beside the one that computes, of GPUs that are none: ZeRO, and buckets during backward."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dist.gpu.stream_progress import StreamProgress
+from tests.gpu.gpu_trainer import Trainer, on_nodes
+
+pytestmark = [
+    pytest.mark.any_mpi,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
+]
+BUCKET_BYTES = 60_000  # of 235,000: three buckets
+RUNS = {
+    "allreduce": ["--strategy", "allreduce"],
+    "reduce-scatter": ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--stochastic-rounding"],
+    "ring": ["--strategy", "ring", "--wire", "bfloat16"],
+    "tree": ["--strategy", "tree", "--wire", "bfloat16", "--error-feedback"],
+    "hierarchical-sharded": ["--strategy", "hierarchical-sharded", "--wire", "bfloat16"],
+    "zero-3": ["--strategy", "zero-3", "--n-layer", 3, "--dtype", "bfloat16"],
+}
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    from scripts.backends import kinds
+
+    monkeypatch.setattr(kinds, "BUCKET_BYTES", BUCKET_BYTES)
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+
+
+def start_at_once(progress, exchange):
+    with progress._stream:
+        for _ in exchange:
+            pass
+    return progress._mark(progress._stream)
+
+
+WAITS = {  # what takes it out, and which stream is late then
+    "exchanges do not wait for what is computed": ("start", start_at_once, "first stream"),
+    "compute does not wait for exchanges": ("finish", lambda progress, end=None: None, "other streams"),
+}
+
+
+@pytest.mark.ranks(2)
+def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
+    """Whichever is late, the bits are the same; with either wait taken out the numbers are wrong. A rank a node."""
+    nodes = on_nodes(comm, 1)
+    for name, flags in RUNS.items():
+        flags, curves = ["--backend", "cupy", *flags, "--overlap"], []
+        for what, (method, broken, lag) in WAITS.items():
+            curve, checkpoint = trainer.run(*flags, world=nodes, lag=lag)
+            assert trainer.config["settings"]["transport"] == "nccl"
+            curves.append((curve.tobytes(), checkpoint))
+            with monkeypatch.context() as patch:
+                patch.setattr(StreamProgress, method, broken)
+                try:
+                    wrong, _ = trainer.run(*flags, world=nodes, lag=lag)
+                except SystemExit:  # the loss was not a number
+                    continue
+            assert not np.allclose(wrong, curve, rtol=1e-4), f"{name}: {what}"
+        assert curves[0] == curves[1], name
+
+
+@pytest.mark.ranks(2)
+def test_nobody_waits_for_a_bucket_before_the_update(comm, trainer, monkeypatch):
+    """All but the last are queued while backward goes on; the host has seen none of it happen, on either stream."""
+    from strategies.on_gpus import DeviceReduceScatter
+
+    update, seen = DeviceReduceScatter.update, []
+
+    def look(strategy, lr):
+        waiting = strategy.exchange._comm.stream.queue
+        seen.append((strategy.started, len(strategy.buckets), len(waiting)))
+        return update(strategy, lr)
+
+    monkeypatch.setattr(DeviceReduceScatter, "update", look)
+    trainer.run("--backend", "cupy", "--overlap", lag="everything")
+    for started, buckets, waiting in seen:
+        assert started == buckets == 3
+        assert waiting >= 3 * buckets, "a wait for compute, a call and a copy of each"

@@ -1,0 +1,115 @@
+"""scripts/train.py on GPUs that are none: every strategy over every transport."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from strategies import DEVICE_FORMS, STRATEGIES
+from tests.gpu.gpu_trainer import Trainer, on_nodes
+from tests.support.in_process import alone
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+
+
+def cases(ranks):
+    """(flags, transport in the end) of every strategy over every transport, after backward and during it.
+
+    Over GPU-aware MPI one of those that are alike there: what they exchange by has tests of its own, over it too.
+    """
+    device, tried = "alone" if ranks == 1 else "nccl", set()
+    for name in STRATEGIES:
+        if name == "none":
+            continue
+        yield ["--strategy", name, "--transport", "host"], "host"
+        if name in DEVICE_FORMS:
+            yield ["--strategy", name], device
+            if ranks > 1 and DEVICE_FORMS[name].kind not in tried:
+                yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
+            tried.add(DEVICE_FORMS[name].kind)
+            if DEVICE_FORMS[name].exchanges:
+                yield ["--strategy", name, "--overlap"], device
+    if ranks > 1:
+        yield ["--strategy", "reduce-bcast", "--server", "dedicated"], "nccl"
+        yield ["--strategy", "reduce-bcast", "--server", "dedicated", "--transport", "host"], "host"
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(1, 3)
+def test_every_transport_gives_numpys_curve(comm, trainer):
+    """One step: the validation loss is that of the new parameters. The tests below go on to a second.
+
+    Strategies that know nodes have two, of two ranks and one.
+    """
+    steps = ["--steps", 1, "--eval-every", 1]
+    reference = {}
+    for server in ([], ["--server", "dedicated"]) if comm.size > 1 else ([],):
+        reference[bool(server)], _ = trainer.run(*steps, "--backend", "numpy", "--strategy", "reduce-bcast", *server)
+    nodes = on_nodes(comm, 2)
+    for flags, transport in cases(comm.size):
+        world = nodes if transport != "host" and "hierarchical" in flags[1] else None
+        curve, checkpoints = trainer.run(*steps, "--backend", "cupy", *flags, world=world)
+        assert trainer.config["settings"]["transport"] == transport
+        np.testing.assert_allclose(curve, reference["--server" in flags], rtol=1e-4, err_msg=str(flags))
+        assert len(checkpoints) == 1
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
+def test_bfloat16_is_a_serial_bfloat16_run(comm, trainer):
+    """The same global batch on one rank; and NumPy's float32, further off."""
+    serial, _ = trainer.run("--backend", "cupy", "--dtype", "bfloat16", "--batch-size", comm.size, world=alone())
+    exact, _ = trainer.run("--backend", "numpy")
+    assert 1e-5 < np.abs(serial / exact - 1).max() < 2e-2
+    for name, transport in (
+        ("reduce-scatter", "nccl"), ("reduce-bcast", "gpu-aware"), ("reduce-bcast", "host"), ("tree", "host"),
+        ("zero-3", "host"),
+    ):  # fmt: skip
+        flags = ["--dtype", "bfloat16", "--strategy", name, "--transport", transport]
+        curve, _ = trainer.run("--backend", "cupy", *flags)
+        np.testing.assert_allclose(curve, serial, rtol=5e-3, err_msg=str(flags))
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
+    _, (before,) = trainer.run("--backend", "cupy", "--strategy", "sliced")
+    init = trainer.folder / "model.bin"
+    if comm.rank == 0:
+        init.write_bytes(before)
+    comm.Barrier()
+    losses = []
+    for flags in (["numpy"], ["cupy"], ["cupy", "--strategy", "hierarchical"], ["cupy", "--strategy", "zero-3"]):
+        curve, (after,) = trainer.run("--backend", *flags, "--init", init, "--lr", 0, "--seed", 5)
+        losses.append(curve[-1])
+        assert after == before, flags
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+ROUNDED = (
+    ["--strategy", "hierarchical", "--overlap"],
+    ["--strategy", "hierarchical-sharded", "--transport", "gpu-aware"],
+    ["--strategy", "hierarchical-sharded", "--overlap", "--dtype", "bfloat16"],
+    ["--strategy", "zero-2", "--overlap"],
+)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
+def test_bfloat16_on_the_wire_stays_close(comm, trainer):
+    """After each step all ranks hold the same parameters, and a second run has the bits of the first."""
+    exact, _ = trainer.run("--backend", "numpy")
+    nodes = on_nodes(comm, 2)
+    for flags in ROUNDED:
+        flags = ["--backend", "cupy", "--wire", "bfloat16", "--check-replicas", 1, *flags]
+        curve, (checkpoint,) = trainer.run(*flags, world=nodes)
+        assert trainer.config["settings"]["transport"] == ("gpu-aware" if "gpu-aware" in flags else "nccl")
+        assert 1e-6 < np.abs(curve / exact - 1).max() < 2e-2, flags
+        again, (checkpoint_again,) = trainer.run(*flags, world=nodes)
+        np.testing.assert_array_equal(again, curve, err_msg=str(flags))
+        assert checkpoint_again == checkpoint, flags

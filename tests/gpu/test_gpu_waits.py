@@ -1,0 +1,97 @@
+"""GPUs that are none, through host memory: when copies and kernels happen changes nothing, and each wait is needed."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.gpu.cuda_shim import fake_streams
+from tests.gpu.gpu_trainer import DEEP, Trainer
+
+pytestmark = [
+    pytest.mark.any_mpi,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
+]
+
+
+@pytest.fixture
+def trainer(comm, monkeypatch, shared_path):
+    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+
+
+LATE = (
+    ["--strategy", "reduce-scatter", "--transport", "host"],
+    ["--strategy", "hierarchical", "--overlap", "--wire", "bfloat16"],
+    ["--strategy", "zero-2", "--transport", "host", "--overlap", *DEEP],
+    ["--strategy", "zero-3", "--transport", "host", "--overlap", *DEEP],
+    ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--transport", "host"],
+    # Without copies there is less that can be late.
+    ["--strategy", "sliced", "--dtype", "bfloat16", "--transport", "gpu-aware"],
+    ["--strategy", "allreduce", "--dtype", "bfloat16", "--transport", "nccl"],
+)
+
+
+@pytest.mark.ranks(1, 3)
+def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
+    """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
+    from scripts.backends import gpu_copies
+
+    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)  # of 59 thousand parameters
+    machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
+    if comm.size > 1:
+        machines = machines[:1] * 2
+    for flags in LATE if comm.size == 1 else LATE[:4]:
+        some = machines if "bfloat16" not in flags else [machines[0], {"lag": "everything"}]
+        (curve, checkpoint), *others = [trainer.run("--backend", "cupy", *flags, **machine) for machine in some]
+        for other_curve, other_checkpoint in others:
+            np.testing.assert_array_equal(other_curve, curve, err_msg=str(flags))
+            assert other_checkpoint == checkpoint, flags
+
+
+def broken_waits():
+    """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
+    from scripts.backends import gpu_bridge
+    from scripts.backends.gpu_bridge import HostBridge
+    from scripts.backends.gpu_copies import Copied, Copies
+
+    into, computed = Copies.into, Copies.computed
+
+    def never(self):
+        mark = computed(self)
+        mark.event.stream = None
+        return mark
+
+    def at_once(self, host, target, after=None):
+        return into(self, host, target)
+
+    def gradients_final(bridge, start, stop):
+        copy = bridge.copies.out(bridge.model.gradients[start:stop], bridge.exchanged.gradients[start:stop])
+        bridge.on_the_way.append((start, stop, copy))
+
+    host = ["--strategy", "reduce-scatter", "--transport", "host"]
+    zero = ["--strategy", "zero-3", "--transport", "host", "--overlap", *DEEP]
+    return {
+        "copies out are not waited for": (Copied, "Test", lambda self: True, host, "copies"),
+        "compute does not wait for copies in": (Copies, "before_compute", lambda self, copy: None, host, "copies"),
+        "copies out do not wait for compute": (Copies, "computed", never, host, "first stream"),
+        "gradients go where AdamW still reads": (Copies, "into", at_once, host, "all but copies in"),
+        "parameters go where kernels still read": (Copies, "into", at_once, zero, "all but copies in"),
+        "parameters come where copies still read": (gpu_bridge, "wait", lambda copied: None, zero, "everything"),
+        "two ranges are in one place": (HostBridge, "gradients_final", gradients_final, zero, "copies"),
+    }  # fmt: skip
+
+
+@pytest.mark.ranks(1)
+def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
+    from scripts.backends import gpu_copies
+
+    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)
+    for what, (kind, name, broken, flags, lag) in broken_waits().items():
+        right, _ = trainer.run("--backend", "cupy", *flags, lag=lag)
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, broken)
+            try:
+                wrong, _ = trainer.run("--backend", "cupy", *flags, lag=lag)
+            except SystemExit:  # the loss was not a number
+                continue
+        assert not np.allclose(wrong, right, rtol=1e-4), what

@@ -1,0 +1,1 @@
+"""Tests under mpirun, and of programs that run under it."""

@@ -1,0 +1,260 @@
+"""scripts/evaluate.py at 1, 2 and 3 ranks against losses taken from logits; llm.c's evaluation files and bad ones."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.config import GPT2Config
+from gpt2.data.shards import write_shard
+from gpt2.errors import UserError
+from gpt2.formats import llmc
+from gpt2.inference.evaluation import Scorer, strided_windows
+from gpt2.inference.evaluation_choices import check_examples, read_examples
+from gpt2.kernels import load_kernels
+from gpt2.model import GPT2
+from gpt2.parameters import Layout, Parameters
+from tests.support.in_process import ROOT
+from tests.support.launch import launch
+
+EVALUATE = str(ROOT / "scripts" / "evaluate.py")
+CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=40, vocab_size=256)
+SEQUENCE, STRIDE = 24, 7
+TEXT = "Der Fluß, the river, 川, река. " * 9
+
+# (label, context, endings): lengths that differ, one ending three times as long as another, one of a single token
+EXAMPLES = [
+    (2, [5, 9, 200], [[1, 2, 3], [4, 4], [250], [7, 8, 9, 10, 11, 12]]),
+    (0, [17], [[30, 31, 32], [33, 34, 35, 36, 37, 38, 39, 40, 41], [42, 43, 44], [45, 46]]),
+    (3, list(range(60, 90)), [[1] * 5, [2] * 10, [3] * 2, [4] * 7]),
+    (1, [0, 0, 0, 0], [[100, 101], [102, 103, 104], [105, 106, 107, 108], [109]]),
+    (2, list(range(150, 140, -1)), [[9, 8, 7], [6, 5], [4, 3, 2, 1, 0], [255, 254]]),
+]
+
+
+def write_evaluation(path, examples=EXAMPLES, header=None, edit=None) -> Path:
+    """As llm.c's write_evalfile does it; edit(stream) changes the uint16 before they are written."""
+    stream, longest = [], 0
+    for index, (label, context, endings) in enumerate(examples):
+        one = [65535, 0, index, label, len(endings), len(context), *context]
+        for ending in endings:
+            one += [len(ending), *ending]
+        one[1] = 2 * len(one)
+        longest = max(longest, one[1])
+        stream += one
+    numbers = np.zeros(256, "<i4")
+    numbers[:4] = header or (20240522, 1, len(examples), longest)
+    stream = np.array(stream, "<u2")
+    path.write_bytes(numbers.tobytes() + (stream if edit is None else edit(stream)).tobytes())
+    return path
+
+
+def new_parameters() -> Parameters:
+    parameters = Parameters.zeros(Layout(CONFIG))
+    parameters.flat[:] = np.random.default_rng(4).normal(0, 0.3, parameters.flat.shape)
+    return parameters
+
+
+def log_probabilities(parameters, text) -> np.ndarray:
+    """(T, V): of what follows each token, from gpt2.model's logits, in float64."""
+    model = GPT2(load_kernels("numpy", 1), parameters, None, 1, len(text))
+    logits = model.logits(np.array([text], np.int32))[0].astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def expected_choices(parameters):
+    """(acc, acc_norm): each ending read after its context, on its own."""
+    correct, normalized = [], []
+    for label, context, endings in EXAMPLES:
+        sums = []
+        for ending in endings:
+            found = log_probabilities(parameters, context + ending)
+            sums.append(sum(found[len(context) - 1 + place, token] for place, token in enumerate(ending)))
+        means = [total / len(ending) for total, ending in zip(sums, endings, strict=True)]
+        correct.append(sums.index(max(sums)) == label)
+        normalized.append(means.index(max(means)) == label)
+    return sum(correct) / len(EXAMPLES), sum(normalized) / len(EXAMPLES)
+
+
+def expected_text_loss(parameters, text: str) -> float:
+    """Token by token: in the first window that holds it, of those that begin at multiples of the stride."""
+    tokens, total = [10, *text.encode()], 0.0
+    found = {}
+    for place in range(1, len(tokens)):
+        start = max(0, math.ceil((place - SEQUENCE) / STRIDE)) * STRIDE
+        if start not in found:
+            found[start] = log_probabilities(parameters, tokens[start : start + SEQUENCE])
+        total -= found[start][place - start - 1, tokens[place]]
+    return total
+
+
+def expected_validation_loss(parameters, tokens) -> float:
+    losses = []
+    for start in range(0, len(tokens) - SEQUENCE, SEQUENCE):
+        window = tokens[start : start + SEQUENCE + 1]
+        found = log_probabilities(parameters, window[:-1])
+        losses += [-found[place, token] for place, token in enumerate(window[1:])]
+    return float(np.mean(losses))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model, and something to evaluate it on in each of three ways, with what must come out."""
+    folder, parameters = tmp_path_factory.mktemp("evaluate"), new_parameters()
+    llmc.write_parameters(folder / "model.bin", parameters)
+    tokens = np.random.default_rng(6).integers(256, size=24 * 13 + 9).astype(np.uint16)
+    write_shard(folder / "tokens_val_0.bin", tokens)
+    (folder / "text.txt").write_text(TEXT)
+    write_evaluation(folder / "choices.bin")
+    total, size = expected_text_loss(parameters, TEXT), len(TEXT.encode())
+    acc, acc_norm = expected_choices(parameters)
+    assert 0 < acc < 1
+    assert 0 < acc_norm < 1
+    assert acc != acc_norm, "what is summed and what is averaged must differ"
+    loss = expected_validation_loss(parameters, tokens)
+    expected = {
+        "val_data": {"loss": loss, "perplexity": math.exp(loss), "tokens": 24 * 13},
+        "text": {
+            "loss": total / size, "perplexity": math.exp(total / size), "tokens": size, "bytes": size,
+            "bits_per_byte": total / math.log(2) / size,
+        },
+        "hellaswag": {
+            "acc": acc, "acc_norm": acc_norm, "examples": 5, "acc_stderr": math.sqrt(acc * (1 - acc) / 5),
+            "acc_norm_stderr": math.sqrt(acc_norm * (1 - acc_norm) / 5),
+        },
+    }  # fmt: skip
+    return folder, expected
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_all_three_evaluations(comm, files, shared_path, capsys):
+    """By scripts/evaluate.py; the number of ranks changes nothing but rounding."""
+    from dist.world import start_world
+    from scripts import evaluate
+
+    folder, expected = files
+    data = {"--val-data": "tokens_val_*.bin", "--text": "text.txt", "--hellaswag": "choices.bin"}
+    flags = [part for flag, name in data.items() for part in (flag, folder / name)]
+    flags += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--backend", "numpy"]
+    settings = evaluate.parse([str(part) for part in (folder / "model.bin", *flags, "--json", shared_path / "found")])
+    evaluate.evaluate(settings, start_world())
+    if comm.rank:
+        return
+    found = json.loads((shared_path / "found").read_text())
+    assert found.pop("model") == str(folder / "model.bin")
+    assert found.keys() == expected.keys()
+    for name, numbers in expected.items():
+        assert found[name] == pytest.approx(numbers, rel=1e-5), name
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"]
+    assert f"loss {expected['text']['loss']:.4f}" in lines[1]
+
+
+@pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 40])
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (8, 1), (1, 1), (100, 50)])
+def test_windows_score_each_token_once(count, length, stride):
+    seen = []
+    for start, stop, scored in strided_windows(count, length, stride):
+        assert 0 <= start < scored < stop <= count
+        assert stop - start <= length + 1
+        assert start == 0 or scored - start > length - stride
+        seen += range(scored, stop)
+    assert seen == list(range(1, count))
+
+
+def test_rows_of_all_lengths_keep_their_order():
+    parameters = new_parameters()
+    random = np.random.default_rng(1)
+    rows = [random.integers(256, size=length) for length in (2, 41, 33, 34, 7, 40, 2)]
+    done = []
+    losses = Scorer(load_kernels("numpy", 2), parameters, 3, lambda *one: done.append(one)).losses(rows)
+    assert done == [(3, 7), (6, 7), (7, 7)]
+    for row, found in zip(rows, losses, strict=True):
+        expected = -log_probabilities(parameters, row[:-1])[np.arange(len(row) - 1), row[1:]]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_losses_of_a_diverged_model():
+    parameters = new_parameters()
+    parameters.flat[-1] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        Scorer(load_kernels("numpy", 1), parameters, 1).losses([np.array([1, 2])])
+
+
+def test_an_evaluation_file_is_read(tmp_path):
+    examples = read_examples(write_evaluation(tmp_path / "choices.bin"))
+    found = [(each.label, each.context.tolist(), [ending.tolist() for ending in each.endings]) for each in examples]
+    assert found == EXAMPLES
+    assert [each.index for each in examples] == [0, 1, 2, 3, 4]
+
+
+def changed(place, value):
+    def edit(stream):
+        stream[place] = value
+        return stream
+
+    return edit
+
+
+SIZE_OF_FIRST = 6 + 3 + 4 + (3 + 2 + 1 + 6)
+BAD_FILES = {
+    "another kind": ({"header": (20240520, 1, 5, 0)}, "begins with 20240520, expected 20240522 of an llm.c multiple-"),
+    "version": ({"header": (20240522, 2, 5, 0)}, "of version 2, expected 1"),
+    "no examples": ({"examples": [], "header": (20240522, 1, 0, 0)}, "promises 0 examples"),
+    "one too few": ({"header": (20240522, 1, 6, 0)}, "ends after 5 examples of the 6"),
+    "one too many": ({"header": (20240522, 1, 4, 0)}, "64 bytes follow the last of its 4 examples"),
+    "cut in an example": ({"edit": lambda stream: stream[:-1]}, "ends within example 4"),
+    "cut in a head": ({"edit": lambda stream: stream[: SIZE_OF_FIRST + 2]}, "ends within example 1"),
+    "cut in a token": ({"edit": lambda stream: np.frombuffer(stream.tobytes()[:-1], np.uint8)}, "end within a token"),
+    "start": ({"edit": changed(SIZE_OF_FIRST, 7)}, "example 1 begins with 7, expected 65535"),
+    "index": ({"edit": changed(SIZE_OF_FIRST + 2, 3)}, "example 1 says that it is number 3"),
+    "label": ({"edit": changed(3, 4)}, "4 endings, label 4"),
+    "length": ({"edit": changed(1, 2 * SIZE_OF_FIRST - 2)}, "example 0 of 48 bytes"),
+    "odd length": ({"edit": changed(1, 2 * SIZE_OF_FIRST + 1)}, "example 0 of 51 bytes"),
+    "length 0": ({"edit": changed(1, 0)}, "example 0 of 0 bytes"),
+    "context": ({"edit": changed(5, 60000)}, "does not add up"),
+    "empty context": ({"examples": [(0, [], [[1], [2]])]}, "lengths 0, 1, 1"),
+    "empty ending": ({"examples": [(0, [1], [[1], []])]}, "lengths 1, 1, 0"),
+    "one ending": ({"examples": [(0, [1], [[1]])]}, "1 endings"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_evaluation_file(tmp_path, name):
+    options, words = BAD_FILES[name]
+    path = write_evaluation(tmp_path / "choices.bin", **options)
+    with pytest.raises(UserError) as caught:
+        read_examples(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_examples_that_the_model_cannot_read(tmp_path):
+    path = write_evaluation(tmp_path / "choices.bin", [(0, [1] * 30, [[1] * 11, [1]])])
+    with pytest.raises(UserError, match="example 0 has 41 tokens, expected at most the model's context, 40"):
+        check_examples(path, read_examples(path), CONFIG)
+    path = write_evaluation(tmp_path / "choices.bin", [(0, [1], [[1], [2, 256]])])
+    with pytest.raises(UserError, match="example 0 has token 256, expected 0 to 255"):
+        check_examples(path, read_examples(path), CONFIG)
+
+
+BAD_FLAGS = {
+    "a damaged file": (["--hellaswag", "cut.bin"], "cut.bin: ends within example 4"),
+    "stride": (["--text", "text.txt", "--stride", "41"], "--stride is 41, expected at most --seq-len, 40"),
+}
+
+
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_one_line_for_all_ranks(files, name):
+    folder, (arguments, words) = files[0], BAD_FLAGS[name]
+    (folder / "cut.bin").write_bytes((folder / "choices.bin").read_bytes()[:-20])
+    result = launch(2, [sys.executable, EVALUATE, str(folder / "model.bin"), *arguments], cwd=folder)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.count("error: ") == 1

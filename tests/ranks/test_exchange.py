@@ -1,0 +1,293 @@
+"""Our own exchanges, their wires, what moves them on, the memory a node shares, and the links they cross."""
+
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist.buffers import NodeBuffers
+from dist.host import ring, tree
+from dist.host.early_sum import EarlySum
+from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
+from dist.progress import Progress, poking
+from dist.waiting import Condition, sum_everywhere, wait
+from dist.wire import BFloat16Wire, Float32Wire, new_wire, round_to_bfloat16, widen
+from dist.world import world_of
+from strategies.bucketed import plan_buckets
+
+SEGMENT_BYTES = 10_000  # so that chunks have several, the last shorter
+
+
+def rounded(values):
+    half = np.empty(len(values), np.uint16)
+    round_to_bfloat16(values, half, np.empty(len(values), np.uint32))
+    result = np.empty_like(values)
+    widen(half, result)
+    return result
+
+
+def nearest_bfloat16(value):
+    """By search among the neighbours, in float64: 8 bits of significand, ties to the even one."""
+    mantissa, exponent = np.frexp(np.float64(value))
+    scaled = mantissa * 256
+    return np.ldexp(np.round(scaled), exponent - 8)  # np.round takes ties to even
+
+
+def test_bfloat16_is_the_nearest():
+    random = np.random.default_rng(1)
+    values = (random.standard_normal(4000) * 10.0 ** random.integers(-30, 30, 4000)).astype(np.float32)
+    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)], np.float32)
+    values = np.concatenate([values, ties, np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(rounded(values), [nearest_bfloat16(value) for value in values])
+
+
+def test_bfloat16_keeps_what_is_no_number():
+    bits = np.array([0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF], np.uint32)
+    result = rounded(bits.view(np.float32))
+    assert result[0] == np.inf
+    assert result[1] == -np.inf
+    assert np.isnan(result[2:]).all()
+
+
+def test_error_feedback_pays_back_what_rounding_took():
+    """Sending the same value again and again, the mean of what arrives comes to it; without feedback it stays off."""
+    exact = np.linspace(1.0, 2.0, 1001, dtype=np.float32)[1:-1]
+
+    def mean_received(error_feedback):
+        wire, total = BFloat16Wire(len(exact), SEGMENT_BYTES, error_feedback), np.zeros(len(exact))
+        for _ in range(256):
+            flat = exact.copy()
+            total += wire.unpacked(wire.packed(flat, 0, len(flat)))
+        return total / 256
+
+    assert np.abs(mean_received(True) - exact).max() < 1e-4
+    assert np.abs(mean_received(False) - exact).max() > 1e-3
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+def test_tree_sums_exactly(comm):
+    """At 7 ranks some are two levels below a root."""
+    progress = Progress()
+    for size in (1, 2, 1001, 300_001):
+        for wire in ("float32", "bfloat16"):
+            flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
+            everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
+            for exchange in tree.allreduce(comm, flat, 0, size, new_wire(wire, size, SEGMENT_BYTES), tags=(3, 4)):
+                progress.start(exchange)
+            progress.finish()
+            np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_ring_sums_exactly(comm):
+    """Small whole numbers have exact sums in float32, and up to 256 in bfloat16 too; every size, also below N."""
+    progress = Progress()
+    for size in (1, 3, comm.size, 1001, 70_001):
+        for wire in ("float32", "bfloat16"):
+            mine = (np.arange(size) + comm.rank) % 17
+            addend = np.full(size, comm.rank % 3)
+            everyone = sum((np.arange(size) + rank) % 17 + rank % 3 for rank in range(comm.size))
+            flat = mine.astype(np.float32)
+            addends = [addend.astype(np.float32)]
+            progress.start(ring.allreduce(comm, flat, addends, 0, size, new_wire(wire, size, SEGMENT_BYTES), tag=3))
+            progress.finish()
+            np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
+
+
+@pytest.mark.ranks(2, 3)
+def test_halves_of_the_ring(comm):
+    """Between reduce-scatter and all-gather the owner may change its chunk; outside the range nothing is touched."""
+    size, start, stop = 20_011, 7, 20_003
+    flat = np.arange(size, dtype=np.float32)
+    progress = Progress()
+    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
+    progress.finish()
+    own = slice(*ring.own_chunk(comm.size, comm.rank, start, stop))
+    np.testing.assert_array_equal(flat[own], comm.size * np.arange(size)[own])
+    flat[own] += 1
+    progress.start(ring.all_gather(comm, flat, start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
+    progress.finish()
+    expected = np.arange(size)
+    expected[start:stop] = comm.size * expected[start:stop] + 1
+    np.testing.assert_array_equal(flat, expected)
+
+
+@pytest.mark.ranks(3)
+def test_many_exchanges_at_once(comm):
+    """More than may be in flight, poked and not finished until the end, each with a tag of its own."""
+    progress, vectors = (
+        Progress(in_flight=3),
+        [np.full(5000 + index, comm.rank + index, np.float32) for index in range(9)],
+    )
+    for index, flat in enumerate(vectors):
+        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), Float32Wire(SEGMENT_BYTES), tag=1 + index))
+        progress.poke()
+    progress.finish()
+    for index, flat in enumerate(vectors):
+        np.testing.assert_array_equal(flat, 3 + 3 * index)
+    assert not progress.poke()
+
+
+def test_one_exchange_is_finished_while_others_go_on():
+    """One at a time: the third waits for its turn, and waiting for the first does not wait for the second."""
+    ended, open_doors, asked = [], {"first"}, []
+
+    def exchange(name):
+        yield Condition(lambda: asked.append(name) or name in open_doors)
+        ended.append(name)
+
+    progress = Progress(in_flight=2)
+    first, second, third = (progress.start(exchange(name)) for name in ("first", "second", "third"))
+    progress.finish(first)
+    assert ended == ["first"]
+    progress.finish(first)
+    open_doors.add("third")
+    progress.finish(third)
+    assert ended == ["first", "third"]
+    assert "second" in asked
+    open_doors.add("second")
+    progress.finish()
+    assert ended == ["first", "third", "second"]
+    progress.finish(second)
+
+
+def test_exchanges_move_on_while_something_else_is_waited_for():
+    seen = []
+
+    def exchange():
+        for number in range(3):
+            yield Condition(lambda: True)
+            seen.append(number)
+            yield Condition(lambda number=number: len(asked) > number)
+
+    asked = []
+    progress = Progress()
+    progress.start(exchange())
+    progress.wait(Condition(lambda: asked.append(1) or len(seen) == 3))
+    assert seen == [0, 1, 2]
+    assert 3 <= len(asked) <= 4
+
+
+def test_an_error_in_an_exchange_is_not_swallowed():
+    def exchange():
+        yield Condition(lambda: True)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Progress().start(exchange())
+
+
+def test_poking_follows_each_function():
+    calls = []
+    functions = poking(SimpleNamespace(double=lambda x: calls.append("double") or 2 * x), lambda: calls.append("poke"))
+    assert functions.double(4) == 8
+    assert calls == ["double", "poke"]
+
+
+@pytest.mark.ranks(1, 3)
+def test_sum_everywhere_has_the_same_bits(comm):
+    numbers = sum_everywhere(comm, 0.1 * (comm.rank + 1), 1e16 if comm.rank == 0 else 1.0)
+    assert len(set(comm.allgather(tuple(numbers)))) == 1
+    assert numbers[1] == 1e16 + (comm.size - 1)
+
+
+@pytest.mark.ranks(1, 3)
+def test_an_early_sum_waits_for_every_part_of_every_rank(comm):
+    """Rank 0 has two parts a time, the others one, but the last none: twice, with the same bits."""
+    parts = 0 if comm.rank == comm.size - 1 > 0 else 2 if comm.rank == 0 else 1
+    total = EarlySum(comm, parts)
+    for offset in (0.0, 1e16):
+        for part in range(parts):
+            total.add(offset + 0.1 * comm.rank + part)
+        everyone = comm.allgather([offset + 0.1 * comm.rank + part for part in range(parts)])
+        assert total.result() == math.fsum(math.fsum(own) for own in everyone)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
+    flat, said, progress = np.full(50, comm.rank + 1.0, np.float32), [], Progress()
+
+    def summed(start, stop):
+        said.append((start, stop, flat[start:stop].tolist()))
+
+    progress.start(ring.allreduce(comm, flat, [], 3, 50, Float32Wire(SEGMENT_BYTES), 2, summed))
+    progress.finish()
+    start, stop = ring.own_chunk(comm.size, comm.rank, 3, 50)
+    assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
+
+
+@pytest.mark.ranks(3)
+def test_a_node_shares_its_memory(comm):
+    """Two nodes, of two ranks and of one: parameters once a node, gradients seen by the others after they arrived."""
+    world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
+    buffers = NodeBuffers(world, 50)
+    assert buffers.fills_parameters == (world.local_rank == 0)
+    assert not buffers.parameters.any()
+    comm.Barrier()
+    buffers.gradients[:] = comm.rank + 1
+    if world.local_rank == 0:
+        buffers.parameters[:] = 7 + world.node
+    buffers.arrive()
+    wait(buffers.arrived(range(world.local_size), 1))
+    assert [array[0] for array in buffers.local_gradients] == ([1, 2] if world.node == 0 else [3])
+    assert (buffers.parameters == 7 + world.node).all()
+    assert not buffers.arrived(range(world.local_size), 2).Test()
+    buffers.close()
+
+
+@pytest.mark.ranks(3)
+def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
+    from dist import buffers
+
+    monkeypatch.setattr(buffers, "_free_bytes", lambda folder: 1000)
+    with pytest.raises(SystemExit):
+        NodeBuffers(world_of(comm, comm.Split(0, comm.rank)), 1000)
+    printed = capsys.readouterr().err
+    assert ("too little is free in /dev/shm" in printed) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(2, 3)
+def test_links_are_probed_between_nodes(comm):
+    """Every node has a link, with rates that a memory copy can have; one node has none."""
+    links = probe_links(world_of(comm, comm.Split(comm.rank, comm.rank)))
+    assert [link["node"] for link in links] == list(range(comm.size))
+    for link in links:
+        assert 0 < link["latency_s"] < 1
+        assert all(1e5 < link[rate] < 1e12 for rate in ("out", "in", "both"))
+    assert probe_links(world_of(comm, comm.Split(0, comm.rank))) == []
+
+
+def test_a_segment_is_worth_its_message():
+    """Half a millisecond of the slowest link, within limits; the most where nothing crosses a network."""
+    links = [{"both": 1.25e9}, {"both": 0.5e9}]
+    assert segment_bytes(rate_both_ways(links)) == 250_000
+    assert segment_bytes(50e6) == 60_000
+    assert segment_bytes(12e9) == segment_bytes(rate_both_ways([])) == 1 << 20
+
+
+@pytest.mark.parametrize("length", [0, 1, 49, 50, 51, 1003])
+def test_segments_tile_a_range(length):
+    pieces = Float32Wire(200).segments(7, 7 + length)
+    assert [start for start, _ in pieces] == [7, *(stop for _, stop in pieces[:-1])]
+    assert pieces[-1][1] == 7 + length
+    assert len(pieces) == max(1, -(-length // 50))
+    assert max(stop - start for start, stop in pieces) <= 50
+
+
+def test_buckets_grow_with_latency_and_rate():
+    slow = [{"latency_s": 1e-3, "both": 50e6}] * 5
+    assert bucket_bytes(slow) == pytest.approx(20 * 1e-3 * 50e6 * 5)
+    assert bucket_bytes([]) == bucket_bytes([{"latency_s": 1e-6, "both": 1e6}] * 2)
+
+
+@pytest.mark.parametrize("bucket", [1, 4 * 15, 4 * 30, 10**6])
+def test_buckets_tile_what_backward_finishes(bucket):
+    final = [(90, 100), (60, 90), (30, 60), (0, 30)]
+    buckets = plan_buckets(final, bucket)
+    assert buckets[0][1] == 100
+    assert buckets[-1][0] == 0
+    assert all(following[1] == low for (low, _), following in pairwise(buckets))
+    assert {low for low, _ in buckets} <= {low for low, _ in final}
+    assert all((high - low) * 4 >= bucket for low, high in buckets[:-1])

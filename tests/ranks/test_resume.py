@@ -1,0 +1,155 @@
+"""A run taken up again: the same bits on the same ranks, the same curve on others, whatever the strategy."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dist.world import start_world, world_of
+from gpt2.data.shards import write_shard
+from gpt2.formats import llmc
+from gpt2.parameters import Layout, Parameters
+from strategies import OWN_EXCHANGES, STRATEGIES
+from tests.support.in_process import log, train
+
+SMALL = ["--n-layer", 2, "--n-head", 1, "--n-embd", 10, "--context", 8, "--vocab-size", 100, "--trace", "off"]
+# eps: where the true gradient is 0 (the key bias), AdamW makes steps of rounding noise otherwise.
+STEPS = ["--steps", 6, "--checkpoint-every", 3, "--eval-every", 6, "--lr", 1e-2, "--warmup", 1, "--eps", 1e-4]
+GLOBAL_BATCH = 6
+
+
+class Runs:
+    """Runs of scripts/train.py in this process, on all ranks of a world or some."""
+
+    def __init__(self, comm, folder):
+        self.world, self.folder = start_world(), folder
+        if comm.rank == 0:
+            tokens = np.sort(np.random.default_rng(1).integers(100, size=3001)).astype(np.uint16)
+            write_shard(self.folder / "tokens.bin", tokens)
+        comm.Barrier()
+
+    def run(self, out, *flags, world=None):
+        world = world or self.world
+        workers = world.size - ("dedicated" in flags)
+        data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
+        batch = ["--batch-size", GLOBAL_BATCH // workers]
+        train(world, self.folder / out, *SMALL, *STEPS, *data, *batch, *flags)
+
+    def interrupted(self, out, copy, world=None):
+        """Copy a run as it would be if it had been killed after its checkpoint of step 3 and before that of step 6."""
+        world = world or self.world
+        if world.rank == 0:
+            shutil.copytree(self.folder / out, self.folder / copy)
+            checkpoints = self.folder / copy / "checkpoints"
+            (checkpoints / "step-00000006").rename(checkpoints / "step-00000006.part")
+        world.comm.Barrier()
+
+    def result(self, out):
+        """(loss, norm of each step and the last validation loss), the last model's bytes, and its parameters."""
+        lines = log(self.folder / out)
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]
+        path = self.folder / out / "checkpoints" / "step-00000006" / "model.bin"
+        parameters = Parameters.zeros(Layout(llmc.read_config(path)))
+        llmc.read_parameters(path, parameters)
+        return np.array(curve), path.read_bytes(), parameters.flat
+
+
+@pytest.fixture
+def runs(comm, shared_path):
+    return None if comm is None else Runs(comm, shared_path)
+
+
+def cases(ranks):
+    for name, kind in STRATEGIES.items():
+        if name == "none":
+            continue
+        yield ["--strategy", name]
+        if issubclass(kind, OWN_EXCHANGES):
+            yield ["--strategy", name, "--overlap", "--wire", "bfloat16"]
+    yield ["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"]
+    if ranks > 1:
+        yield ["--strategy", "reduce-bcast", "--server", "dedicated"]
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_same_ranks_go_on_bit_for_bit(comm, runs):
+    for number, flags in enumerate(cases(comm.size)):
+        whole, resumed = f"{number}-whole", f"{number}-resumed"
+        runs.run(whole, *flags)
+        runs.interrupted(whole, resumed)
+        runs.run(resumed, *flags, "--resume")
+        curve, model, _ = runs.result(whole)
+        curve_resumed, model_resumed, _ = runs.result(resumed)
+        np.testing.assert_array_equal(curve_resumed, curve, err_msg=str(flags))
+        assert model_resumed == model, flags
+
+
+@pytest.mark.ranks(3)
+def test_other_ranks_and_strategies_go_on_with_the_same_curve(comm, runs):
+    """From three ranks to two, or one, or the same as two nodes; each strategy hands over to the next in the list."""
+    pair = comm.Split(0 if comm.rank < 2 else 1, comm.rank)
+    worlds = {
+        3: runs.world,
+        2: world_of(pair, pair.Split(0, pair.rank)),
+        1: world_of(comm.Split(comm.rank), comm.Split(comm.rank)),
+        "two nodes": world_of(comm, comm.Split(min(comm.rank, 1), comm.rank)),
+    }
+    names = [name for name in STRATEGIES if name != "none"]
+    runs.run("0", "--strategy", names[0])
+    curve, _, parameters = runs.result("0")
+    for number, (name, after) in enumerate(zip(names, [*names[1:], names[0]], strict=True)):
+        start, end = f"{name}", f"{name}-{after}"
+        ranks = list(worlds)[number % len(worlds)]
+        runs.run(start, "--strategy", name)
+        runs.interrupted(start, end)
+        if worlds[ranks].comm.rank == comm.rank < worlds[ranks].size:  # the ranks that the smaller world has
+            runs.run(end, "--strategy", after, "--resume", world=worlds[ranks])
+        comm.Barrier()
+        found, _, found_parameters = runs.result(end)
+        np.testing.assert_allclose(found, curve, rtol=1e-5, err_msg=f"{name} then {after} on {ranks}")
+        np.testing.assert_allclose(found_parameters, parameters, atol=1e-5, err_msg=f"{name} then {after} on {ranks}")
+
+
+@pytest.mark.ranks(2)
+def test_what_resuming_refuses(comm, runs, capsys):
+    runs.run("run")
+    mistakes = {
+        ("--seq-len", 4): "its seq_len is 8, this run's 4: a run goes on with the same; change --seq-len",
+        ("--batch-size", 1): "its global_batch is 6, this run's 2",
+        ("--seed", 3): "its seed is 1337, this run's 3",
+        ("--no-shuffle",): "its shuffle is True",
+        ("--n-layer", 1): "its model is",
+    }
+    for flags, says in mistakes.items():
+        with pytest.raises(SystemExit) as ended:
+            runs.run("run", "--resume", *flags)
+        assert ended.value.code == 2
+        text = capsys.readouterr().err
+        assert comm.rank or (text.count("\n") == 1 and says in text), text
+
+
+@pytest.mark.ranks(2)
+def test_a_damaged_checkpoint_is_passed_over(comm, runs, capsys):
+    """The newest is damaged where rank 1 looks; the one before is taken, and when that is, too, the job ends."""
+    runs.run("run")
+    curve, model, _ = runs.result("run")
+    if comm.rank == 0:
+        path = runs.folder / "run" / "checkpoints" / "step-00000006" / "rank-00001.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    comm.Barrier()
+    runs.run("run", "--resume")
+    again, model_again, _ = runs.result("run")
+    np.testing.assert_array_equal(again, curve)
+    assert model_again == model
+    captured = capsys.readouterr()
+    assert comm.rank or ("does not have its checksum" in captured.err and "goes on from step 3" in captured.out)
+    if comm.rank == 0:
+        for path in (runs.folder / "run" / "checkpoints").glob("*/rank-00000.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1])
+    comm.Barrier()
+    with pytest.raises(SystemExit):
+        runs.run("run", "--resume")
+    assert comm.rank or "none of its 2 checkpoints can be read" in capsys.readouterr().err

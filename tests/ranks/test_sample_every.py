@@ -1,0 +1,46 @@
+"""--sample-every: what rank 0 prints is what the parameters of that step write, also where no rank holds them all."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from gpt2.data.shards import write_shard
+from gpt2.data.tokenizers import byte_encoding
+from gpt2.formats import weights
+from gpt2.inference.generated_text import printable, sample_text
+from gpt2.inference.sampling import Sampling
+from gpt2.kernels import load_kernels
+from tests.support.in_process import ROOT, train
+from tests.support.launch import launch
+
+SMALL = ["--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--context", 16, "--lr", 1e-2, "--trace", "off", "--threads", 1]
+STEPS = ["--steps", 4, "--sample-every", 2, "--checkpoint-every", 2, "--eval-every", 0]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("strategy", [["zero-3"], ["hierarchical-sharded", "--overlap"], ["reduce-bcast"]], ids=str)
+def test_samples_are_the_models(comm, shared_path, capsys, strategy):
+    from dist.world import start_world
+
+    train(start_world(), shared_path / "run", *SMALL, *STEPS, "--strategy", *strategy)
+    printed = capsys.readouterr().out
+    if comm.rank:
+        assert printed == ""
+        return
+    assert re.findall(r"^sample after step (\d+): ", printed, re.MULTILINE) == ["2", "4"]
+    for step in (2, 4):
+        parameters = weights.load(shared_path / "run" / "checkpoints" / f"step-{step:08d}")
+        pieces = sample_text(load_kernels("numpy", 1), parameters, byte_encoding(), "", 100, Sampling(), (1337, step))
+        assert f"sample after step {step}: {printable(''.join(pieces))}\n" in printed
+
+
+def test_a_vocabulary_of_no_tokenizer_is_refused_before_training(tmp_path):
+    write_shard(tmp_path / "tokens.bin", np.arange(1000) % 100)
+    command = [sys.executable, ROOT / "scripts" / "train.py", *SMALL, *STEPS, "--out", tmp_path / "run"]
+    data = ["--train-data", tmp_path / "tokens.bin", "--vocab-size", 100]
+    result = launch(2, [str(part) for part in command + data])
+    assert result.returncode == 2
+    assert "a model of 100 tokens, expected 50257 or 256" in result.stderr
+    assert result.stderr.count("error: ") == 1

@@ -1,0 +1,86 @@
+"""scripts/train.py with a rank that fails in the middle of a step, for failure_suite.py.
+
+    mpirun -n 3 python tests/suites/failure_train.py raise:1:25 --steps 40 --out runs/broken
+
+raise:R:S    rank R raises an exception in step S
+exit:R:S     rank R calls os._exit(3), as a library that gives up does
+sleep:R:S    rank R sleeps and never comes back
+nan:R:S      rank R's parameters are no numbers any more
+overflow:R:S rank R's gradients are infinite
+drift:R:S    one of rank R's parameters is another than on the other ranks
+
+The rank says on standard output when it does so: `fault at SECONDS`, as time.time() counts.
+"""
+
+import os
+import sys
+import time
+
+import mpi4py
+
+mpi4py.rc(initialize=False, finalize=True)  # as in train.py
+
+from mpi4py import MPI
+
+from scripts import train
+from scripts.training.worker import Worker
+from tests.suites.faults.log import MARK
+
+FOR_EVER_S = 1e6
+
+
+def main():
+    fault, rank, step = sys.argv.pop(1).split(":")
+    fail_in_step(FAULTS[fault], int(rank), int(step))
+    train.main()
+
+
+def fail_in_step(fail, rank: int, step: int) -> None:
+    gradients = Worker.gradients
+
+    def failing(worker, number, *arguments):
+        if number == step and rank == MPI.COMM_WORLD.rank:
+            # Before the line break a launcher may hold the line back.
+            sys.stdout.write(f"{MARK} {time.time()}\n")
+            sys.stdout.flush()
+            return fail(worker, lambda: gradients(worker, number, *arguments))
+        return gradients(worker, number, *arguments)
+
+    Worker.gradients = failing
+
+
+def raise_error(worker: Worker, gradients) -> float:
+    raise ValueError("token 70000 is not in the vocabulary")
+
+
+def leave(worker: Worker, gradients) -> float:
+    os._exit(3)
+
+
+def sleep(worker: Worker, gradients) -> float:
+    time.sleep(FOR_EVER_S)
+    return gradients()
+
+
+def lose_numbers(worker: Worker, gradients) -> float:
+    worker.model.parameters.flat[:] = float("nan")
+    return gradients()
+
+
+def overflow(worker: Worker, gradients) -> float:
+    loss = gradients()
+    worker.model.gradients.flat[:] = float("inf")
+    return loss
+
+
+def drift(worker: Worker, gradients) -> float:
+    worker.model.parameters.flat[0] += 1e-3
+    return gradients()
+
+
+FAULTS = {
+    "raise": raise_error, "exit": leave, "sleep": sleep, "nan": lose_numbers, "overflow": overflow, "drift": drift,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()

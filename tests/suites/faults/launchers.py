@@ -1,0 +1,61 @@
+"""Three hosts of one rank each, and training on them under this MPI's mpirun or under srun: virtual ones, as root."""
+
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+from dist.probe.launcher import is_open_mpi
+from scripts.cluster.hosts import Host, running_hosts
+from scripts.cluster.launch import launch_environment, launch_options, mpirun_here, write_launch_files
+from scripts.cluster.network import connect, host_addresses, node_name, node_ports
+from scripts.cluster.slurm_daemons import running_slurm
+
+NODES = 3
+RATE = "10gbit"
+
+
+class Cluster:
+    """Running hosts: `head` and `nodes`; ranks are started by `prefix` in `environment`."""
+
+    def __init__(self, head: Host, nodes: list[Host], prefix: list[str], environment: dict[str, str]):
+        self.head, self.nodes, self._prefix, self._environment = head, nodes, prefix, environment
+
+    def start(self, command: list[str], output: Path) -> subprocess.Popen:
+        """`command` as one rank on each host; all that they and the launcher print goes to the end of `output`."""
+        words = ["env", f"--chdir={Path.cwd()}", *self._prefix, *command]
+        with open(output, "a") as file:
+            return subprocess.Popen(
+                self.head.enter(*words), env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def cut_cable(self, node: int) -> None:
+        """At the switch: the node itself only sees that nothing is connected any more."""
+        self.head.on_network("ip", "link", "set", node_name(node), "down")
+
+
+@contextmanager
+def mpirun_hosts():
+    """Under this Python's own mpirun."""
+    mpirun = mpirun_here()
+    with running_hosts(host_addresses(NODES)) as (head, nodes):
+        connect(head, nodes, node_ports(NODES, RATE, []), None, "reno")
+        write_launch_files(head, nodes, [1] * NODES, is_open_mpi(mpirun))
+        prefix = [mpirun, "-n", str(NODES), *launch_options(mpirun)]
+        yield Cluster(head, nodes, prefix, launch_environment(mpirun, NODES))
+
+
+@contextmanager
+def slurm_hosts():
+    """Under srun, as scripts/slurm/train.sbatch calls it."""
+    plugin = "pmix" if is_open_mpi(mpirun_here()) else "pmi2"
+    with running_slurm(NODES, 1, 0, RATE) as slurm:
+        prefix = ["srun", f"--mpi={plugin}", f"-N{NODES}", f"-n{NODES}", "--kill-on-bad-exit=1"]
+        yield Cluster(slurm.head, slurm.nodes, prefix, slurm.environment())
+
+
+def launchers() -> dict:
+    """{name: context manager} of this Python's MPI."""
+    if is_open_mpi(mpirun_here()):
+        return {"mpirun (Open MPI)": mpirun_hosts, "srun --mpi=pmix (Open MPI)": slurm_hosts}
+    return {"mpirun (MPICH)": mpirun_hosts, "srun --mpi=pmi2 (MPICH)": slurm_hosts}

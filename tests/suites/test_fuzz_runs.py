@@ -1,0 +1,254 @@
+"""Damaged run folders: a thousand mutants of each file are refused with one clear line, or read as what they say.
+
+What is right, where a folder is read at all:
+  a rank's trace       what a reference reader finds, moved by its clock; each span after the one before, as a tracer
+                       writes them, and seated where config.json says
+  configuration, log   the JSON that stands there; what a crash may leave out is left out and said
+  counters, clocks     the numbers that stand there, or left out and said
+and all that is made of a run (table, verdict, exports, prediction) has finite numbers and passes the exports' checkers.
+A time or a rate has no checksum: another value is another value.
+"""
+
+import json
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.diagnose import as_text, diagnose
+from scripts.plot import report
+from scripts.prediction.from_run import advise_from_run
+from tests.support import chrome_check, faulty_runs, paraver_check
+from tests.support.mutations import Mutator, read_mutants
+from traces import RunError, read_run
+from traces.export import chrome, paraver
+from traces.read.analysis import measure_runs
+from traces.record.clocks import write_end_clocks
+from traces.record.counters import COUNTERS, counters_path
+from traces.record.files import RECORD, trace_path
+from traces.record.phases import INDEX, NAMES, STEP
+from traces.verdict.diagnosis import find_bottleneck
+from traces.verdict.evidence_table import evidence_dict
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three ranks on two nodes, with links, counters and the clocks of the end; as train.py writes it."""
+    run = faulty_runs.make(tmp_path / "run", strategy="reduce-bcast", nodes=[0, 1, 1], steps=4, vector=1e6)
+    settings = {"wire": "float32", "overlap": False, "model": None, "n_layer": 2, "grad_accum": 1, "grad_clip": 1.0}
+    config = run.config | {"settings": run.config["settings"] | settings, "started": "2026-11-21T09:14:59+0000"}
+    config |= {"command": ["train.py", "--steps", "4"], "versions": {"python": "3.11.7"}, "threads_per_rank": 1}
+    config |= {"peak": {"tflops": [0.25, None, 0.25], "source": "measured"}}
+    (run.path / "config.json").write_text(json.dumps(config, indent=1))
+    write_end_clocks(
+        run.path / "traces", [{"node": n, "offset_ns": 50 * n, "error_ns": 9, "at_ns": 10**9} for n in (0, 1)]
+    )
+    for rank in range(3):
+        path = trace_path(run.path / "traces", rank)
+        line, _, records = path.read_bytes().partition(b"\n")
+        header = json.loads(line)
+        header["clock"]["at_ns"] = 1
+        path.write_bytes(json.dumps(header).encode() + b"\n" + records)
+    return run.path
+
+
+def read_both_ways(folder: Path):
+    """A run, or what scripts/diagnose.py reads of it where a part of it is refused: then it must say what it lacks."""
+    try:
+        run = read_run(folder)
+    except RunError:
+        run = read_run(folder, allow_missing=True)
+        assert run.missing
+    return run
+
+
+def check_run(run) -> None:
+    """A rank's spans as no tracer could write them otherwise, on rank 0's clock; one run's files; a log in order."""
+    places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
+    for trace in run.ranks:
+        records, is_step = trace.records, trace.records["phase"] == INDEX[STEP]
+        assert (records["start"] <= records["end"]).all()
+        assert np.isin(records["phase"], range(len(NAMES))).all()
+        for spans in (records[is_step], records[~is_step]):
+            assert (spans["start"][1:] >= spans["end"][:-1]).all()
+        for step in records[is_step]:
+            apart = (records["end"] <= step["start"]) | (records["start"] >= step["end"])
+            assert (apart | ((records["start"] >= step["start"]) & (records["end"] <= step["end"]))).all()
+        (place,) = (place for place in places if place["rank"] == trace.identity["rank"])
+        assert (place["node"], place["host"]) == (trace.identity["node"], trace.identity["host"])
+        assert trace.identity.get("strategy", run.strategy) == run.strategy
+    assert all((np.diff(one.records["time"]) >= 0).all() for one in run.counters)
+    assert [row["step"] for row in run.log] == sorted({row["step"] for row in run.log})
+
+
+def names_one_thing_twice(text: bytes) -> bool:
+    """Whether an object of a JSON text has a name twice: then nobody can say what it means."""
+    found = []
+    json.loads(text, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)) or dict(pairs))
+    return any(found)
+
+
+class Following:
+    """What is made of runs: table, verdict, prediction, exports. Numbers must be finite, and files pass the checkers.
+
+    Many mutants give the same run, without the damaged file: it is looked at once.
+    """
+
+    def __init__(self, folder: Path, out: Path):
+        self.folder, self.out, self.seen = folder, out, set()
+
+    def read(self):
+        run = read_both_ways(self.folder)
+        parts = [run.config, run.log, *(one.records.tobytes() for one in (*run.ranks, *run.counters))]
+        if (content := repr(parts)) not in self.seen:
+            self.seen.add(content)
+            check_run(run)
+            with warnings.catch_warnings(), np.errstate(divide="raise", over="raise", invalid="raise"):
+                warnings.simplefilter("error")
+                self.use(run)
+        return run
+
+    def use(self, run) -> None:
+        (measured,) = measure_runs([run])
+        json.dumps(measured.figures, allow_nan=False)
+        report([measured])
+        self.diagnose(run, measured)
+        if len(self.seen) % 2 == 1:
+            prv, *_ = paraver.export(run, self.out / "out.prv")
+            (path,) = chrome.export(run, self.out / "out.json")
+        if len(self.seen) % 4 == 1:  # they take longer than all that they check
+            paraver_check.check(prv, same_calls=False)
+            chrome_check.check(path)
+
+    def diagnose(self, run, measured) -> None:
+        json.dumps(evidence_dict(find_bottleneck(run, measured.times)), allow_nan=False)
+
+
+class FollowingConfig(Following):
+    """What other strategies would take follows from the configuration alone."""
+
+    def diagnose(self, run, measured) -> None:
+        if len(self.seen) % 2 == 1:
+            answer = diagnose(run)
+            json.dumps(answer, allow_nan=False)
+            as_text(answer)
+        if len(self.seen) % 4 == 1 and run.config.get("ranks"):
+            json.dumps(advise_from_run(run.path, None, None, None, None), allow_nan=False)
+
+
+class FollowingLog(Following):
+    """No export has anything from the log."""
+
+    def use(self, run) -> None:
+        (measured,) = measure_runs([run])
+        json.dumps(measured.figures, allow_nan=False)
+        report([measured])
+        if len(self.seen) % 4 == 1:
+            self.diagnose(run, measured)
+
+
+def of_json(mutator: Mutator, content: bytes) -> bytes:
+    return mutator.of_json(content)
+
+
+def of_lines(mutator: Mutator, content: bytes) -> bytes:
+    return mutator.of_lines(content)
+
+
+def of_trace(mutator: Mutator, content: bytes) -> bytes:
+    return mutator.of_header_and_records(content, RECORD.itemsize)
+
+
+def of_counters(mutator: Mutator, content: bytes) -> bytes:
+    return mutator.of_header_and_records(content, COUNTERS.itemsize)
+
+
+def test_config(folder, tmp_path):
+    path = folder / "config.json"
+    for mutant, run in read_mutants(path, of_json, FollowingConfig(folder, tmp_path).read, RunError, folder):
+        if run and not run.missing:
+            assert run.config == json.loads(mutant)
+            assert not names_one_thing_twice(mutant)
+        elif run:
+            assert run.config == {"settings": {"strategy": "reduce-bcast"}}
+            assert str(path) in run.missing[0]
+
+
+def test_log(folder, tmp_path):
+    path, read_whole = folder / "log.jsonl", 0
+    for mutant, run in read_mutants(path, of_lines, FollowingLog(folder, tmp_path).read, RunError, folder):
+        rows, lines = {}, set()
+        for line in mutant.split(b"\n")[:-1]:
+            try:
+                row = json.loads(line)
+                rows[row["step"]] = row
+                lines.add(str(row))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                assert "log.jsonl, line" in str(run.missing)
+        assert {str(row) for row in run.log} <= lines
+        if not run.missing:
+            assert str(run.log) == str([rows[step] for step in sorted(rows)])
+            read_whole += 1
+    assert read_whole > 100
+
+
+def spans_in(content: bytes, end: dict | None) -> list[tuple]:
+    """(step, phase's name, root, start, end, bytes) of a trace file's whole records, on rank 0's clock."""
+    line, _, records = content.partition(b"\n")
+    header = json.loads(line)
+    clock, names = header["clock"], header["phases"]
+    end = end or {"at_ns": 0, "offset_ns": 0} | clock
+    elapsed = end["at_ns"] - clock.get("at_ns", end["at_ns"])
+    drift = (end["offset_ns"] - clock["offset_ns"]) / elapsed if elapsed else 0
+
+    def moved(time):
+        return time + clock["offset_ns"] + (round((time - clock["at_ns"]) * drift) if drift else 0)
+
+    whole = records[: len(records) // 36 * 36]
+    rows = [struct.unpack("<3i3q", whole[at : at + 36]) for at in range(0, len(whole), 36)]
+    return [(step, names[phase], root, moved(a), moved(b), size) for step, phase, root, a, b, size in rows]
+
+
+def test_a_ranks_trace(folder, tmp_path):
+    path, read_at_all = trace_path(folder / "traces", 1), 0
+    end = {clock["node"]: clock for clock in json.loads((folder / "traces" / "clocks.json").read_text())}
+
+    for mutant, run in read_mutants(path, of_trace, Following(folder, tmp_path).read, RunError, folder):
+        if run is None or run.missing:
+            continue
+        records = [(step, NAMES[phase], *rest) for step, phase, *rest in run.ranks[1].records.tolist()]
+        assert records == spans_in(mutant, end[run.ranks[1].identity["node"]])
+        read_at_all += 1
+    assert read_at_all > 100
+
+
+def test_a_nodes_counters(folder, tmp_path):
+    path, read_at_all = counters_path(folder / "traces", 1), 0
+
+    for mutant, run in read_mutants(path, of_counters, Following(folder, tmp_path).read, RunError, folder):
+        if len(run.counters) < 2:
+            assert str(path) in str(run.missing)
+            continue
+        whole = mutant.partition(b"\n")[2]
+        expected = np.frombuffer(whole[: len(whole) // 32 * 32], COUNTERS)
+        for name in COUNTERS.names[1:]:
+            assert np.array_equal(run.counters[1].records[name], expected[name])
+        read_at_all += 1
+    assert read_at_all > 100
+
+
+def test_end_clocks(folder, tmp_path):
+    path, read_at_all = folder / "traces" / "clocks.json", 0
+    without_end = [trace.clock["offset_ns"] for trace in read_run(folder).ranks]
+    for mutant, run in read_mutants(path, of_json, Following(folder, tmp_path).read, RunError, folder):
+        assert [trace.clock["offset_ns"] for trace in run.ranks] == without_end[: len(run.ranks)]
+        if not run.missing:
+            ends = {clock["node"]: clock for clock in json.loads(mutant)}
+            for trace in run.ranks:
+                content = trace_path(folder / "traces", trace.identity["rank"]).read_bytes()
+                first, at = spans_in(content, ends.get(trace.identity["node"]))[0], trace.records[0].tolist()
+                assert (first[3], first[4]) == (at[3], at[4])
+            read_at_all += 1
+    assert read_at_all > 50

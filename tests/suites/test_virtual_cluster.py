@@ -1,0 +1,281 @@
+"""virtual_cluster.py: hosts that are apart, ports that keep their rate, and nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts import virtual_cluster
+from scripts.cluster import launch
+from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters
+from scripts.cluster.hosts import innermost_child as first_process
+from scripts.cluster.network import Port, node_ports, token_bucket
+from tests.support.virtual_hosts import missing_hosts, needs
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+TIME_LIMIT_S = 60
+# Open MPI's daemon may miss the end of a rank that lives for milliseconds only, as `true` does, and wait for ever.
+SHORT = ["sleep", "0.2"]
+needs_cluster = needs(missing_hosts(virtual_cluster.check_machine, launch.mpirun_here))
+# Prints one JSON object on rank 0: what each rank sees of its place.
+PLACES = """
+import json, os
+from dist.world import start_world
+world = start_world(expect_ranks=9)
+seen = [world.rank, world.node, world.host, world.local_rank, sorted(os.listdir("/sys/class/net")), os.getcwd()]
+seen = world.comm.gather(seen)
+slow_start = world.comm.gather(int(open("/proc/sys/net/ipv4/tcp_slow_start_after_idle").read()))
+world.print("RESULT", json.dumps({"nodes": world.node_count, "seen": seen, "slow_start": slow_start}))
+"""
+# 2 MB to the rank beside, then to the other node, with what left this node's port meanwhile.
+CROSSING = """
+import json
+import numpy as np
+from pathlib import Path
+from dist.world import start_world
+world = start_world()
+comm, data = world.comm, np.ones(2_000_000, np.uint8)
+left = lambda: int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+sent = {}
+for name, other in (("warm up", 2), ("within", 1), ("across", 2)):
+    comm.Barrier()
+    before = left()
+    if world.rank == 0: comm.Send(data, other)
+    if world.rank == other: comm.Recv(data, 0)
+    comm.Barrier()
+    sent[name] = left() - before
+world.print("RESULT", json.dumps(sent))
+"""
+# Seconds of 1 MB from one rank to another, the median of three, after one that uses up the bucket's credit.
+PAIRS = """
+import json, time
+import numpy as np
+from dist.world import start_world
+world = start_world()
+comm, data, token = world.comm, np.ones(1_000_000, np.uint8), np.zeros(1)
+times = {}
+for source, goal in [(0, 1), (1, 0), (0, 2), (2, 0), (0, 3), (3, 0)]:
+    seconds = []
+    comm.Barrier()
+    for _ in range(4):
+        start = time.perf_counter()
+        if world.rank == source: comm.Send(data, goal); comm.Recv(token, goal)
+        if world.rank == goal: comm.Recv(data, source); comm.Send(token, source)
+        seconds.append(time.perf_counter() - start)
+    times[f"{source}>{goal}"] = sorted(comm.bcast(seconds, source)[1:])[1]
+world.print("RESULT", json.dumps(times))
+"""
+
+
+def cluster_command(*flags, command=SHORT) -> list[str]:
+    return [sys.executable, str(SCRIPTS / "virtual_cluster.py"), *map(str, flags), *(["--", *command] * bool(command))]
+
+
+def start(*flags, command=SHORT, **options) -> subprocess.Popen:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(cluster_command(*flags, command=command), stdout=pipe, stderr=pipe, text=True, **options)
+
+
+def run(*flags, command=SHORT, **options) -> subprocess.CompletedProcess:
+    line = cluster_command(*flags, command=command)
+    return subprocess.run(line, capture_output=True, text=True, timeout=TIME_LIMIT_S, **options)
+
+
+def result_of(tmp_path, program, *flags, **options):
+    """What a program run as the cluster's ranks printed after RESULT."""
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    result = run("run", *flags, command=[sys.executable, str(file)], **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(result.stdout.partition("RESULT ")[2].splitlines()[0])
+
+
+@needs_cluster
+def test_hosts_and_placement(tmp_path):
+    """9 ranks on 5 hosts are 2, 2, 2, 2, 1, though an outer launcher and a batch system left their traces."""
+    traces = {"SLURM_NTASKS": "3", "SLURM_NNODES": "3", "SLURM_JOB_ID": "1", "PMI_RANK": "5", "PMI_SIZE": "7",
+              "PMIX_RANK": "5", "OMPI_COMM_WORLD_SIZE": "7", "HYDRA_HOST_FILE": "/none"}  # fmt: skip
+    flags = ["--nodes", 5, "--ranks", 9, "--ranks-per-node", 2, "--rate", "400mbit"]
+    found = result_of(tmp_path, PLACES, *flags, env=os.environ | traces, cwd=tmp_path)
+    assert found["nodes"] == 5
+    expected = [[rank, rank // 2, f"node{rank // 2}", rank % 2, ["eth0", "lo"], str(tmp_path)] for rank in range(9)]
+    assert found["seen"] == expected
+    assert found["slow_start"] == [0] * 9
+
+
+@needs_cluster
+def test_bytes_cross_the_ports(tmp_path):
+    """2 MB to another host leave through the port, with headers; 2 MB to a rank of the same host do not."""
+    sent = result_of(tmp_path, CROSSING, "--nodes", 2, "--ranks", 4, "--rate", "400mbit")
+    assert 2.0e6 < sent["across"] < 2.4e6
+    assert sent["within"] < 0.2e6
+
+
+@pytest.mark.any_mpi
+@needs_cluster
+def test_every_direction_keeps_its_rate(tmp_path):
+    """node1 is four times slower both ways, node2 only at what arrives; node3 is like node0."""
+    slow = ["--slow", "node1:25mbit", "--slow", "node2:in:25mbit"]
+    times = result_of(tmp_path, PAIRS, "--nodes", 4, "--ranks", 4, "--rate", "100mbit", *slow)
+    fast = (times["0>3"] + times["3>0"]) / 2
+    for pair in ("0>1", "1>0", "0>2"):
+        assert 2.5 < times[pair] / fast < 6, times
+    assert 0.5 < times["2>0"] / fast < 1.8, times
+
+
+@needs_cluster
+def test_exit_code_and_stray_processes():
+    """The command's exit code comes back; what it left running in the background is gone."""
+    stray = f"61.{os.getpid()}"
+    # Popen closes the launcher's own files for the stray: mpirun waits for whoever holds them.
+    program = (
+        "import subprocess, sys, time\n"
+        "closed = dict.fromkeys(['stdin', 'stdout', 'stderr'], subprocess.DEVNULL)\n"
+        f"subprocess.Popen(['sleep', '{stray}'], start_new_session=True, **closed)\n"
+        "time.sleep(0.2)\n"
+        "sys.exit(7)"
+    )
+    command = [sys.executable, "-c", program]
+    result = run("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=command)
+    assert result.returncode == 7, result.stderr
+    assert not alive(stray)
+
+
+def alive(word: str) -> list[int]:
+    """Processes with this argument."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in numbers if word in command_line(pid)]
+
+
+def wait_until(happens) -> bool:
+    deadline = time.monotonic() + 20
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(happens())
+
+
+def sleeping_cluster(seconds: str) -> subprocess.Popen:
+    """A cluster of 2 hosts whose ranks sleep, once they do."""
+    script = start("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=["sleep", seconds])
+    # Its ranks are named by more processes than these two: mpirun's line has the word as well.
+    assert wait_until(lambda: sum(command_line(pid)[:1] == ["sleep"] for pid in alive(seconds)) == 2)
+    return script
+
+
+def interfaces() -> str:
+    return subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+
+
+@needs_cluster
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_stays_after(number):
+    """Not even of a script that is killed, and without a next start: the kernel cleans up."""
+    before, seconds = interfaces(), f"62.{os.getpid()}"
+    script = sleeping_cluster(seconds)
+    keepers = child_processes(script.pid)
+    script.send_signal(number)
+    script.wait(TIME_LIMIT_S)
+    assert script.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert wait_until(lambda: not alive(seconds))
+    assert interfaces() == before
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in keepers))
+
+
+@needs_cluster
+def test_what_a_killed_script_left_ends_with_the_next_start():
+    """The hosts' first processes are stopped, so that none can see its pipe close."""
+    end_clusters()
+    seconds = f"63.{os.getpid()}"
+    script = sleeping_cluster(seconds)
+    for child in child_processes(script.pid):
+        if command_line(first_process(child))[:1] == ["cat"]:
+            os.kill(first_process(child), signal.SIGSTOP)
+    script.kill()
+    script.wait()
+    assert alive(seconds)
+    result = run("run", "--nodes", 1, "--ranks", 1, "--rate", "1gbit")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ended 1 virtual cluster that a killed run left behind\n")
+    assert not alive(seconds)
+    assert run("down", command=()).stdout == "no cluster to end\n"
+
+
+@needs_cluster
+def test_two_clusters_at_once():
+    """Same names, same addresses, and neither sees the other nor cleans it away."""
+    command = ["sh", "-c", "sleep 0.2; uname -n"]
+    scripts = [start("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=command) for _ in range(2)]
+    for script in scripts:
+        stdout, stderr = script.communicate(timeout=TIME_LIMIT_S)
+        assert script.returncode == 0, stderr
+        assert sorted(stdout.split()[-2:]) == ["node0", "node1"]
+
+
+@pytest.mark.any_mpi
+@needs_cluster
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rate", "4pears"], "'4pears' is no rate"),
+        (["--rate", "0mbit"], "'0mbit' is no rate: expected 1kbit or more"),
+        (["--rate", "900000tbit"], "the kernel refuses the rate 900000tbit: "),
+        (["--rate", "1mbit", "--slow", "node2:1mbit"], "--slow node2:1mbit: no host 'node2', they are node0 to node1"),
+        (["--rate", "1mbit", "--slow", "node1:up:1mbit"], "expected node2:100mbit, node2:in:100mbit or"),
+        (["--rate", "1mbit", "--ranks-per-node", "1"], "3 ranks, but 2 places on 2 nodes"),
+        (["--rate", "1mbit", "--congestion", "pear"], "--congestion pear: in a namespace this kernel allows "),
+        (["--rate", "1mbit", "--delay", "pear"], "--delay pear: "),
+        (["--rate", "1mbit", "--nodes", "251"], "--nodes 251: expected 1 to 250"),
+    ],
+)
+def test_a_mistake_is_one_line(flags, says):
+    result = run("run", "--nodes", 2, "--ranks", 3, *flags)
+    assert result.returncode == 2
+    assert result.stderr.startswith("virtual_cluster.py: error: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_what_the_machine_lacks_is_said(monkeypatch):
+    monkeypatch.setattr(launch, "find_mpirun", lambda: None)
+    with pytest.raises(ClusterError, match="no mpirun found"):
+        launch.mpirun_here()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(ClusterError, match="no command 'tc': install iproute2"):
+        virtual_cluster.check_machine()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="only root"):
+        virtual_cluster.check_machine()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "per_node", "first_node", "placement"),
+    [
+        (9, 5, 2, None, [2, 2, 2, 2, 1]),
+        (9, 5, None, None, [2, 2, 2, 2, 1]),
+        (9, 5, 2, 1, [1, 2, 2, 2, 2]),
+        (9, 5, None, 1, [1, 2, 2, 2, 2]),
+        (4, 4, None, None, [1, 1, 1, 1]),
+        (1, 2, None, None, [1, 0]),
+        (3, 1, None, 3, [3]),
+    ],
+)
+def test_place_ranks(ranks, nodes, per_node, first_node, placement):
+    assert launch.place_ranks(ranks, nodes, per_node, first_node) == placement
+
+
+def test_ports_and_their_buckets():
+    ports = node_ports(3, "400mbit", ["node1:100mbit", "node2:out:50mbit", "node2:in:2.5gbit"])
+    assert ports == [Port("400mbit", "400mbit"), Port("100mbit", "100mbit"), Port("50mbit", "2.5gbit")]
+    words = token_bucket(400e6)
+    assert words[words.index("rate") + 1] == "400000000bit"
+    assert int(words[words.index("burst") + 1].removesuffix("b")) >= 1 << 16, "a packet of 64 KiB must fit"

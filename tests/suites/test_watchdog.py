@@ -1,0 +1,266 @@
+"""dist/watch/watchdog.py: who holds the others up is named while it does, and nobody else ever is."""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist.watch.live import LEFT, POSITION
+from dist.watch.stalls import STANDING_BYTES_S, Observation
+from tests.support.launch import launch
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import itertools, os, signal, subprocess, time
+from collections import deque
+from dist.watch.watchdog import Watchdog
+from dist.world import start_world, world_of
+from traces import Tracer
+from traces.record.phases import EXCHANGE, PHASES
+
+def stop(seconds=None):
+    if seconds:
+        subprocess.Popen(["sh", "-c", f"sleep {{seconds}}; kill -CONT {{os.getpid()}}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def hold_the_lock():
+    deque(itertools.repeat(None), maxlen=0)
+
+world, folder = start_world(), {folder!r}
+{setup}
+watchdog = Watchdog(world, folder, PHASES, (*EXCHANGE, "wait"), {after}, {ends})
+tracer = Tracer(on_phase=watchdog.on_phase)
+for step in range(1, 5):
+    with tracer.step(step):
+        with tracer.phase("backward"):
+            time.sleep(0.02)
+            if step == 3 and world.rank == {rank}:
+                {backward}
+        with tracer.phase("allreduce"):
+            if step == 3 and world.rank == {rank}:
+                {allreduce}
+            world.comm.Barrier()
+watchdog.close()
+world.print("went on to the end")
+"""
+TWO_NODES = "world = world_of(world.comm, world.comm.Split(world.rank % 2, world.rank))"
+STOP_THE_FIRST_NODE = "world.rank < 2 and stop()"
+FOLDERS_APART = f"{TWO_NODES}; folder += str(world.node)"
+
+
+def run(tmp_path, rank, ranks=3, after=0.8, ends=False, setup="", backward="pass", allreduce="pass"):
+    program = tmp_path / "program.py"
+    folder = str(tmp_path / "traces")
+    program.write_text(PROGRAM.format(**{name: value for name, value in locals().items() if name != "program"}))
+    started = time.monotonic()
+    result = launch(ranks, [sys.executable, str(program)])
+    assert time.monotonic() - started < 60, "it neither ended nor went on"
+    assert ("went on to the end" in result.stdout) == (result.returncode == 0), result.stderr
+    assert (result.returncode != 0) == ends, result.stderr
+    return result, [line for line in result.stderr.splitlines() if " while " in line]
+
+
+def test_a_rank_that_is_stopped_is_named_once_and_the_job_goes_on_with_it(tmp_path):
+    result, told = run(tmp_path, rank=1, backward="stop(seconds=1.7)")
+    assert len(told) == 1, result.stderr
+    assert re.search(r"rank 1 on \S+ .*backward of step 3.* while 2 ranks wait in allreduce", told[0])
+    assert re.search(r"py-spy dump --pid \d+", told[0])
+    assert result.stderr.count("rank 1 on") == 2
+    assert result.stderr.count("the stall is over") == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "where", "how"),
+    [(0, "backward", "hold_the_lock()"), (2, "allreduce", "stop()")],
+    ids=["rank 0 holds Python's lock", "stopped inside the collective"],
+)
+def test_the_job_ends_when_told(tmp_path, rank, where, how):
+    """Also when rank 0, whose task it is, is the one; and when all have come to the collective, but one is stopped."""
+    _, told = run(tmp_path, rank, ends=True, **{where: how})
+    assert len(told) == 1
+    assert re.search(
+        rf"rank {rank} on \S+ .*{where} of step 3.* while [12] ranks? waits? in allreduce.*the job ends", told[0]
+    )
+
+
+def test_a_rank_on_another_node_is_named(tmp_path):
+    """Stopped, and nobody there to tell where: what it last wrote may be a step old."""
+    _, told = run(tmp_path, rank=1, setup=TWO_NODES, ends=True, backward="stop()")
+    assert re.search(
+        r"rank 1 on \S+ shows no sign of life .*last seen in .* while [12] ranks? waits? in allreduce", told[0]
+    )
+
+
+@pytest.mark.any_mpi
+def test_where_the_first_two_are_gone_the_next_node_looks(tmp_path):
+    """Stopped, both of them, as on a host that died; nobody is left who would hear of an abort."""
+    setup = "world = world_of(world.comm, world.comm.Split(world.rank // 2, world.rank))"
+    _, told = run(tmp_path, rank="world.rank", ranks=4, setup=setup, ends=True, backward=STOP_THE_FIRST_NODE)
+    assert len(told) == 1
+    assert re.search(
+        r"rank 0 on \S+, rank 1 on \S+ shows? no sign of life .* while \d ranks? waits? in allreduce", told[0]
+    )
+
+
+@pytest.mark.any_mpi
+def test_without_a_shared_file_system_it_says_so_and_watches_its_own_node(tmp_path):
+    result, told = run(tmp_path, rank=2, setup=FOLDERS_APART, backward="time.sleep(1.5)")
+    assert result.stdout.count("is not shared with") == 1
+    assert len(told) == 1
+    assert re.search(r"rank 2 on \S+ .*backward of step 3.* while 1 rank waits", told[0])
+    assert not list(tmp_path.glob("traces*/*")), "nothing is left behind"
+
+
+def test_a_slow_rank_is_not_accused(tmp_path):
+    result, told = run(tmp_path, rank=1, after=2, setup=TWO_NODES, backward="time.sleep(0.8)")
+    assert not told
+    assert "not shared" not in result.stdout
+
+
+@pytest.mark.any_mpi
+def test_train_names_a_rank_and_logs_the_slowest(tmp_path):
+    """Through scripts/train.py: in the middle of backward; and the rank is the slowest of that step."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\nfrom scripts import train\nfrom strategies import STRATEGIES\n"
+        "class Late(STRATEGIES['allreduce']):\n"
+        "    step = 0\n"
+        "    def gradients_final(self, start, stop):\n"
+        "        self.step += start == 0\n"
+        "        if start == 0 and self.comm.rank == 1: time.sleep(1.7 if self.step == 3 else 0.02)\n"
+        "STRATEGIES['allreduce'] = Late\ntrain.main()\n"
+    )
+    flags = [
+        "--n-layer",
+        "1",
+        "--n-head",
+        "2",
+        "--n-embd",
+        "16",
+        "--context",
+        "16",
+        "--steps",
+        "6",
+        "--stall-after",
+        "1",
+    ]
+    out = tmp_path / "run"
+    command = [sys.executable, str(program), *flags, "--strategy", "allreduce", "--eval-every", "0", "--out", str(out)]
+    result = launch(2, command, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall("rank 1 on .* in backward of step 3 .* 1 rank waits in allreduce", result.stderr)) == 1
+    assert result.stderr.count("the stall is over") == 1
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert rows[2]["slowest_rank"] == 1
+    assert rows[2]["slowest_excess"] > 5
+    assert re.search(r"step 6/6 .*  slowest rank 1 \(\S+\) \+\d+%", result.stdout)
+    assert not list((out / "traces").glob("*.live"))
+
+
+# --- what is concluded from what is seen ---
+
+PHASES = ["none", "forward", "backward", "reduce"]
+IS_MEETING = np.array([False, False, False, True])
+
+
+def seen(*rows, pulse=0):
+    """Ranks by (step, meetings, phase)."""
+    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase), 0, 0)
+            for rank, (step, meetings, phase) in enumerate(rows)]  # fmt: skip
+    return np.array(rows, POSITION)
+
+
+def observe(positions, seconds=100, silent=(), bytes_s=0, at_first=0):
+    """bytes_s: through each rank's node's ports; at_first: in the first second besides."""
+    observation = Observation(IS_MEETING, 60, 2)
+    for second in range(seconds):
+        positions["pulse"] += 1
+        positions["pulse"][list(silent)] = 0
+        positions["moved"] += np.asarray(bytes_s, int) + (at_first if second == 1 else 0)
+        observation.look(positions, second)
+    return observation
+
+
+def watch(positions, **options):
+    return observe(positions, **options).find_stall()
+
+
+def test_the_one_that_has_come_least_far_is_named():
+    stall = watch(seen((17, 1, "reduce"), (17, 2, "reduce"), (17, 0, "backward"), (17, 1, "reduce")))
+    assert (stall.ranks, stall.step, PHASES[stall.phase], stall.pid) == ([2], 17, "backward", 1002)
+    assert (stall.waiting, PHASES[stall.waiting_phase], stall.is_silent) == (3, "reduce", False)
+    assert stall.waiting_s == 99
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(17, 1, "reduce"), (17, 1, "reduce")], "all have come: the exchange itself is slow"),
+        ([(17, 0, "backward"), (17, 0, "forward")], "nobody waits"),
+        ([(17, 1, "none"), (17, 0, "backward")], "who has left the exchange does not wait in it"),
+        ([(17, 1, "reduce"), (LEFT, 0, "none")], "who has ended comes nowhere"),
+    ],
+)
+def test_nobody_is_named(rows, why):
+    assert watch(seen(*rows)) is None, why
+
+
+def test_nobody_is_named_too_early():
+    assert watch(seen((17, 1, "reduce"), (17, 0, "backward")), seconds=60) is None
+    assert watch(seen((17, 1, "reduce"), (17, 0, "backward")), seconds=62) is not None
+
+
+def test_silence_counts_more_than_progress():
+    rows = [(17, 2, "reduce"), (17, 1, "reduce"), (17, 3, "reduce")]
+    assert watch(seen(*rows)).ranks == [1]
+    assert watch(seen(*rows), silent=[0]).ranks == [0]
+
+
+def test_a_job_that_was_suspended_as_a_whole_accuses_nobody():
+    """Two looks ten minutes apart: nobody, this rank included, did anything in between."""
+    observation = Observation(IS_MEETING, 60, 2)
+    positions = seen((17, 1, "reduce"), (17, 0, "backward"))
+    observation.look(positions, 0)
+    observation.look(positions, 600)
+    assert observation.find_stall() is None
+
+
+def test_a_node_that_is_seen_late_or_no_more():
+    """The first look may lack it; one whose file cannot be read any more is silent."""
+    everyone = seen((17, 1, "reduce"), (17, 1, "reduce"))
+    observation = Observation(IS_MEETING, 60, 2)
+    observation.look(everyone[:1], 0)
+    observation.look(everyone, 1)
+    for second in range(2, 100):
+        everyone["pulse"] += 1
+        observation.look(everyone[:1], second)
+    stall = observation.find_stall()
+    assert (stall.ranks, stall.is_silent, stall.waiting) == ([1], True, 1)
+
+
+def test_a_node_without_a_link_is_named():
+    """All wait in the exchange, one of them behind another; the cable of the third is out."""
+    positions = seen((17, 1, "reduce"), (17, 2, "reduce"), (17, 2, "reduce"))
+    assert watch(positions.copy()).ranks == [0]
+    positions["cut_off"][2] = 1
+    stall = watch(positions)
+    assert (stall.ranks, stall.is_cut_off, stall.waiting) == ([2], True, 2)
+    assert watch(seen((17, 0, "backward"), (17, 0, "forward"), (17, 0, "forward"))) is None
+
+
+def test_a_network_that_stands_still_is_no_slow_exchange():
+    rows = [(17, 1, "reduce"), (17, 1, "reduce"), (17, 1, "reduce")]
+    little, much = STANDING_BYTES_S / 2, 2 * STANDING_BYTES_S
+    stall = observe(seen(*rows), at_first=int(much)).find_standstill()
+    assert (stall.ranks, stall.waiting, PHASES[stall.phase]) == ([], 3, "reduce")
+    assert observe(seen(*rows), at_first=int(much), bytes_s=[little] * 3).find_standstill() is not None
+    assert observe(seen(*rows), at_first=int(much), bytes_s=[little, little, much]).find_standstill() is None
+    assert observe(seen(*rows), at_first=int(much), seconds=60).find_standstill() is None
+    assert observe(seen(*rows[:2], (17, 0, "backward")), at_first=int(much)).find_standstill() is None
+    assert observe(seen(*rows[:2], (17, 2, "reduce")), at_first=int(much)).find_standstill() is None
+    assert observe(seen(*rows)).find_standstill() is None, "ports that are not what MPI uses"

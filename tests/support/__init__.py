@@ -1,0 +1,1 @@
+"""What tests share: runs made by hand, readers of exports, ways to start ranks."""

@@ -1,0 +1,50 @@
+"""What every rank of a virtual cluster runs for test_virtual_cluster_training.py: a few steps with every strategy.
+
+Rank 0 prints one JSON object after RESULT: {case: error, relative to one serial rank, and whether all ranks hold the
+same bits, and hold them again after a second run}.
+"""
+
+import json
+
+import numpy as np
+
+from dist.world import start_world
+from strategies import OWN_EXCHANGES, STRATEGIES
+from tests.ranks import test_strategies
+from tests.ranks.test_strategies import cases, distributed, serial
+
+STEPS = 3
+
+
+def all_cases(ranks):
+    """(strategy, options), every one of the tests at fewer ranks, and those with half the bytes."""
+    yield from cases(ranks)
+    for name, strategy in STRATEGIES.items():
+        if issubclass(strategy, OWN_EXCHANGES):
+            yield name, {"wire": "bfloat16"}
+
+
+def outcome(world, name, options, reference):
+    parameters, *_ = distributed(world, name, **options)
+    again, *_ = distributed(world, name, **options)
+    bits = world.comm.allgather((parameters.tobytes(), again.tobytes()))
+    return {
+        "error": float(np.abs(parameters - reference).max() / np.abs(reference).max()),
+        "same_everywhere": len({first for first, _ in bits}) == 1,
+        "same_again": all(first == second for first, second in bits),
+    }
+
+
+def main():
+    world = start_world(expect_ranks=9)
+    test_strategies.BATCHES = test_strategies.BATCHES[:STEPS]
+    reference, _, _ = serial()
+    outcomes = {
+        f"{name} {options}": outcome(world, name, options, reference) for name, options in all_cases(world.size)
+    }
+    result = {"nodes": world.node_count, "parameters": len(reference), "outcomes": outcomes}
+    world.print("RESULT", json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

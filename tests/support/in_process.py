@@ -1,0 +1,29 @@
+"""scripts/train.py in the processes of a test marked `ranks`: starting ranks takes longer than a short run."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(world, out, *flags) -> None:
+    """One run on all ranks of `world`, as scripts/train.py with these flags; its folder is whole on return."""
+    from scripts import train
+
+    settings = train.parse_settings("", [*map(str, flags), "--out", str(out)])
+    train.train(settings, world)
+    world.comm.Barrier()
+
+
+def log(run: Path) -> list[dict]:
+    """The steps of a run."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def alone():
+    """The world of this rank and no other."""
+    from mpi4py import MPI
+
+    from dist.world import world_of
+
+    return world_of(MPI.COMM_SELF, MPI.COMM_SELF)

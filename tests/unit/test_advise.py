@@ -1,0 +1,275 @@
+"""advise.py: the table and the object it prints, and what it says to bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import PRESETS
+from gpt2.parameters import Layout
+from tests.support.make_run import write_run
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+CASE = ["--nodes", "5", "--ranks", "9", "--ranks-per-node", "2", "--link", "400mbit", "--latency", "100us"]
+CASE += ["--parameters", "2M", "--compute-ms", "100"]
+WITHOUT_MPI = """
+import runpy, sys
+sys.modules["mpi4py"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], None, "__main__")
+"""
+
+
+def run(*arguments):
+    command = [sys.executable, "-c", WITHOUT_MPI, SCRIPTS / "advise.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=SCRIPTS.parent)
+
+
+def answer(*arguments):
+    result = run(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_help_needs_no_mpi():
+    result = run("--help")
+    assert result.returncode == 0, result.stderr
+    assert "--compute-ms" in result.stdout
+
+
+def test_table_and_object_agree():
+    report, lines = answer(*CASE), run(*CASE).stdout.splitlines()
+    rows = report["strategies"]
+    assert [line.split()[0] for line in lines[2 : 2 + len(rows)]] == [row["strategy"] for row in rows]
+    assert lines[-1] == report["advice"]
+    for line, row in zip(lines[2:], rows, strict=False):
+        exchange_ms = float(line.split()[1])
+        assert exchange_ms == pytest.approx(1e3 * row["exchange_s"], rel=0.01)
+
+
+def test_five_hosts():
+    """The case of the port counters: 27 MB into the server's node, 12.8 = the bound on a ring of leaders."""
+    rows = {row["strategy"]: row for row in answer(*CASE)["strategies"]}
+    assert rows["reduce-bcast"]["bytes_in"] == pytest.approx(27e6, rel=0.02)
+    assert rows["sliced"]["bytes_in"] == pytest.approx(29e6, rel=0.02)
+    assert rows["hierarchical"]["bytes_in"] == pytest.approx(12.8e6, rel=1e-5)
+    assert rows["hierarchical"]["times_bound"] == pytest.approx(1.05, abs=0.01)
+    assert rows["ring"]["times_bound"] == pytest.approx(1.16, abs=0.01)
+    dedicated = rows["reduce-bcast/dedicated"]
+    assert dedicated["exchange_s"] == rows["reduce-bcast"]["exchange_s"]
+    assert dedicated["step_s"] == pytest.approx(dedicated["exchange_s"] + 0.1 * 9 / 8)
+
+
+def test_rows_are_sorted_by_step():
+    rows = answer(*CASE)["strategies"]
+    steps = [row["step_s"] if row["step_overlapped_s"] is None else row["step_overlapped_s"] for row in rows]
+    assert steps == sorted(steps)
+
+
+def test_overlap_hides_what_computing_leaves_room_for():
+    """8 MB, an exchange of 268 ms: two thirds of the computing hide so much, all but the last eighth at most."""
+    for compute_ms in (0, 100, 10_000):
+        report = answer(*CASE[:-1], str(compute_ms))
+        row = next(row for row in report["strategies"] if row["strategy"] == "hierarchical")
+        hidden = row["step_s"] - row["step_overlapped_s"]
+        most = min(compute_ms / 1e3 * 2 / 3, row["exchange_s"])
+        assert hidden == pytest.approx(max(0.0, most - row["exchange_s"] / 8))
+
+
+def test_half_the_bytes_with_bfloat16():
+    whole, half = (answer(*CASE, "--wire", wire)["strategies"] for wire in ("float32", "bfloat16"))
+    bytes_in = [{row["strategy"]: row["bytes_in"] for row in rows} for rows in (whole, half)]
+    for strategy in ("ring", "hierarchical", "allreduce", "zero-3"):
+        assert bytes_in[1][strategy] == pytest.approx(bytes_in[0][strategy] / 2, rel=1e-5)
+
+
+def test_one_node():
+    report = answer("--nodes", "1", "--ranks", "4", "--link", "10gbit", "--parameters", "124M", "--compute-ms", "50")
+    assert all(row["bytes_in"] == 0 and row["times_bound"] is None for row in report["strategies"])
+    assert "One node" in report["advice"]
+
+
+def test_one_rank():
+    report = answer("--nodes", "1", "--link", "10gbit", "--parameters", "124M", "--compute-ms", "50")
+    assert all(row["exchange_s"] == 0 for row in report["strategies"])
+
+
+def test_thousands_of_nodes():
+    large = ["--nodes", "4096", "--ranks-per-node", "8", "--link", "200gbit", "--latency", "3us"]
+    large += ["--parameters", "1.5B"]
+    report = answer(*large, "--compute-ms", "400", "--transport", "rdma", "--memory-rate", "300")
+    assert len(report["strategies"]) == 11
+    rows = {row["strategy"]: row for row in report["strategies"]}
+    assert rows["hierarchical"]["times_bound"] < rows["ring"]["times_bound"] < rows["reduce-bcast"]["times_bound"]
+
+
+def test_an_unknown_choice_is_a_dash_and_a_reason():
+    arguments = [
+        "--nodes",
+        "9",
+        "--link",
+        "10gbit",
+        "--parameters",
+        "124M",
+        "--compute-ms",
+        "50",
+        "--library",
+        "openmpi",
+    ]
+    result = run(*arguments)
+    assert result.returncode == 0
+    assert "reduce-scatter: openmpi's reduce_scatter_block" in result.stdout
+    row = answer(*arguments)["strategies"][-1]
+    assert row["strategy"] == "reduce-scatter"
+    assert row["step_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--link", "fast"], "'fast' is no rate"),
+        (["--latency", "soon"], "'soon' is no time"),
+        (["--parameters", "124X"], "'124X' is no count"),
+        (["--parameters", "0"], "'0' is no count"),
+        (["--compute-ms", "-1"], "expected 0 or more"),
+        (["--compute-ms", "nan"], "expected 0 or more"),
+        (["--ranks", "12"], "expected 9 to 10 ranks"),
+        (["--nodes", "0"], "expected 1 or more"),
+        (["--nodes", "2000000", "--ranks", "4000000"], "at most"),
+        (["--memory-rate", "0"], "expected more than 0"),
+    ],
+)
+def test_mistakes_are_one_line(change, said):
+    result = run(*CASE, *change)
+    assert result.returncode == 2
+    assert result.stderr.startswith("advise.py: error: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# --- a run replayed ---
+
+LINKS = [
+    {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "out": 5e6, "in": 5e6, "both": 5e6} for node in (0, 1)
+]
+NO_STEPS = """{"settings": {"strategy": "ring"}, "ranks": [{"rank": 0, "node": 0, "host": "a"}], "parameters": 9,
+"mpi_library": ""}"""
+MODEL = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
+
+
+def made_run(folder, spans, nodes, strategy, **settings):
+    """A run of the tiny model, which has 141,568 parameters, on links of 5 MB/s."""
+    write_run(folder, spans, nodes, strategy, **MODEL, **settings)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"parameters": Layout(PRESETS["tiny"]).count, "links": LINKS}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def steps_of(compute_ms, exchange_ms, update_ms, steps=5):
+    """Each rank's spans: forward and backward as long as its compute_ms, an allreduce that ends for all together."""
+    spans = [[] for _ in compute_ms]
+    for step in range(1, steps + 1):
+        zero = 1000 * step
+        end = zero + max(compute_ms) + exchange_ms
+        for rank, ms in enumerate(compute_ms):
+            spans[rank] += [
+                (step, "forward", -1, zero, zero + ms / 4),
+                (step, "backward", -1, zero + ms / 4, zero + ms),
+                (step, "allreduce", -1, zero + ms, end),
+                (step, "update", -1, end, end + update_ms),
+                (step, "step", -1, zero, end + update_ms),
+            ]
+    return spans
+
+
+def test_a_run_is_predicted_next_to_what_it_took(tmp_path):
+    """4 ranks on 2 nodes: a ring of 4 carries 1.5 D through each port, and the slowest rank computes 40 ms."""
+    size = 4 * Layout(PRESETS["tiny"]).count
+    exchange_ms = 1.5 * size / 5e6 * 1e3
+    run_folder = made_run(tmp_path / "run", steps_of([30, 40, 35, 20], exchange_ms, 8), [0, 0, 1, 1], "ring")
+    report = answer("--from-run", str(run_folder))
+    assert report["measured"]["step_s"] == pytest.approx((40 + exchange_ms + 8) / 1e3)
+    assert report["measured"]["predicted_s"] == pytest.approx(report["measured"]["step_s"], rel=0.01)
+    rows = {row["strategy"]: row for row in report["strategies"]}
+    # The leaders' ring carries D; each of the node's two ranks updates half of the vector.
+    assert rows["hierarchical"]["step_s"] == pytest.approx(0.040 + size / 5e6 + 0.004, rel=0.01)
+    assert rows["reduce-bcast/dedicated"]["step_s"] > rows["reduce-bcast"]["exchange_s"] + 0.040 * 4 / 3
+    assert any("off by" in note for note in report["notes"])
+
+
+def test_a_run_on_other_links_and_nodes(tmp_path):
+    run_folder = made_run(tmp_path / "run", steps_of([40, 40, 40, 40], 100, 8), [0, 0, 1, 1], "ring")
+    faster = answer("--from-run", str(run_folder), "--link", "400mbit", "--latency", "0us")
+    row = next(row for row in faster["strategies"] if row["strategy"] == "ring")
+    size = 4 * Layout(PRESETS["tiny"]).count
+    assert row["exchange_s"] == pytest.approx(1.5 * size / 50e6 * 1514 / 1448, rel=0.01)
+    larger = answer("--from-run", str(run_folder), "--nodes", "4", "--ranks", "8")
+    row = next(row for row in larger["strategies"] if row["strategy"] == "ring")
+    assert row["step_s"] == pytest.approx(0.020 + 1.75 * size / 5e6 + 14e-4 + 0.008, rel=0.01)
+
+
+def test_a_dedicated_server_and_overlap(tmp_path):
+    """Three ranks compute 40 ms: on all four it would be 30; overlap is predicted for the run that had it."""
+    spans = steps_of([0.001, 40, 40, 40], 100, 8)
+    served = answer(
+        "--from-run", str(made_run(tmp_path / "a", spans, [0, 1, 1, 1], "reduce-bcast", server="dedicated"))
+    )
+    rows = {row["strategy"]: row for row in served["strategies"]}
+    assert served["measured"]["predicted_s"] == rows["reduce-bcast/dedicated"]["step_s"]
+    assert rows["ring"]["step_s"] - rows["ring"]["exchange_s"] == pytest.approx(0.030 + 0.008, rel=0.01)
+    overlapped = answer("--from-run", str(made_run(tmp_path / "b", spans, [0, 0, 1, 1], "ring", overlap=True)))
+    rows = {row["strategy"]: row for row in overlapped["strategies"]}
+    assert overlapped["measured"]["predicted_s"] == rows["ring"]["step_overlapped_s"] < rows["ring"]["step_s"]
+
+
+def test_a_damaged_run_says_what_is_there(tmp_path):
+    folder = made_run(tmp_path / "run", steps_of([30, 40, 35, 20], 100, 8), [0, 0, 1, 1], "ring")
+    (folder / "traces" / "rank-00003.trace").unlink()
+    (folder / "traces" / "rank-00002.trace").write_bytes(b"torn")
+    report = answer("--from-run", str(folder))
+    assert report["notes"][0].startswith("2 of 4 ranks left traces")
+    assert report["measured"]["step_s"] == pytest.approx(0.148)
+    for file in (folder / "traces").iterdir():
+        file.unlink()
+    (folder / "log.jsonl").write_text('{"step": 1, "step_s": 0.2, "exposed_exchange_s": 0.05}\n{"step": 2, "st')
+    report = answer("--from-run", str(folder))
+    assert "log.jsonl" in report["notes"][0]
+    assert report["measured"]["step_s"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no config.json"),
+        ({"config.json": "{"}, "no configuration"),
+        ({"config.json": '{"settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
+        ({"config.json": NO_STEPS}, "no complete step"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_says_too_little_is_one_line(tmp_path, files, said):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    result = run("--from-run", str(tmp_path))
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_layers_and_micro_steps():
+    """ZeRO's exchanges: 2 micro-steps reduce twice; zero-3 gathers what has left its two layers' slots."""
+    case = ["--nodes", "4", "--link", "400mbit", "--parameters", "8M", "--layers", "8", "--compute-ms", "100"]
+    vector = 0.75 * 32e6  # bytes through a port of a ring's half
+    for micro_steps, zero_2, zero_3 in ((1, 2, 2 + 6 / 8), (2, 3, 3 + 3 * 6 / 8)):
+        rows = {row["strategy"]: row for row in answer(*case, "--grad-accum", str(micro_steps))["strategies"]}
+        assert rows["zero-2"]["bytes_in"] == pytest.approx(zero_2 * vector, rel=1e-4)
+        assert rows["zero-3"]["bytes_in"] == pytest.approx(zero_3 * vector, rel=1e-4)
+        assert rows["ring"]["bytes_in"] == pytest.approx(2 * vector, rel=1e-4)
+
+
+def test_a_model_by_name():
+    case = ["--nodes", "4", "--link", "10gbit", "--model", "gpt2-124M", "--compute-ms", "100"]
+    row = next(row for row in answer(*case)["strategies"] if row["strategy"] == "zero-2")
+    assert row["bytes_in"] == pytest.approx(1.5 * 4 * Layout(PRESETS["gpt2-124M"]).count, rel=1e-4)

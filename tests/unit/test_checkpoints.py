@@ -1,0 +1,153 @@
+"""The files of a checkpoint: what was written is read by any other cut, and nothing else is ever read."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dist.ranges import divide_among_holders
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.formats import checkpoints, state_file
+from gpt2.formats.checkpoints import Checkpoint
+from gpt2.parameters import Layout, Parameters
+
+CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=5, context=8, vocab_size=11)
+LAYOUT = Layout(CONFIG, multiple_of=64)
+COUNT = LAYOUT.count
+
+
+@pytest.fixture
+def arrays(monkeypatch):
+    """What is saved; ranges are short, so that a part of the model is many of them."""
+    monkeypatch.setattr(state_file, "LONGEST", 100)
+    random = np.random.default_rng(7)
+    return {name: random.standard_normal(COUNT).astype(np.float32) for name in checkpoints.STATE}
+
+
+def write(folder, arrays, step=7, cuts=(0, 333, 334, COUNT)):
+    """A checkpoint by one rank a cut."""
+    folder.mkdir(exist_ok=True)
+    part, files = folder / f"{checkpoints.folder_name(step)}.part", {}
+    for rank, (start, stop) in enumerate(pairwise(cuts)):
+        ranges = [(name, start, values[start:stop]) for name, values in arrays.items()]
+        files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, step, rank, ranges)
+    facts = {"step": step, "updates": step} | checkpoints.model_facts(LAYOUT)
+    return checkpoints.complete(part, facts, files)
+
+
+def test_any_range_is_read_from_any_cut(tmp_path, arrays):
+    checkpoint = Checkpoint(write(tmp_path, arrays))
+    assert (checkpoint.step, checkpoint.config, checkpoint.facts["updates"]) == (7, CONFIG, 7)
+    for start, stop in ((0, COUNT), (99, 101), (330, 340), (COUNT - 1, LAYOUT.size), (5, 5)):
+        for name, values in arrays.items():
+            out = np.full(stop - start, 3, np.float32)
+            checkpoint.read(name, start, out)
+            expected = np.append(values, np.zeros(LAYOUT.size - COUNT, np.float32))[start:stop]
+            np.testing.assert_array_equal(out, expected)
+    for part in range(3):
+        checkpoint.check(part, 3)
+    parameters = Parameters.zeros(LAYOUT)
+    checkpoints.read_parameters(checkpoint.path, parameters)
+    np.testing.assert_array_equal(parameters.flat[:COUNT], arrays["parameters"])
+    assert checkpoints.read_config(checkpoint.path) == CONFIG
+
+
+def test_the_files_are_safetensors(tmp_path, arrays):
+    """By the format's description alone: eight bytes of length, a JSON header, the data."""
+    path = write(tmp_path, arrays) / checkpoints.rank_file(0)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    low, high = header["m[100:200]"]["data_offsets"]
+    np.testing.assert_array_equal(
+        np.frombuffer(content[8 + length + low : 8 + length + high], "<f4"), arrays["m"][100:200]
+    )
+    assert (header["m[100:200]"]["dtype"], header["m[100:200]"]["shape"]) == ("F32", [100])
+    assert max(entry["data_offsets"][1] for name, entry in header.items() if "[" in name) == len(content) - 8 - length
+    assert all(isinstance(value, str) for value in header["__metadata__"].values())
+
+
+def test_what_is_not_complete_is_not_there(tmp_path, arrays):
+    write(tmp_path, arrays, step=3)
+    write(tmp_path, arrays, step=12)
+    (tmp_path / "step-00000020.part").mkdir()
+    (tmp_path / "step-00000021").mkdir()
+    (tmp_path / "step-x").mkdir()
+    assert [path.name for path in checkpoints.newest_first(tmp_path)] == ["step-00000012", "step-00000003"]
+    checkpoints.remove_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000012"]
+    write(tmp_path, arrays, step=100)
+    checkpoints.remove_old(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000012", "step-00000100"]
+    assert write(tmp_path, arrays, step=12).name == "step-00000012", "a step can come again"
+
+
+def test_a_disk_without_room_leaves_nothing(tmp_path, arrays, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    part = tmp_path / "step-00000001.part"
+    monkeypatch.setattr(state_file.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write_part(part, 1, 0, [("m", 0, arrays["m"])])
+    assert not list(part.iterdir())
+
+
+def changed(path, old, new):
+    content = path.read_bytes()
+    assert content.count(old) >= 1
+    path.write_bytes(content.replace(old, new, 1))
+
+
+DAMAGE = {
+    "a bit of the data": lambda folder: _flip(folder, -3),
+    "a bit of the header": lambda folder: _flip(folder, 40),
+    "two arrays exchanged": lambda folder: _rename(folder, b"m[0:", b"v[0:"),
+    "a range moved": lambda folder: _rename(folder, b"m[100:200]", b"m[200:300]"),
+    "a file cut": lambda folder: _truncate(folder / "rank-00000.safetensors"),
+    "a file missing": lambda folder: (folder / "rank-00002.safetensors").unlink(),
+    "another checkpoint's file": lambda folder: shutil.copy(
+        folder.parent / "step-00000005" / "rank-00000.safetensors", folder / "rank-00000.safetensors"
+    ),
+    "the marker's step": lambda folder: changed(folder / "checkpoint.json", b'"step": 7', b'"step": 9'),
+    "the marker cut": lambda folder: _truncate(folder / "checkpoint.json"),
+    "no file at all": lambda folder: (folder / "checkpoint.json").unlink(),
+}
+
+
+def _flip(folder, at):
+    path = folder / "rank-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def _rename(folder, one, other):
+    path = folder / "rank-00000.safetensors"
+    path.write_bytes(path.read_bytes().replace(one, b"\0").replace(other, one).replace(b"\0", other))
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_never_read(tmp_path, arrays, what):
+    write(tmp_path, {name: -values for name, values in arrays.items()}, step=5)
+    folder = write(tmp_path, arrays)
+    DAMAGE[what](folder)
+    with pytest.raises(UserError, match=r"step-00000007.*(damaged|disk|read it with)") as error:
+        Checkpoint(folder).check(0, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_what_several_hold_is_written_once():
+    whole = [(0, 10)]
+    assert divide_among_holders([whole, whole, whole], 10) == [[(0, 3)], [(3, 6)], [(6, 10)]]
+    assert divide_among_holders([whole, [], []], 10) == [[(0, 10)], [], []]
+    parts = divide_among_holders([[(0, 4)], [(4, 12)], [(0, 4), (4, 12)], []], 9)
+    assert parts == [[(0, 2)], [(4, 6)], [(2, 4), (6, 9)], []]
+    assert sorted(one for rank in parts for one in rank) == [(0, 2), (2, 4), (4, 6), (6, 9)]

@@ -1,0 +1,110 @@
+"""The cost model's seconds, by hand and against measured ones; memory of a rank."""
+
+import numpy as np
+import pytest
+
+from dist.cost.model import TCP_HEADERS, Cluster, exposed_s, lower_bound_s, predict
+from dist.cost.rank_memory import FORMULAS, rank_memory
+from dist.cost.schedules import SCHEDULES
+
+RATE = 50e6
+
+
+def cluster(placement, rate=RATE, **others):
+    return Cluster(placement, rate, rate, 0.0, **others)
+
+
+def test_seconds_by_hand():
+    """A ring of 4 hosts: 1.5 vectors through every port each way, 6 messages that wait for one another."""
+    plain = Cluster([0, 1, 2, 3], RATE, RATE, 1e-3, nominal=False)
+    assert predict("ring", plain, 8_000_000).seconds == pytest.approx(1.5 * 8e6 / RATE + 6e-3)
+    links = Cluster([0, 1, 2, 3], RATE, RATE, 1e-3)
+    assert predict("ring", links, 8_000_000).seconds == pytest.approx(1.5 * 8e6 / RATE * TCP_HEADERS + 6e-3)
+    assert lower_bound_s(links, 8_000_000) == predict("ring", links, 8_000_000).bound_s == 1.5 * 8e6 / RATE
+    assert abs(TCP_HEADERS - 1.045) < 1e-3
+
+
+def test_one_slow_direction_holds_all_up():
+    slow = Cluster([0, 1, 2, 3], np.array([RATE, RATE, RATE / 4, RATE]), RATE, 0.0, nominal=False)
+    assert predict("ring", slow, 8_000_000).seconds == pytest.approx(1.5 * 8e6 / RATE * 4)
+    assert predict("ring", slow, 8_000_000).bound_s == pytest.approx(1.5 * 8e6 / RATE * 4)
+
+
+def test_a_server_takes_turns():
+    """MPICH, 3 hosts, 8 MB: a fold of D, D/2 one way and then the other, D/2 collected; and then 2 D out."""
+    fast_sums = cluster([0, 1, 2], nominal=False, add_rate=1e15)
+    vector_s = 8e6 / RATE
+    assert predict("reduce-bcast", fast_sums, 8_000_000).seconds == pytest.approx((1 + 2 * 0.5 + 0.5 + 2) * vector_s)
+    rdma = cluster([0, 1, 2], nominal=False, add_rate=1e15, tcp=False)
+    assert predict("reduce-bcast", rdma, 8_000_000).seconds == pytest.approx((1 + 0.5 + 0.5 + 2) * vector_s)
+
+
+def test_adding_and_memory_take_time():
+    """2 ranks of one node: the sum inside the node, and nothing of it on the network."""
+    shared = cluster([0, 0, 1, 1], local_reduce_rate=1e8, local_rate=1e9, add_rate=1e15)
+    none = cluster([0, 0, 1, 1], local_reduce_rate=1e15, local_rate=1e15, add_rate=1e15)
+    more = predict("allreduce", shared, 8_000_000).seconds - predict("allreduce", none, 8_000_000).seconds
+    assert more == pytest.approx(8e6 / 1e8 + 8e6 / 1e9)
+    slow_sums = cluster([0, 1], add_rate=RATE / 10)
+    assert predict("ring", slow_sums, 8_000_000).seconds > 4e6 / (RATE / 10)
+
+
+# Seconds measured on the virtual cluster at 400 Mbit/s, MPICH, 8 MB, one rank a host: medians of 5.
+MEASURED = {
+    (3, "reduce-bcast"): 0.755,
+    (3, "sliced"): 0.683,
+    (3, "reduce-scatter"): 0.222,
+    (3, "allreduce"): 0.581,
+    (4, "reduce-bcast"): 0.594,
+    (4, "sliced"): 0.630,
+    (4, "reduce-scatter"): 0.249,
+    (4, "allreduce"): 0.413,
+    (5, "reduce-bcast"): 1.058,
+    (5, "sliced"): 0.869,
+    (5, "reduce-scatter"): 0.267,
+    (5, "allreduce"): 0.708,
+}
+
+
+@pytest.mark.parametrize("case", MEASURED, ids="{0[0]} hosts {0[1]}".format)
+def test_seconds_within_15_percent_of_the_measured(case):
+    hosts, strategy = case
+    seconds = predict(strategy, Cluster(list(range(hosts)), RATE, RATE, 1e-4), 8_000_000).seconds
+    assert seconds == pytest.approx(MEASURED[case], rel=0.15)
+
+
+@pytest.mark.parametrize(("hosts", "measured_s"), [(3, 0.631), (4, 0.805), (5, 1.000)])
+def test_sliced_over_open_mpis_linear_reduces(hosts, measured_s):
+    """Whoever has been served begins the next call: stages one after another would be a third longer."""
+    alone = Cluster(list(range(hosts)), RATE, RATE, 1e-4)
+    assert predict("sliced", alone, 8_000_000, "openmpi").seconds == pytest.approx(measured_s, rel=0.15)
+
+
+def test_thousands_of_nodes():
+    """Every strategy there; nobody's port carries less than the bound, and the leaders' ring no more."""
+    large = Cluster(np.arange(4096 * 8) // 8, 25e9, 25e9, 3e-6)
+    size = 4 * 1_500_000_000
+    bound_bytes = 2 * 4095 / 4096 * size
+    for strategy in SCHEDULES:
+        prediction = predict(strategy, large, size)
+        assert prediction.bytes_in.sum() == prediction.bytes_out.sum()
+        assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced"
+        assert prediction.seconds > 0.999 * prediction.bound_s
+    assert predict("hierarchical", large, size).bytes_in.max() == pytest.approx(bound_bytes, rel=1e-5)
+
+
+def test_exposed():
+    assert exposed_s(1.0, 0.0, 0.1) == 1.0
+    assert exposed_s(1.0, 0.4, 0.1) == pytest.approx(0.7)
+    assert exposed_s(1.0, 5.0, 0.1) == pytest.approx(0.1)
+
+
+def test_memory_of_a_rank():
+    assert set(FORMULAS) == set(SCHEDULES)
+    assert rank_memory("allreduce", 1000, 8, 4).total == 16_000
+    assert rank_memory("sliced", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
+    assert rank_memory("reduce-scatter", 1000, 8, 4).gradients == 4 * 1125
+    memory = rank_memory("zero-3", 1000, 8, 4)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (500, 500, 1000)
+    assert memory.formula == "1/N + 1/N + 2/N"
+    assert rank_memory("hierarchical-sharded", 1000, 9, 4).optimizer == 4 * 250  # 9 on 4 nodes: 2 on the smallest

@@ -1,0 +1,148 @@
+"""Network counters, clocks that drift, and runs of which a part is missing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
+from traces import RunError, Tracer, read_run
+from traces.record.clocks import to_rank_0, write_end_clocks
+from traces.record.counters import COUNTERS, SAMPLE_NS, CounterFile, counters_path, read_counters
+from traces.record.files import trace_path
+from traces.record.tracing_cost import tracing_share
+
+NODES = [0, 0, 1]
+
+
+def test_the_tracer_samples_where_phases_end(tmp_path):
+    """Not more often than SAMPLE_NS, on rank 0's clock, and only in the steps that are traced."""
+    values = iter(zip(range(0, 1000, 10), range(0, 2000, 20), range(100), strict=True))
+    counters = CounterFile(tmp_path, IDENTITY, ["eth0"], {"offset_ns": 7, "error_ns": 1}, lambda: next(values))
+    tracer = Tracer(tmp_path, IDENTITY, "2:2", counters=counters)
+    for step in (1, 2, 3):
+        with tracer.step(step):
+            for _ in range(2):
+                with tracer.phase("reduce"):
+                    wait_ns(2 * SAMPLE_NS)
+                with tracer.phase("update"):
+                    pass
+    tracer.close()
+    counted = read_counters(counters_path(tmp_path, 0), {})
+    assert (counted.node, counted.host, counted.ports) == (0, "a", ["eth0"])
+    assert counted.records["in"].tolist() == [0, 10]
+    assert counted.records["out"].tolist() == [0, 20]
+    assert counted.records["stalled"].tolist() == [0, 1]
+    reduces = read_run_records(tmp_path, "reduce")
+    after = counted.records["time"] - 7 - reduces["end"]
+    assert (after >= 0).all()
+    assert (after < SAMPLE_NS).all()
+
+
+def wait_ns(nanoseconds):
+    from time import perf_counter_ns
+
+    start = perf_counter_ns()
+    while perf_counter_ns() - start < nanoseconds:
+        pass
+
+
+def read_run_records(folder, phase):
+    from traces.record.files import read_trace
+    from traces.record.phases import INDEX
+
+    records = read_trace(trace_path(folder, 0)).records
+    return records[records["phase"] == INDEX[phase]]
+
+
+def test_a_sample_cut_short_by_a_crash_is_dropped(tmp_path):
+    counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (1, 2, 3))
+    counters.sample(SAMPLE_NS)
+    counters.sample(2 * SAMPLE_NS)
+    counters.close()
+    path = counters_path(tmp_path, 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(read_counters(path, {}).records) == 1
+
+
+def test_drifting_clocks_are_interpolated():
+    """Two clocks, one 40 ppm fast: without the second measurement 10 minutes are 24 ms off."""
+    minutes = 600 * 10**9
+    true = np.linspace(0, minutes, 7).astype(np.int64)
+    own = 5_000_000 + np.rint(true * (1 + 40e-6)).astype(np.int64)
+    start = {"offset_ns": -5_000_000, "error_ns": 10, "at_ns": 5_000_000}
+    end = {"offset_ns": int(minutes - own[-1]), "error_ns": 20, "at_ns": int(own[-1])}
+    assert np.abs(to_rank_0(own, start, end) - true).max() <= 1
+    assert abs(to_rank_0(own, start, None)[-1] - true[-1]) == pytest.approx(24e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(("offset_ns", "at_ns"), [(-2000, 2000), (500, 2000), (0, 500)])
+def test_clocks_that_are_not_one_nodes(offset_ns, at_ns):
+    """Backwards, far too fast, or the end before the start."""
+    with pytest.raises(ValueError, match="not the same node's"):
+        to_rank_0(
+            np.arange(9), {"offset_ns": 0, "error_ns": 0, "at_ns": 1000}, {"offset_ns": offset_ns, "at_ns": at_ns}
+        )
+
+
+def test_a_run_is_read_with_its_end_clocks_and_counters(tmp_path):
+    run = write_run(tmp_path, three_ranks(), NODES)
+    header = {"format": "gpt2-mpi counters", "version": 1, "node": 1, "host": "cn01", "ports": ["ib0"]}
+    header["clock"] = {"offset_ns": 0, "error_ns": 5, "at_ns": 0}
+    samples = np.array([(MS, 1, 2, 0), (11 * MS, 5, 6, 0)], COUNTERS)
+    counters_path(run / "traces", 1).write_bytes(json.dumps(header).encode() + b"\n" + samples.tobytes())
+    counters_path(run / "traces", 0).write_text("not counters")
+    write_end_clocks(run / "traces", [{"node": 1, "offset_ns": 1000, "error_ns": 9, "at_ns": 10 * MS}])
+    read = read_run(run)
+    (counted,) = read.counters
+    assert "node-00000.counters is damaged and left out" in str(read.missing)
+    assert counted.records["time"].tolist() == [MS + 100, 11 * MS + 1100]
+    assert [trace.clock["error_ns"] for trace in read.ranks] == [0, 0, 9]
+
+
+def test_what_is_missing_is_said_and_the_rest_is_read(tmp_path):
+    run = write_run(tmp_path, three_ranks(5), NODES)
+    trace_path(run / "traces", 1).unlink()
+    trace_path(run / "traces", 2).write_text("{}\n")
+    (run / "config.json").unlink()
+    with (run / "log.jsonl").open("a") as log:
+        log.write("garbage\n")
+    with pytest.raises(RunError, match=r"config\.json is missing"):
+        read_run(run)
+    read = read_run(run, allow_missing=True)
+    assert [trace.identity["rank"] for trace in read.ranks] == [0]
+    assert read.strategy == "reduce-bcast"
+    assert len(read.log) == 5
+    for lacking in ("config.json", "log.jsonl, line 6", "not a trace file", "rank-00001"):
+        assert lacking in str(read.missing)
+    (run / "log.jsonl").unlink()
+    assert read_run(run, allow_missing=True).log == []
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    run = write_run(tmp_path, three_ranks(), NODES)
+    for rank in range(3):
+        trace_path(run / "traces", rank).write_text("{}\n")
+    with pytest.raises(RunError, match="not a trace file"):
+        read_run(run, allow_missing=True)
+    with pytest.raises(RunError, match="not a folder"):
+        read_run(tmp_path / "nowhere", allow_missing=True)
+
+
+def test_what_tracing_costs_is_counted(tmp_path):
+    """Spans written, the time of their steps, and the counters' readings; nothing of steps that are not traced."""
+
+    def slow_reading():
+        wait_ns(SAMPLE_NS)
+        return 0, 0, 0
+
+    counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, slow_reading)
+    tracer = Tracer(tmp_path, IDENTITY, "2:2", counters=counters)
+    assert tracing_share(tracer) == 0
+    for step in (1, 2):
+        with tracer.step(step), tracer.phase("reduce"):
+            wait_ns(2 * SAMPLE_NS)
+    tracer.close()
+    assert tracer.spans == 2
+    assert tracer.traced_ns == round(tracer.seconds("step") * 1e9) >= 3 * SAMPLE_NS
+    assert SAMPLE_NS / tracer.traced_ns <= tracer.counters_ns / tracer.traced_ns < tracing_share(tracer) < 0.9

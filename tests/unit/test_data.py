@@ -1,0 +1,285 @@
+"""Token shards and the stream of windows, against bytes and lists made by hand."""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from gpt2.data.shards import open_shard, open_shards, write_shard
+from gpt2.data.windows import Windows, check, check_tokens
+from gpt2.errors import UserError
+
+SHARD = struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 1, 2, 300, 50256, 65535)
+
+
+def refusal(function, *arguments) -> str:
+    """The one line of the UserError that the call must end in."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def with_header(content: bytes, **fields: int) -> bytes:
+    """The file's content with some header numbers changed: with_header(SHARD, i1=2) is another version."""
+    changed = bytearray(content)
+    for name, value in fields.items():
+        struct.pack_into("<i", changed, 4 * int(name[1:]), value)
+    return bytes(changed)
+
+
+# Shards
+
+
+def test_reads_a_shard_made_by_hand(tmp_path):
+    (tmp_path / "a.bin").write_bytes(SHARD)
+    tokens = open_shard(tmp_path / "a.bin")
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == [1, 2, 300, 50256, 65535]
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 0
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, np.uint32])
+def test_writes_the_same_bytes(tmp_path, dtype):
+    write_shard(tmp_path / "a.bin", np.array([1, 2, 300, 50256, 65535], dtype))
+    assert (tmp_path / "a.bin").read_bytes() == SHARD
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_writes_a_strided_array_and_a_list(tmp_path):
+    write_shard(tmp_path / "a.bin", np.arange(10, dtype=np.uint16)[::2])
+    write_shard(tmp_path / "b.bin", [3, 4])
+    assert open_shard(tmp_path / "a.bin").tolist() == [0, 2, 4, 6, 8]
+    assert open_shard(tmp_path / "b.bin").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        (b"", ["is empty", "token shard"]),
+        (SHARD[:1000], ["1000 bytes", "1024"]),
+        (with_header(SHARD, i0=7), ["begins with 7", "20240520"]),
+        (with_header(SHARD, i0=20240326), ["model checkpoint", "--init"]),
+        (with_header(SHARD, i0=20240801), ["Llama 3", "uint32"]),
+        (with_header(SHARD, i1=2), ["version 2", "expected 1"]),
+        (with_header(SHARD, i2=0), ["promises 0 tokens"]),
+        (with_header(SHARD, i2=-5), ["promises -5 tokens"]),
+        (SHARD[:-2], ["1032 bytes", "2 too few", "5 tokens", "1034 bytes"]),
+        (SHARD + b"xyz", ["1037 bytes", "3 too many"]),
+    ],
+)
+def test_refuses_a_damaged_shard(tmp_path, content, facts):
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    message = refusal(open_shard, path)
+    for fact in [str(path), *facts]:
+        assert fact in message
+
+
+def test_refuses_a_missing_shard_or_a_folder(tmp_path):
+    assert "No such file" in refusal(open_shard, tmp_path / "a.bin")
+    assert "not a file" in refusal(open_shard, tmp_path)
+
+
+@pytest.mark.parametrize(("tokens", "fact"), [([5, 65536], "65536"), ([-1, 5], "-1"), ([], "0 tokens")])
+def test_refuses_to_write_what_does_not_fit_and_keeps_the_old_file(tmp_path, tokens, fact):
+    path = tmp_path / "a.bin"
+    path.write_bytes(SHARD)
+    assert fact in refusal(write_shard, path, np.array(tokens, np.int64))
+    assert path.read_bytes() == SHARD
+
+
+def test_refuses_a_folder_it_cannot_write(tmp_path):
+    assert "No such file" in refusal(write_shard, tmp_path / "absent" / "a.bin", [1])
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in refusal(write_shard, tmp_path / "file" / "a.bin", [1])
+
+
+def test_a_failed_rename_leaves_nothing_behind(tmp_path):
+    (tmp_path / "a.bin").mkdir()
+    refusal(write_shard, tmp_path / "a.bin", [1])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_pattern_gives_shards_in_sorted_order(tmp_path):
+    for number in (10, 2, 1):
+        write_shard(tmp_path / f"train_{number:03}.bin", [number])
+    write_shard(tmp_path / "val_000.bin", [9])
+    assert [int(shard[0]) for shard in open_shards(str(tmp_path / "train_*.bin"))] == [1, 2, 10]
+    assert "no file matches" in refusal(open_shards, str(tmp_path / "test_*.bin"))
+    write_shard(tmp_path / "odd[1].bin", [7])
+    assert [int(shard[0]) for shard in open_shards(str(tmp_path / "odd[1].bin"))] == [7]
+
+
+def test_random_damage_to_a_shard_is_refused_or_harmless(tmp_path):
+    source, path = random.Random(1), tmp_path / "a.bin"
+    for _ in range(200):
+        content = bytearray(SHARD)
+        for _ in range(source.randint(1, 3)):
+            content[source.randrange(16)] = source.randrange(256)
+        path.write_bytes(content[: source.choice([len(content), len(content), source.randrange(len(content))])])
+        try:
+            outcome = open_shard(path).tolist()
+        except UserError as error:
+            outcome = str(error).split(":")[0]
+        assert outcome in ([1, 2, 300, 50256, 65535], str(path))
+
+
+# Windows
+
+
+def make_shards(*lengths: int) -> list[np.ndarray]:
+    """Shards whose tokens are all different, so that a token tells where it was read."""
+    tokens = np.arange(sum(lengths), dtype=np.uint16)
+    return np.split(tokens, np.cumsum(lengths)[:-1])
+
+
+def windows_in_order(shards, T: int) -> list[list[int]]:
+    """All windows of an unshuffled epoch, the slow way."""
+    found = []
+    for shard in shards:
+        start = 0
+        while start + T + 1 <= len(shard):
+            found.append([int(token) for token in shard[start : start + T + 1]])
+            start += T
+    return found
+
+
+def read(windows: Windows, first: int, count: int) -> list[list[int]]:
+    """Windows as lists of T+1 tokens; checks that the targets are the inputs moved by one."""
+    T = windows.sequence_length
+    inputs, targets = np.full((count, T), -1, np.int32), np.full((count, T), -1, np.int32)
+    windows.read(first, inputs, targets)
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+    return np.hstack([inputs, targets[:, -1:]]).tolist()
+
+
+@pytest.mark.parametrize("T", [1, 3, 4, 8])
+@pytest.mark.parametrize("lengths", [(9,), (17, 9, 30), (1, 16, 2, 4, 33), (5, 5, 5, 25)])
+def test_windows_in_order_match_the_slow_enumeration(lengths, T):
+    shards = make_shards(*lengths)
+    expected = windows_in_order(shards, T)
+    windows = Windows(shards, T)
+    assert windows.count == len(expected) == sum((length - 1) // T for length in lengths)
+    assert read(windows, 0, 2 * len(expected) + 1) == [*expected, *expected, expected[0]]
+
+
+@pytest.mark.parametrize("T", [1, 3, 4, 8])
+@pytest.mark.parametrize("lengths", [(9,), (17, 9, 30), (1, 16, 2, 4, 33), (5, 5, 5, 25)])
+def test_a_shuffled_epoch_holds_each_window_of_its_offset_once(lengths, T):
+    shards = make_shards(*lengths)
+    windows, orders, offsets = Windows(shards, T, shuffle=True, seed=3), set(), set()
+    for epoch in range(8):
+        found = read(windows, epoch * windows.count, windows.count)
+        candidates = [shuffled_epoch(shards, T, offset) for offset in range(T)]
+        matching = [offset for offset in range(T) if candidates[offset] == sorted(found)]
+        assert matching
+        offsets.add(matching[0])
+        orders.add(str(found))
+    if windows.count > 4:
+        assert len(orders) == 8
+    if T == 8 and max(lengths) > 24:
+        assert len(offsets) > 2
+
+
+def shuffled_epoch(shards, T: int, offset: int) -> list[list[int]]:
+    """The sorted windows of a shuffled epoch: from `offset` on, and from 0 where that leaves one too few."""
+    found = []
+    for shard in shards:
+        inside = windows_in_order([shard[offset:]], T)
+        found += inside
+        if len(inside) < (len(shard) - 1) // T:
+            found.append([int(token) for token in shard[: T + 1]])
+    return sorted(found)
+
+
+def test_a_shuffled_epoch_skips_fewer_than_a_window_of_each_shard():
+    lengths, T = (17, 30, 41), 8
+    windows = Windows(make_shards(*lengths), T, shuffle=True, seed=0)
+    for epoch in range(20):
+        predicted = {token for window in read(windows, epoch * windows.count, windows.count) for token in window[1:]}
+        assert len(predicted) > sum(lengths) - len(lengths) * (T + 1)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+def test_the_stream_does_not_depend_on_the_number_of_ranks(shuffle, ranks):
+    shards, batch = make_shards(40, 23, 57), 12
+    whole = read(Windows(shards, 4, shuffle, seed=5), 0, 5 * batch)
+    each = [Windows(shards, 4, shuffle, seed=5) for _ in range(ranks)]
+    share = batch // ranks
+    split_up = [read(each[rank], step * batch + rank * share, share) for step in range(5) for rank in range(ranks)]
+    assert [window for part in split_up for window in part] == whole
+
+
+def test_any_window_can_be_read_directly():
+    shards = make_shards(40, 23, 57)
+    whole = read(Windows(shards, 4, True, seed=5), 0, 150)
+    numbers = list(range(150))
+    random.Random(0).shuffle(numbers)
+    again = Windows(shards, 4, True, seed=5)
+    assert all(read(again, number, 1) == [whole[number]] for number in numbers)
+    assert read(again, 10**12, 1) == read(Windows(shards, 4, True, seed=5), 10**12, 1)
+
+
+def test_another_seed_gives_another_order():
+    shards = make_shards(400)
+    assert read(Windows(shards, 4, True, seed=1), 0, 99) != read(Windows(shards, 4, True, seed=2), 0, 99)
+
+
+def test_windows_of_a_file(tmp_path):
+    write_shard(tmp_path / "a.bin", np.arange(9))
+    write_shard(tmp_path / "b.bin", np.arange(10, 15))
+    windows = Windows(open_shards(str(tmp_path / "*.bin")), 4)
+    assert read(windows, 0, windows.count) == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [10, 11, 12, 13, 14]]
+
+
+def test_refuses_impossible_windows(tmp_path):
+    assert "sequence length is 0" in refusal(Windows, make_shards(9), 0)
+    assert "seed is -1" in refusal(Windows, make_shards(9), 4, True, -1)
+    write_shard(tmp_path / "a.bin", np.arange(8))
+    message = refusal(Windows, [open_shard(tmp_path / "a.bin"), *make_shards(3)], 8)
+    for fact in [str(tmp_path / "a.bin"), "1 more", "11 tokens", "at most 8", "expected one of 9"]:
+        assert fact in message
+    assert "no shards" in refusal(Windows, [], 8)
+
+
+def test_refuses_a_stream_shorter_than_a_global_batch():
+    windows = Windows(make_shards(33, 17), 8)
+    check(windows, 6, 50)
+    message = refusal(check, windows, 7, 50)
+    for fact in ["50 tokens", "6 windows of 8", "at least 7", "--batch-size"]:
+        assert fact in message
+
+
+def test_refuses_a_token_beyond_the_vocabulary(tmp_path):
+    tokens = np.arange(3_000_000) % 256
+    tokens[2_500_000], tokens[2_900_000] = 256, 300
+    write_shard(tmp_path / "a.bin", [1, 2, 3])
+    write_shard(tmp_path / "b.bin", tokens)
+    shards = open_shards(str(tmp_path / "*.bin"))
+    message = refusal(check_tokens, shards, 256)
+    for fact in [str(tmp_path / "b.bin"), "token 2500000 is 256", "0 to 255", "--vocab-size"]:
+        assert fact in message
+    check_tokens(shards, 301)
+    assert "token 2500000 is 256" in refusal(check, Windows(shards, 8), 4, 256)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_one_part_of_the_scan_finds_the_token(parts):
+    for position in (0, 1, 20, 39):
+        tokens = np.zeros(40, np.uint16)
+        tokens[position] = 9
+        messages = []
+        for part in range(parts):
+            try:
+                check_tokens([tokens], 9, part, parts)
+            except UserError as error:
+                messages.append(str(error))
+        assert len(messages) == 1
+        assert f"shard 0: token {position} is 9" in messages[0]

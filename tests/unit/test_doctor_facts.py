@@ -1,0 +1,211 @@
+"""What doctor.py's ranks gather: no section can stop or hold up the others, and files and tools are read right."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from dist.probe.tool_output import tool_output
+from scripts.checkup import gpu, machine
+from scripts.checkup.facts import gather, is_first_on_node, new_facts
+from scripts.checkup.software import launcher_kind, mpi_family, source_hash
+
+
+def test_no_section_stops_or_holds_up_the_others():
+    def fails():
+        raise ValueError("odd\nin two lines")
+
+    def leaves():
+        raise SystemExit(3)
+
+    facts, stuck = new_facts(), threading.Event()
+    sections = {"fails": fails, "hangs": stuck.wait, "leaves": leaves, "works": lambda: {"answer": 42}}
+    gather(facts, sections, limit_s=0.1)
+    stuck.set()
+    assert facts["works"] == {"answer": 42}
+    assert facts["errors"] == {"fails": "ValueError: odd", "hangs": "no answer in 0.1 s", "leaves": "SystemExit: 3"}
+
+
+def test_tool_output():
+    assert tool_output("echo", "two words") == "two words\n"
+    assert tool_output("false") is None
+    assert tool_output("no-such-command") is None
+    assert tool_output("sleep", "60", limit_s=0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True),
+        ({"SLURM_LOCALID": "3"}, False),
+    ],
+)
+def test_first_on_its_node(environment, first):
+    assert is_first_on_node(environment) is first
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("MPICH Version:      5.0.2", "MPICH"),
+        ("HYDRA build details:\n    Version:  5.0.2", "MPICH"),
+        ("Intel(R) MPI Library 2021.14 for Linux* OS", "MPICH"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 20241121", "MPICH"),
+        ("MPI VERSION    : CRAY MPICH version 8.1.29", "MPICH"),
+        ("MVAPICH Version: 3.0", "MPICH"),
+        ("mpirun (Open MPI) 5.0.11", "Open MPI"),
+        ("Open MPI v4.1.4, package: Debian OpenMPI", "Open MPI"),
+        ("IBM Spectrum MPI 10.4", "Open MPI"),
+        ("", None),
+    ],
+)
+def test_whose_mpirun_starts_it(text, family):
+    assert mpi_family(text) == family
+
+
+@pytest.mark.parametrize(
+    ("above", "environment", "kind"),
+    [
+        ("hydra_pmi_proxy", {"SLURM_STEP_ID": "0", "PMI_SIZE": "4"}, "mpirun (MPICH's Hydra)"),
+        ("prted", {}, "mpirun (Open MPI)"),
+        ("slurmstepd", {"SLURM_STEP_ID": "0", "PMI_SIZE": "4"}, "srun"),
+        ("slurmstepd", {"SLURM_JOB_ID": "7"}, "none, a batch script's own process"),
+        (None, {"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun (Open MPI)"),
+        (None, {"PMI_SIZE": "4"}, "one that speaks PMI"),
+        (None, {}, "none"),
+    ],
+)
+def test_launcher_kind(above, environment, kind):
+    assert launcher_kind(above, environment) == kind
+
+
+def test_source_hash_sees_every_source(tmp_path):
+    for folder in ("gpt2", "dist"):
+        (tmp_path / folder).mkdir()
+    source = tmp_path / "dist" / "ring.py"
+    source.write_text("a")
+    (tmp_path / "gpt2" / "notes.txt").write_text("a")
+    first = source_hash(tmp_path)
+    (tmp_path / "gpt2" / "notes.txt").write_text("b")
+    assert source_hash(tmp_path) == first
+    source.write_text("b")
+    second = source_hash(tmp_path)
+    source.rename(source.with_name("tree.py"))
+    assert len({first, second, source_hash(tmp_path)}) == 3
+
+
+def cgroups(tmp_path, line: str, files: dict[str, str]) -> dict:
+    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
+    (tmp_path / "own").write_text(line + "\n")
+    for name, text in files.items():
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return {"root": tmp_path / "mount", "own": tmp_path / "own"}
+
+
+def test_limits_of_cgroups_version_2(tmp_path):
+    """The smallest of the own group's and of those around it; "max" is none."""
+    files = {
+        "job_7/step_0/memory.max": "max", "job_7/memory.max": "8000000000", "memory.max": "9000000000",
+        "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
+    }  # fmt: skip
+    places = cgroups(tmp_path, "0::/job_7/step_0", files)
+    assert machine.memory_limit(**places) == 8_000_000_000
+    assert machine.cpu_quota(**places) == 2.5
+
+
+def test_limits_of_cgroups_version_1(tmp_path):
+    """Controllers have trees of their own; in a container the path is the host's, and the mount's top counts."""
+    files = {
+        "memory/memory.limit_in_bytes": "4000000000", "cpu,cpuacct/cpu.cfs_quota_us": "150000",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    }  # fmt: skip
+    places = cgroups(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/", files)
+    assert machine.memory_limit(**places) == 4_000_000_000
+    assert machine.cpu_quota(**places) == 1.5
+    (tmp_path / "mount/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "mount/cpu,cpuacct/cpu.cfs_quota_us").write_text("-1\n")
+    assert machine.memory_limit(**places) is None
+    assert machine.cpu_quota(**places) is None
+
+
+def test_run_folder_where_it_will_be_made(tmp_path):
+    facts = machine.run_folder(tmp_path / "runs" / "later")
+    assert (facts["place"], facts["problem"]) == (str(tmp_path), None)
+    assert 0 < facts["free"] <= os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    assert list(tmp_path.iterdir()) == []
+    assert machine.run_folder(Path("/proc/runs"))["problem"]
+
+
+class FakeRuntimeError(Exception):
+    pass
+
+
+def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
+    """As much of CuPy as is asked, with GPUs of 10 bytes; without NCCL and cuDNN."""
+
+    def count_devices():
+        if problem:
+            raise FakeRuntimeError(problem)
+        return count
+
+    runtime = SimpleNamespace(
+        runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13010, getDeviceCount=count_devices,
+        getDeviceProperties=lambda index: {"name": b"H200", "uuid": bytes([index])},
+        memGetInfo=lambda: (9, 10), CUDARuntimeError=FakeRuntimeError,
+    )  # fmt: skip
+
+    class Device:
+        compute_capability = "90"
+
+        def __init__(self, index):
+            self.pci_bus_id = f"0000:{index:02}"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    cuda = ModuleType("cupy.cuda")
+    cuda.runtime, cuda.Device = runtime, Device
+    cuda.nccl = SimpleNamespace(available=False)
+    cupy = ModuleType("cupy")
+    cupy.cuda, cupy.__version__ = cuda, "14.0"
+    modules = {"cupy": cupy, "cupy.cuda": cuda, "cupyx": ModuleType("cupyx"), "ml_dtypes": ModuleType("ml_dtypes")}
+    for name, module in (modules | {"cudnn": None}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_own_gpu(monkeypatch):
+    """Local rank 3 of a node whose processes see two GPUs takes the second."""
+    fake_cupy(monkeypatch, 2)
+    facts = gpu.own(3)
+    assert facts == {
+        "cupy": "14.0", "runtime_cuda": 13000, "driver_cuda": 13010, "count": 2, "problem": None, "index": 1,
+        "name": "H200", "id": "0000:01/01", "capability": 90, "free": 9, "total": 10, "nccl": None,
+        "nccl_missing": "CuPy finds no libnccl.so.2", "cudnn": None,
+    }  # fmt: skip
+
+
+def test_own_gpu_where_there_is_none(monkeypatch):
+    fake_cupy(monkeypatch, 0, "cudaErrorNoDevice: no CUDA-capable device is detected")
+    facts = gpu.own(0)
+    assert (facts["count"], facts["driver_cuda"]) == (0, 13010)
+    assert facts["problem"].endswith("no CUDA-capable device is detected")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert gpu.own(0)["cupy"] is None
+
+
+def test_list_of_gpus():
+    text = "0, NVIDIA H200, 580.95.05, 143771, 4\n1, NVIDIA H200, 580.95.05, [N/A], [Insufficient Permissions]\nodd\n"
+    assert gpu.parse_list(text) == [
+        {"index": 0, "name": "NVIDIA H200", "driver": "580.95.05", "total": 143771 << 20, "used": 4 << 20},
+        {"index": 1, "name": "NVIDIA H200", "driver": "580.95.05", "total": None, "used": None},
+    ]

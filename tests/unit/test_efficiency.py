@@ -1,0 +1,125 @@
+"""POP efficiencies and the replay without transfer times, against runs computed by hand."""
+
+import numpy as np
+import pytest
+
+from tests.support.make_run import three_ranks, write_run
+from traces import read_run
+from traces.read.analysis import measure
+from traces.read.efficiency import Efficiency, efficiency, scaling, step_runtimes
+from traces.read.replay import ideal_runtimes
+from traces.record.phases import STEP
+
+
+def measured(folder, spans, nodes=None, **settings):
+    run = read_run(write_run(folder, spans, nodes or [0] * len(spans), **settings))
+    return run, measure(run)
+
+
+def of(folder, spans, **settings) -> Efficiency:
+    run, times = measured(folder, spans, **settings)
+    return efficiency(run, times, ideal_runtimes(run, times))
+
+
+def rank_spans(*phases, step=1, start=0):
+    """One rank's step from consecutive (phase, root, ms); "other" is time in no phase."""
+    spans, now = [], start
+    for phase, root, ms in phases:
+        if phase != "other":
+            spans.append((step, phase, root, now, now + ms))
+        now += ms
+    return [*spans, (step, STEP, -1, start, now)]
+
+
+def test_uneven_compute_before_an_allreduce(tmp_path):
+    # Rank 1 comes at 30; the data take 20 ms more.
+    spans = [
+        rank_spans(("forward", -1, 10), ("allreduce", -1, 40)),
+        rank_spans(("forward", -1, 30), ("allreduce", -1, 20)),
+    ]
+    one = of(tmp_path, spans)
+    assert (one.runtime_s, one.ideal_s) == pytest.approx((0.05, 0.03))
+    assert one.useful_s == pytest.approx([0.01, 0.03])
+    assert one.load_balance == pytest.approx(20 / 30)
+    assert one.serialization == pytest.approx(1)
+    assert one.transfer == pytest.approx(30 / 50)
+    assert one.communication == pytest.approx(30 / 50)
+    assert one.parallel == pytest.approx(20 / 50)
+    assert one.lost == pytest.approx({"load_balance": 10 / 50, "serialization": 0, "transfer": 20 / 50})
+
+
+def test_the_case_of_nine_ranks(tmp_path):
+    """150 ms of computing on 9 ranks, 10 ms of update on the server, 720 ms in all: it is the transfer that is lost."""
+    server = rank_spans(("forward", -1, 150), ("reduce", 0, 450), ("update", -1, 10), ("bcast", 0, 110))
+    others = rank_spans(("forward", -1, 150), ("reduce", 0, 440), ("bcast", 0, 130))
+    one = of(tmp_path, [server] + 8 * [others])
+    assert one.ideal_s == pytest.approx(0.160)
+    assert one.load_balance == pytest.approx((8 * 150 + 160) / 9 / 160)
+    assert one.serialization == pytest.approx(1)
+    assert one.transfer == pytest.approx(160 / 720)
+    assert one.parallel == pytest.approx((8 * 150 + 160) / 9 / 720)
+
+
+def test_a_server_serializes(tmp_path):
+    # The reduce ends ideally when rank 2 comes (30), the update 10 later; all have the bcast at 40, and 4 in no phase.
+    one = of(tmp_path, three_ranks(4))
+    assert one.useful_s == pytest.approx([4 * 0.020, 4 * 0.014, 4 * 0.030])
+    assert (one.runtime_s, one.ideal_s) == pytest.approx((4 * 0.084, 4 * 0.044))
+    assert one.load_balance == pytest.approx((64 / 3) / 30)
+    assert one.serialization == pytest.approx(30 / 44)
+    assert one.parallel == pytest.approx((64 / 3) / 84)
+    assert one.parallel + sum(one.lost.values()) == pytest.approx(1)
+
+
+def test_work_one_after_another(tmp_path):
+    """Rank 1 begins with what rank 0 sends, and rank 0 ends with what rank 1 sends: nobody is unbalanced."""
+    first = rank_spans(("forward", -1, 20), ("bcast", 0, 5), ("bcast", 1, 30), ("wait", -1, 5))
+    second = rank_spans(("bcast", 0, 30), ("forward", -1, 20), ("bcast", 1, 5), ("wait", -1, 5))
+    one = of(tmp_path, [first, second])
+    assert one.load_balance == pytest.approx(1)
+    assert one.ideal_s == pytest.approx(0.040)
+    assert one.serialization == pytest.approx(20 / 40)
+    assert one.transfer == pytest.approx(40 / 60)
+
+
+def test_nodes_that_reduce_apart_and_then_meet(tmp_path):
+    # Reduces to 0 and to 2 inside the nodes, an allreduce of the two leaders, which the last of each node lets begin.
+    spans = [
+        rank_spans(("forward", -1, 10), ("reduce", 0, 12), ("allreduce", -1, 28)),
+        rank_spans(("forward", -1, 20), ("reduce", 0, 2), ("other", -1, 28)),
+        rank_spans(("forward", -1, 16), ("reduce", 2, 4), ("allreduce", -1, 30)),
+        rank_spans(("forward", -1, 12), ("reduce", 2, 4), ("other", -1, 34)),
+    ]
+    run, times = measured(tmp_path, spans, [0, 0, 1, 1])
+    # Leaders: 20 and 16, so 20; but what is in no phase counts as the rank's own: rank 1 ends at 48, rank 3 at 46.
+    assert ideal_runtimes(run, times) == pytest.approx([0.048])
+    assert step_runtimes(times) == pytest.approx([0.050])
+
+
+def test_steps_with_other_calls_are_replayed_by_themselves(tmp_path):
+    plain = ("forward", -1, 10), ("allreduce", -1, 5)
+    longer = ("forward", -1, 10), ("allreduce", -1, 5), ("forward", -1, 7), ("allreduce", -1, 9)
+    spans = [
+        [*rank_spans(*plain), *rank_spans(*longer, step=2, start=100), *rank_spans(*plain, step=3, start=200)]
+        for _ in range(2)
+    ]
+    assert ideal_runtimes(*measured(tmp_path, spans)) == pytest.approx([0.010, 0.017, 0.010])
+
+
+def test_a_rank_that_made_other_calls_holds_no_replay_up(tmp_path):
+    spans = [
+        rank_spans(("forward", -1, 10), ("reduce", 0, 5), ("allreduce", -1, 5)),
+        rank_spans(("forward", -1, 10), ("allreduce", -1, 5), ("reduce", 0, 5)),
+    ]
+    assert ideal_runtimes(*measured(tmp_path, spans)) == pytest.approx([0.010])
+
+
+def test_scaling_is_per_token():
+    """Twice the ranks and twice the tokens, each token 10 % more to compute, and half the time lost to transfer."""
+    one = Efficiency(np.array([1.0]), 1.0, 1.0, tokens=1000)
+    two = Efficiency(np.array([1.1, 1.1]), 2.2, 1.1, tokens=2000)
+    first, second = scaling([one, two])
+    assert first == pytest.approx({"computation": 1, "global": 1, "speedup": 1})
+    assert second == pytest.approx({"computation": 1 / 1.1, "global": 0.5 / 1.1, "speedup": 2 / 2.2})
+    with pytest.raises(ValueError, match="no tokens"):
+        scaling([one, Efficiency(np.array([1.0]), 1.0, 1.0)])

@@ -1,0 +1,200 @@
+"""scripts/export.py: what Paraver and Perfetto get, read by checkers of our own."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import chrome_check, paraver_check
+from tests.support.make_run import MS, simulate, three_ranks, with_counters, write_run
+from traces import RunError, read_run
+from traces.export import chrome, line_merge, paraver
+from traces.read.waiting import find_waits
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
+
+ROOT = Path(__file__).parents[2]
+NODES = [0, 1, 1, 2, 2, 3, 3, 4, 4]
+RUNNING, GROUP_COMMUNICATION = 1, 13
+COLLECTIVE, SEND, RECEIVE, COLLECTIVE_ROOT, WAITED = 50000002, 50100001, 50100002, 50100003, 90000020
+
+
+def export(run, folder, name="out"):
+    """Both exports, checked."""
+    prv, *_ = paraver.export(run, folder / f"{name}.prv")
+    (path,) = chrome.export(run, folder / f"{name}.json")
+    return paraver_check.check(prv), chrome_check.check(path)
+
+
+def phase_ns(run, rank, names):
+    records = run.ranks[rank].records
+    records = records[np.isin(records["phase"], [INDEX[name] for name in names])]
+    return int((records["end"] - records["start"]).sum())
+
+
+@pytest.mark.parametrize("strategy", ["reduce-bcast", "sliced", "reduce-scatter", "allreduce"])
+def test_nine_ranks_on_five_nodes(tmp_path, strategy):
+    """Every nanosecond of computing and exchanging arrives in both, and so does every wait."""
+    dedicated = strategy == "reduce-bcast"
+    spans = simulate(strategy, NODES, dedicated=dedicated)
+    run = with_counters(read_run(write_run(tmp_path / "run", spans, NODES, strategy=strategy)), range(5))
+    prv, slices = export(run, tmp_path)
+    waits = find_waits(run)
+    for rank in range(9):
+        task, thread = rank + 1, slices.slices[NODES[rank] + 1, rank + 1]
+        compute, exchange = phase_ns(run, rank, COMPUTE), phase_ns(run, rank, EXCHANGE)
+        in_state = {state: sum(end - begin for begin, end, s in prv.states[task] if s == state) for state in (1, 13)}
+        assert in_state == {RUNNING: compute, GROUP_COMMUNICATION: exchange}
+        length = dict.fromkeys(NAMES, 0) | {"wait": 0, "transfer": 0}
+        for _, name, start, end, _ in thread:
+            length[name.split()[0]] += end - start
+        assert sum(length[name] for name in EXCHANGE) == length["wait"] + length["transfer"] == exchange
+        assert sum(length[name] for name in COMPUTE) == compute
+        assert length[STEP] == phase_ns(run, rank, [STEP])
+        assert length["wait"] == waits[rank].sum()
+        assert sum(pairs.get(WAITED, 0) for _, pairs in prv.events[task]) == waits[rank].sum()
+        assert [name for depth, name, *_ in thread if depth == 0] == [f"step {step}" for step in range(1, 25)]
+
+
+def test_the_calls_of_one_step(tmp_path):
+    """Three ranks, the values by hand: sizes, roots, waits, times from the run's start."""
+    spans = three_ranks(steps=2, root=1)
+    run = read_run(write_run(tmp_path / "run", spans, [0, 0, 1]))
+    for trace in run.ranks:
+        trace.records["bytes"] = 4096
+    prv, slices = export(run, tmp_path)
+    assert prv.header == paraver_check.Header(184 * MS, [1, 1, 2], [1, 1, 2])
+    root = [(time, pairs) for time, pairs in prv.events[2] if COLLECTIVE in pairs][:4]
+    assert [time for time, _ in root] == [14 * MS, 50 * MS, 60 * MS, 80 * MS]
+    assert [pairs[COLLECTIVE] for _, pairs in root] == [9, 0, 7, 0]
+    assert [(pairs[SEND], pairs[RECEIVE], pairs[COLLECTIVE_ROOT]) for _, pairs in root[::2]] == [
+        (4096, 4096, 1),
+        (4096, 0, 1),
+    ]
+    assert [pairs[WAITED] for _, pairs in root] == [16 * MS, 0, 0, 0]
+    other = [pairs for _, pairs in prv.events[1] if COLLECTIVE in pairs][:4]
+    assert [(pairs[SEND], pairs[RECEIVE]) for pairs in other[::2]] == [(4096, 0), (0, 4096)]
+    assert not any(COLLECTIVE_ROOT in pairs for pairs in other)
+    assert [pairs[WAITED] for pairs in other] == [0, 0, 15 * MS, 0]
+    assert slices.slices[1, 2][:5] == [
+        (0, "step 1", 0, 84 * MS, {}),
+        (1, "forward", 0, 14 * MS, {"step": 1}),
+        (1, "reduce", 14 * MS, 50 * MS, {"step": 1, "bytes": 4096}),
+        (2, "wait", 14 * MS, 30 * MS, {}),
+        (2, "transfer", 30 * MS, 50 * MS, {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "root", "call"),
+    [
+        ("reduce", 0, (9, 600, 600)),
+        ("reduce", -1, (168, 600, 200)),
+        ("bcast", 0, (7, 600, 0)),
+        ("bcast", -1, (17, 200, 600)),
+        ("reduce_scatter", -1, (168, 600, 200)),
+        ("allreduce", -1, (10, 600, 600)),
+        ("allgather", -1, (17, 200, 600)),
+        ("wait", -1, (8, 0, 0)),
+    ],
+)
+def test_each_exchange_is_the_collective_of_its_meaning(tmp_path, phase, root, call):
+    """As rank 0 of 3 makes it with 600 bytes; a rooted one without a root is a slice to every rank."""
+    spans = [[(1, phase, root, 1, 2), (1, STEP, -1, 0, 3)] for _ in range(3)]
+    run = read_run(write_run(tmp_path / "run", spans, [0, 1, 2]))
+    for trace in run.ranks:
+        trace.records["bytes"] = 600
+    prv, _ = export(run, tmp_path)
+    (made,) = [pairs for _, pairs in prv.events[1] if pairs.get(COLLECTIVE)]
+    assert (made[COLLECTIVE], made[SEND], made[RECEIVE]) == call
+
+
+def test_the_ports_rates_are_the_nodes(tmp_path):
+    run = read_run(write_run(tmp_path / "run", simulate("allreduce", NODES), NODES))
+    prv, slices = export(with_counters(run, [1, 3]), tmp_path)
+    rates = {
+        task: [(time, pairs[90000010], pairs[90000011]) for time, pairs in events if 90000010 in pairs]
+        for task, events in prv.events.items()
+    }
+    # The first ranks of nodes 1 and 3 are ranks 1 and 5.
+    assert {task: found for task, found in rates.items() if found} == {
+        2: [(10 * MS, 2_000_000, 4_000_000), (110 * MS, 0, 0), (120 * MS, 0, 0)],
+        6: [(10 * MS, 4_000_000, 8_000_000), (110 * MS, 0, 0), (120 * MS, 0, 0)],
+    }
+    assert slices.counters[4][0] == (10 * MS, {"in": 4.0, "out": 8.0})
+    assert set(slices.counters) == {2, 4}
+
+
+def test_a_crashed_run(tmp_path):
+    """The last step without its envelope, a rank without a file: the one is closed, the other an empty row."""
+    spans = three_ranks(steps=4)
+    for rank in range(3):
+        spans[rank] = [span for span in spans[rank] if span[0] < 4 or span[1] in ("forward", "reduce")]
+    run = read_run(write_run(tmp_path / "run", spans, [0, 0, 1]))
+    run = dataclasses.replace(run, ranks=run.ranks[:2])
+    prv, slices = export(run, tmp_path)
+    assert [pairs[90000002] for _, pairs in prv.events[1] if 90000002 in pairs] == [1, 0, 2, 0, 3, 0, 4, 0]
+    assert prv.states[3] == [(0, prv.header.end, 0)]
+    assert [name for depth, name, *_ in slices.slices[1, 1] if depth == 0][-1] == "step 4"
+    assert slices.names[2, 3] == "rank 2"
+
+
+def test_without_the_places_in_config_json(tmp_path):
+    run = read_run(write_run(tmp_path / "run", three_ranks(), [0, 0, 1]))
+    export(run, tmp_path, "with")
+    del run.config["ranks"]
+    export(run, tmp_path, "without")
+    assert (tmp_path / "with.row").read_text() == (tmp_path / "without.row").read_text()
+    with pytest.raises(RunError, match="where all ranks sat"):
+        chrome.export(dataclasses.replace(run, ranks=run.ranks[:2]), tmp_path / "a.json")
+
+
+def test_a_run_that_traced_nothing(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [[], []], [0, 1]))
+    for exporter in (paraver, chrome):
+        with pytest.raises(RunError, match="no phase is in it"):
+            exporter.export(run, tmp_path / "out")
+
+
+def test_nothing_is_lost_between_two_windows_of_lines(tmp_path, monkeypatch):
+    run = read_run(write_run(tmp_path / "run", simulate("sliced", NODES), NODES))
+    export(run, tmp_path, "whole")
+    monkeypatch.setattr(line_merge, "LINES_AT_ONCE", 50)
+    export(run, tmp_path, "pieces")
+    for ending in (".prv", ".json"):
+        assert (tmp_path / f"pieces{ending}").read_bytes() == (tmp_path / f"whole{ending}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("form", "out", "names"),
+    [
+        ("paraver", "a/b", ["b.prv", "b.pcf", "b.row"]),
+        ("paraver", "b.prv.gz", ["b.prv.gz", "b.pcf", "b.row"]),
+        ("perfetto", "b.json.gz", ["b.json.gz"]),
+    ],
+)
+def test_the_command(tmp_path, form, out, names):
+    run = write_run(tmp_path / "run", three_ranks(3), [0, 0, 1])
+    result = command(run, "--format", form, "--out", tmp_path / out)
+    assert result.returncode == 0, result.stderr
+    paths = [Path(line) for line in result.stdout.splitlines()]
+    assert [path.name for path in paths] == names
+    checker = paraver_check if form == "paraver" else chrome_check
+    checker.check(paths[0])
+
+
+def test_the_commands_mistakes_are_one_line(tmp_path):
+    run = write_run(tmp_path / "run", three_ranks(), [0, 0, 1])
+    (tmp_path / "file").write_text("")
+    for from_run, out in ((tmp_path / "nowhere", tmp_path / "a"), (run, tmp_path / "file" / "a")):
+        result = command(from_run, "--format", "paraver", "--out", out)
+        assert result.returncode == 2
+        assert result.stderr.startswith("export.py: error: ")
+        assert result.stderr.count("\n") == 1
+
+
+def command(*arguments):
+    script = [sys.executable, str(ROOT / "scripts" / "export.py")]
+    return subprocess.run([*script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60)

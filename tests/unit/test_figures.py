@@ -1,0 +1,221 @@
+"""The pictures that say who is slow, whose port is full, how it scales; and the report that holds them."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+
+from scripts import plot
+from scripts.diagnose import diagnose
+from scripts.reports.html_page import write_report
+from scripts.reports.message_matrix import message_matrix
+from tests.support.drawn import is_inside, title_of
+from tests.support.make_run import simulate, write_run
+from traces import read_run
+from traces.plots import (
+    communication_matrix,
+    model_points,
+    phase_bars,
+    port_bars,
+    rank_map,
+    scaling_curves,
+    timeline,
+    wait_bars,
+)
+from traces.read.analysis import measure_runs
+from traces.read.node_traffic import node_traffic
+from traces.record.counters import COUNTERS, counters_path
+from traces.record.phases import COMPUTE, INDEX
+
+NINE = [0, 0, 1, 1, 2, 2, 3, 3, 4]
+NODES = range(5)
+RATE = 50e6
+LINKS = [
+    {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "in": RATE, "out": RATE, "both": RATE} for node in NODES
+]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """reduce-bcast on 9 ranks of 5 nodes, rank 3 slow; node 0 takes in 10 MB a step, the others 2."""
+    folder = write_run(tmp_path_factory.mktemp("runs") / "run", simulate("reduce-bcast", NINE, slow=(3,)), NINE)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"links": LINKS, "parameters": 1_000_000}))
+    run = read_run(folder)
+    step = [one for one in run.ranks[0].records if one["phase"] == INDEX["step"]]
+    for node in NODES:
+        times = [step[0]["start"], *(one["end"] for one in step)]
+        rows = [(time, index * (10e6 if node == 0 else 2e6), index * 3e6, 0) for index, time in enumerate(times)]
+        header = {"format": "gpt2-mpi counters", "version": 1, "node": node, "host": f"cn{node:02d}", "ports": ["eth0"]}
+        header["clock"] = {"offset_ns": 0, "error_ns": 0, "at_ns": 0}
+        samples = np.array([tuple(int(value) for value in row) for row in rows], COUNTERS)
+        counters_path(folder / "traces", node).write_bytes(json.dumps(header).encode() + b"\n" + samples.tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(run_folder):
+    return measure_runs([read_run(run_folder)])[0]
+
+
+def test_the_map_shows_each_ranks_seconds_and_names_the_slow_one(measured):
+    figure = rank_map.draw(measured)
+    assert is_inside(figure)
+    assert "rank 3 computes 1.3 times as long" in title_of(figure)
+    shown = figure.axes[0].images[0].get_array()
+    seconds = measured.times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=2).T * 1e3
+    np.testing.assert_allclose(shown, seconds)
+
+
+def test_many_steps_are_averaged_into_columns():
+    table = np.arange(3 * 1000.0).reshape(1000, 3)
+    columns = rank_map._columns(table)
+    assert len(columns) == 334
+    np.testing.assert_array_equal(columns[0], table[:3].mean(axis=0))
+    np.testing.assert_array_equal(columns[-1], table[-1])
+    np.testing.assert_array_equal(rank_map._columns(table[:5]), table[:5])
+
+
+def test_the_bars_of_a_rank_add_up_to_its_step(measured):
+    figure = wait_bars.draw(measured)
+    assert is_inside(figure)
+    table = wait_bars.wait_table(measured)
+    step_ms = np.median(measured.times.seconds[:, :, INDEX["step"]], axis=0) * 1e3
+    np.testing.assert_allclose(sum(table.values()), step_ms, rtol=0.05)
+    assert "late_broadcast" in table
+    assert table["late_broadcast"][0] == 0, "the root waits for no broadcast"
+    drawn = sum(bars[0].get_width() for bars in figure.axes[0].containers)
+    assert drawn == pytest.approx(sum(row[0] for row in table.values()))
+
+
+def test_ports_are_drawn_against_their_rate(measured):
+    traffic = node_traffic(measured.run, measured.times)
+    figure = port_bars.draw(measured, traffic, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
+    assert is_inside(figure)
+    share = 10e6 / (RATE * measured.figures["step_ms"] * 1e-3)
+    assert re.search(rf"node 0 receives (9|10)[.\d]* MB a step, {share:.0%}"[:-3], title_of(figure))
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    np.testing.assert_allclose(heights[1:5], 2, rtol=0.05)
+    assert is_inside(port_bars.draw(measured, traffic, []))
+
+
+def test_the_timeline_has_a_lane_for_each_port(measured):
+    figure = timeline.draw(measured)
+    assert is_inside(figure)
+    labels = [text.get_text() for text in figure.axes[1].get_yticklabels()]
+    assert labels == [f"node {node} port" for node in NODES]
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+
+
+def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_path):
+    for strategy, sends in (("ring", 1), ("reduce-bcast", None)):
+        folder = write_run(tmp_path / strategy, simulate("allreduce", NINE), NINE, strategy)
+        run = read_run(folder)
+        matrix = message_matrix(run)
+        figure = communication_matrix.draw(strategy, matrix, NINE)
+        assert is_inside(figure)
+        if sends:
+            assert ((matrix > 0).sum(axis=1) == 1).all()
+            assert "every node sends and receives" in title_of(figure)
+        else:
+            assert "node 0 receives" in title_of(figure) or "node 0 sends" in title_of(figure)
+    assert not any(isinstance(one, QuadMesh) for one in figure.axes[0].collections)
+
+
+def test_node_matrix_by_hand():
+    matrix = np.array([[0, 1, 2], [4, 0, 8], [16, 32, 0]])
+    np.testing.assert_array_equal(communication_matrix.node_matrix(matrix, [0, 0, 1]), [[0, 10], [48, 0]])
+
+
+def test_the_model_plot_names_what_it_misses():
+    within = model_points.draw([("ring", 0.1, 0.11), ("tree", 0.3, 0.27)])
+    assert "within 10%" in title_of(within)
+    assert is_inside(within)
+    off = model_points.draw([("ring", 0.1, 0.11), ("tree", 0.3, 0.6)])
+    assert "misses tree most: slower than it says by 100%" in title_of(off)
+
+
+def test_scaling_says_what_eats_the_rest(tmp_path):
+    folders = [
+        write_run(tmp_path / f"n{len(nodes)}", simulate("allreduce", nodes), nodes, "allreduce")
+        for nodes in ([0, 0], [0, 0, 1, 1], NINE)
+    ]
+    runs = measure_runs([read_run(folder) for folder in folders])
+    figure = scaling_curves.draw(runs[::-1])
+    assert is_inside(figure)
+    assert re.match(r"9 ranks are [\d.]+ times as fast as 2, of 4.5 possible; most is lost to", title_of(figure))
+    stacked = sum(bar.get_height() for bar in figure.axes[1].patches if bar.get_x() < 0)
+    assert stacked == pytest.approx(1)
+
+
+def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):
+    assert plot.main([str(run_folder), "--out", str(tmp_path)]) == 0
+    names = {path.stem for path in tmp_path.glob("*.svg")}
+    assert names == {"timeline", "phases", "ports", "ranks", "waits", "messages", "loss"}
+    report = (run_folder / "report.html").read_text()
+    assert report.count("<img ") == 7
+    assert not re.search(r"(src|href)=\"(?!data:)", report), "nothing is loaded from elsewhere"
+    assert "What other strategies would take" in report
+    assert "<h2>Nodes</h2>" in report
+
+
+def test_one_node_has_no_table_of_ports(tmp_path):
+    run = read_run(write_run(tmp_path / "run", simulate("allreduce", [0, 0]), [0, 0], "allreduce"))
+    (one,) = measure_runs([run])
+    report = write_report(tmp_path / "report.html", one.figures, diagnose(run), {}, run.config).read_text()
+    assert "<h2>Ranks</h2>" in report
+    assert "<h2>Nodes</h2>" not in report
+
+
+def test_mfu_stands_where_it_is_known_and_of_what(run_folder, tmp_path):
+    """Nine ranks, of which the server computes nothing: eight times 0.25 TFLOP/s."""
+    run, known = read_run(run_folder), {"peak": {"tflops": [None] + [0.25] * 8, "source": "--peak-tflops"}}
+    knowing = replace(run, config=run.config | known, log=[row | {"mfu": 0.4567} for row in run.log])
+    (without,), (one,) = measure_runs([run]), measure_runs([knowing])
+    path, answer = tmp_path / "report.html", diagnose(run)
+    assert "MFU" not in write_report(path, without.figures, answer, {}, run.config).read_text()
+    report = write_report(path, one.figures, answer, {}, knowing.config).read_text()
+    assert "<dt>MFU, of 2 TFLOP/s (--peak-tflops)</dt><dd>46%</dd>" in report
+    figure = phase_bars.draw([one])
+    assert is_inside(figure)
+    assert any(text.get_text().endswith(" tokens/s\nMFU 46%") for text in figure.axes[0].texts)
+
+
+def test_a_setting_cannot_break_the_report(run_folder, tmp_path):
+    broken = shutil.copytree(run_folder, tmp_path / "run")
+    config = json.loads((broken / "config.json").read_text())
+    config["settings"]["text"] = "<script>alert(1)</script>"
+    (broken / "config.json").write_text(json.dumps(config))
+    assert plot.main([str(broken), "--out", str(tmp_path / "plots")]) == 0
+    assert "<script" not in (broken / "report.html").read_text()
+
+
+def test_what_a_crashed_run_lacks_is_said_and_the_rest_is_drawn(run_folder, tmp_path, capsys):
+    crashed = shutil.copytree(run_folder, tmp_path / "run")
+    (crashed / "traces" / "rank-00004.trace").unlink()
+    assert plot.main([str(crashed), "--out", str(tmp_path / "plots")]) == 0
+    assert "lacks 1 of 9 ranks' files" in capsys.readouterr().err
+    assert (tmp_path / "plots" / "timeline.png").exists()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium, which shows the report as a reader sees it")
+def test_a_browser_shows_the_report(run_folder, tmp_path):
+    plot.main([str(run_folder), "--out", str(tmp_path)])
+    page = (run_folder / "report.html").read_text()
+    probe = (
+        "<script>onload = () => document.title = [...document.images].map(one => one.naturalWidth > 300).join()"
+        " + ' ' + (document.body.scrollWidth <= innerWidth)</script></body>"
+    )
+    (tmp_path / "probed.html").write_text(page.replace("</body>", probe))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--window-size=1000,900"]
+    shown = subprocess.run(
+        ["chromium", *options, "--virtual-time-budget=5000", "--dump-dom", f"file://{tmp_path}/probed.html"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    title = re.search("<title>(.*?)</title>", shown.stdout)[1]
+    assert title == ",".join(["true"] * 7) + " true", shown.stderr

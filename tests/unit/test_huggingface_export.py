@@ -1,0 +1,72 @@
+"""Folders that we write for transformers: whole or not at all, and what the safetensors package finds in them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gpt2.errors import UserError
+from gpt2.formats import huggingface_export, weights
+from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.safetensors_file import CONFIG, assert_holds
+
+
+def new_parameters() -> Parameters:
+    parameters = Parameters.zeros(Layout(CONFIG))
+    initialize(parameters, seed=1)
+    return parameters
+
+
+@pytest.mark.parametrize(("shard_bytes", "files"), [(10**9, 1), (500, 5), (1, 28)])
+def test_the_safetensors_package_reads_every_tensor(tmp_path, shard_bytes, files):
+    """In each file no more than shard_bytes, but for a single larger tensor; the index says which and how much."""
+    package = pytest.importorskip("safetensors", reason="no safetensors: pip install -e '.[test]'")
+    parameters, found, places = new_parameters(), {}, {}
+    huggingface_export.write_parameters(tmp_path / "gpt2", parameters, shard_bytes=shard_bytes)
+    paths = sorted((tmp_path / "gpt2").glob("*.safetensors"))
+    assert len(paths) == files
+    for path in paths:
+        with package.safe_open(path, "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            assert file.metadata() == {"format": "pt"}
+        assert len(tensors) == 1 or sum(values.nbytes for values in tensors.values()) <= shard_bytes
+        found |= tensors
+        places |= dict.fromkeys(tensors, path.name)
+    assert_holds(parameters, found)
+    if files > 1:
+        index = json.loads((tmp_path / "gpt2" / "model.safetensors.index.json").read_text())
+        assert index == {"metadata": {"total_size": sum(v.nbytes for v in found.values())}, "weight_map": places}
+
+
+def test_an_export_is_complete_or_not_there(tmp_path):
+    """Parameters that fail on the way leave no folder; an empty one is filled."""
+
+    def failing_ranges():
+        yield parameters.layout.ranges[0]
+        raise RuntimeError("on the way")
+
+    parameters = new_parameters()
+    with pytest.raises(RuntimeError, match="on the way"):
+        huggingface_export.write_parameters(tmp_path / "gpt2", parameters, failing_ranges())
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "gpt2").mkdir()
+    huggingface_export.write_parameters(tmp_path / "gpt2", parameters)
+    assert (weights.load(tmp_path / "gpt2").flat == parameters.flat).all()
+    with pytest.raises(UserError, match=r"absent/gpt2: No such file.*choose a place that exists"):
+        huggingface_export.write_parameters(tmp_path / "absent" / "gpt2", parameters)
+    with pytest.raises(UserError, match="exists already"):
+        huggingface_export.write_parameters(__file__, parameters)
+
+
+def test_exports_range_by_range(tmp_path):
+    """What is only there while its turn lasts, as ZeRO-3's parameters are."""
+    whole, turns = new_parameters(), Parameters.zeros(Layout(CONFIG))
+
+    def ranges():
+        for start, stop in whole.layout.ranges:
+            turns.flat[start:stop] = whole.flat[start:stop]
+            yield start, stop
+            turns.flat[start:stop] = np.nan
+
+    huggingface_export.write_parameters(tmp_path / "gpt2", turns, ranges(), shard_bytes=500)
+    assert (weights.load(tmp_path / "gpt2").flat == whole.flat).all()

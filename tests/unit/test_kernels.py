@@ -1,0 +1,288 @@
+"""Every kernel's backward against central differences in float64, and forwards against the plain formula."""
+
+import ast
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+from gpt2.kernels import KERNELS, load_kernels
+from gpt2.kernels import numpy as numpy_kernels
+from gpt2.kernels.numpy.attention import ROWS
+from gpt2.kernels.numpy.classifier import COLUMNS
+from gpt2.kernels.numpy.classifier import ROWS as ROWS_OF_LOGITS
+
+RANDOM = np.random.default_rng(7)
+
+
+@pytest.fixture(params=[1, 2], ids="{} threads".format)
+def k(request):
+    return load_kernels("numpy", request.param)
+
+
+def random(*shape):
+    return RANDOM.standard_normal(shape)
+
+
+def assert_gradient(function, argument, gradient, samples=40, epsilon=1e-5):
+    """gradient of the scalar function() at `argument` (changed in place and put back) against central differences."""
+    for index in RANDOM.choice(argument.size, min(samples, argument.size), replace=False):
+        at = np.unravel_index(index, argument.shape)
+        middle = argument[at]
+        argument[at] = middle + epsilon
+        above = function()
+        argument[at] = middle - epsilon
+        below = function()
+        argument[at] = middle
+        assert gradient[at] == pytest.approx((above - below) / (2 * epsilon), rel=1e-5, abs=1e-7), at
+
+
+def test_the_set_is_complete(k):
+    assert set(numpy_kernels.__all__) - {"Cores"} == set(KERNELS)
+    for name in KERNELS:
+        assert next(iter(inspect.signature(getattr(numpy_kernels, name)).parameters)) == "cores", name
+    assert ast.get_docstring(ast.parse(inspect.getsource(numpy_kernels)))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_linear(k, accumulate):
+    x, w, b, dy, out = random(9, 5), random(7, 5), random(7), random(9, 7), np.empty((9, 7))
+
+    def loss():
+        k.linear_forward(out, x, w, b)
+        return (out * dy).sum()
+
+    loss()
+    np.testing.assert_allclose(out, x @ w.T + b, rtol=1e-12)
+    dx, dw, db = np.full_like(x, np.nan), np.full_like(w, 3.0), np.full_like(b, 3.0)
+    k.linear_backward(dx, dw, db, dy, x, w, accumulate)
+    before = 3.0 if accumulate else 0.0
+    assert_gradient(loss, x, dx)
+    assert_gradient(loss, w, dw - before)
+    assert_gradient(loss, b, db - before)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_layernorm(k, accumulate):
+    N, C = 11, 6
+    x, branch, w, b, dy = random(N, C), random(N, C), random(C), random(C), random(N, C)
+    residual, out, mean, rstd = np.empty((N, C)), np.empty((N, C)), np.empty(N), np.empty(N)
+
+    def loss():
+        k.residual_layernorm_forward(residual, out, mean, rstd, x, branch, w, b)
+        return (out * dy).sum()
+
+    loss()
+    total = x + branch
+    normalized = (total - total.mean(1, keepdims=True)) / np.sqrt(total.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(residual, total)
+    np.testing.assert_allclose(out, normalized * w + b, rtol=1e-10)
+    alone = np.empty((N, C))
+    k.layernorm_forward(alone, mean, rstd, residual, w, b)
+    np.testing.assert_array_equal(alone, out)
+    dx, dw, db = np.full_like(x, 2.0), np.full_like(w, 3.0), np.full_like(b, 3.0)
+    k.layernorm_backward(dx, dw, db, dy, residual, mean, rstd, w, accumulate)
+    before = 3.0 if accumulate else 0.0
+    assert_gradient(loss, x, dx - 2.0)
+    assert_gradient(loss, w, dw - before)
+    assert_gradient(loss, b, db - before)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_linear_gelu_linear(k, accumulate):
+    """A layer with GELU, and the layer after it."""
+    x, w, b = random(13, 5), random(6, 5), random(6)
+    w2, b2, dy = random(7, 6), random(7), random(13, 7)
+    hidden, saved, out = np.empty((13, 6)), np.empty((13, 6)), np.empty((13, 7))
+    b[0], b[1] = 40.0, -40.0  # far out, where the exponential overflows in float32
+
+    def loss():
+        k.linear_gelu_forward(hidden, saved, x, w, b)
+        k.linear_forward(out, hidden, w2, b2)
+        return (out * dy).sum()
+
+    loss()
+    y = x @ w.T + b
+    np.testing.assert_allclose(
+        hidden, 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))), atol=1e-12
+    )
+    dpre, dw2, db2 = np.full_like(hidden, np.nan), np.full_like(w2, 3.0), np.full_like(b2, 3.0)
+    k.gelu_linear_backward(dpre, dw2, db2, dy, hidden, saved, w2, accumulate)
+    before = 3.0 if accumulate else 0.0
+    assert_gradient(loss, x, dpre @ w)
+    assert_gradient(loss, b, dpre.sum(0))
+    assert_gradient(loss, w2, dw2 - before)
+    assert_gradient(loss, b2, db2 - before)
+
+
+def test_gelu_far_out_in_float32(k):
+    x = np.array([[-1e4, -20.0, 0.0, 20.0, 1e4]], np.float32)
+    out, saved = np.empty((1, 5), np.float32), np.empty((1, 5), np.float32)
+    k.linear_gelu_forward(out, saved, x, np.eye(5, dtype=np.float32), np.zeros(5, np.float32))
+    np.testing.assert_allclose(out, [[0, 0, 0, 20, 1e4]], atol=1e-6)
+    np.testing.assert_allclose(saved, [[0, 0, 0.5, 1, 1]], atol=1e-6)
+
+
+def plain_attention(qkv, heads):
+    """(B, T, C) by the formula, without blocks."""
+    B, T, width = qkv.shape
+    q, k, v = qkv.reshape(B, T, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(q.shape[-1])
+    scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return (p @ v).transpose(0, 2, 1, 3).reshape(B, T, width // 3)
+
+
+@pytest.mark.parametrize(("B", "T", "heads", "head_size"), [(2, 5, 3, 4), (1, 1, 2, 2), (2, 2 * ROWS + 3, 2, 4)])
+def test_attention(k, B, T, heads, head_size):
+    C = heads * head_size
+    qkv, dout = random(B, T, 3 * C), random(B, T, C)
+    out, logsumexp = np.empty((B, T, C)), np.empty((B, heads, T))
+
+    def loss():
+        k.attention_forward(out, logsumexp, qkv, heads)
+        return (out * dout).sum()
+
+    loss()
+    np.testing.assert_allclose(out, plain_attention(qkv, heads), rtol=1e-9, atol=1e-12)
+    dqkv = np.full_like(qkv, np.nan)
+    k.attention_backward(dqkv, dout, qkv, out, logsumexp, heads)
+    assert_gradient(loss, qkv, dqkv)
+
+
+def test_attention_of_huge_scores(k):
+    """Scores some hundreds above the diagonal's, where the quick shift overflows, in one head of two."""
+    T = ROWS + 5
+    qkv = random(1, T, 3 * 8)
+    qkv[:, :, [0, 1, 2, 3, 8, 9, 10, 11]] *= 20
+    dout = random(1, T, 8)
+    results = []
+    for dtype in (np.float32, np.float64):
+        out, logsumexp, dqkv = (np.empty(s, dtype) for s in ((1, T, 8), (1, 2, T), (1, T, 24)))
+        k.attention_forward(out, logsumexp, qkv.astype(dtype), 2)
+        k.attention_backward(dqkv, dout.astype(dtype), qkv.astype(dtype), out, logsumexp, 2)
+        assert logsumexp.max() > 100
+        results.append((out, dqkv))
+    np.testing.assert_allclose(results[1][0], plain_attention(qkv, 2), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-2, atol=0.05)
+
+
+def test_attention_keeps_nan_to_the_queries_that_see_it(k):
+    qkv = RANDOM.standard_normal((1, ROWS + 40, 3 * 8), dtype=np.float32)
+    out, logsumexp = np.empty((1, ROWS + 40, 8), np.float32), np.empty((1, 2, ROWS + 40), np.float32)
+    qkv[0, 30, 8] = np.nan  # in a key of the first head
+    k.attention_forward(out, logsumexp, qkv, 2)
+    assert np.isnan(out[0, 30:, :4]).all()
+    assert np.isfinite(out[0, :30]).all()
+    assert np.isfinite(out[0, :, 4:]).all()
+
+
+def test_embedding(k):
+    B, T, C, V = 3, 4, 5, 8
+    tokens = RANDOM.integers(V, size=(B, T)).astype(np.int32)
+    tokens[0, :2] = 6  # a token that repeats
+    wte, wpe, dout, out = random(V, C), random(T + 2, C), random(B, T, C), np.empty((B, T, C))
+
+    def loss():
+        k.embedding_forward(out, tokens, wte, wpe)
+        return (out * dout).sum()
+
+    loss()
+    np.testing.assert_allclose(out, wte[tokens] + wpe[:T])
+    dwte, dwpe = np.full_like(wte, 2.0), np.full_like(wpe, 9.0)
+    k.embedding_backward(dwte, dwpe, dout, tokens, False)
+    assert_gradient(loss, wte, dwte - 2.0)
+    assert_gradient(loss, wpe, dwpe)
+    once = dwpe.copy()
+    k.embedding_backward(dwte, dwpe, dout, tokens, True)
+    np.testing.assert_allclose(dwpe, 2 * once)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("N", "V", "padded"), [(5, 7, 10), (ROWS_OF_LOGITS + 3, COLUMNS + 9, COLUMNS + 12)])
+def test_classifier(k, N, V, padded, accumulate):
+    """Rows and columns above and not a multiple of the kernel's blocks; three pad columns."""
+    C, scale = 4, 0.25
+    x, wte, targets = random(N, C), random(padded, C), RANDOM.integers(V, size=N)
+    losses, exponentials, row_scale = np.empty(N), np.full((N, padded), np.nan), np.empty(N)
+
+    def loss():
+        k.classifier_forward(losses, None, None, x, wte, targets, V, 0.0)
+        return scale * losses.sum()
+
+    loss()
+    logits = x @ wte[:V].T
+    expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(N), targets]
+    np.testing.assert_allclose(losses, expected, rtol=1e-10)
+    k.classifier_forward(losses, exponentials, row_scale, x, wte, targets, V, scale)
+    np.testing.assert_allclose(losses, expected, rtol=1e-10)
+    dx, dwte = np.full_like(x, np.nan), np.full_like(wte, 3.0)
+    k.classifier_backward(dx, dwte, exponentials, row_scale, x, wte, accumulate)
+    before = 3.0 if accumulate else 0.0
+    np.testing.assert_array_equal(dwte[V:], before)
+    assert_gradient(loss, x, dx)
+    assert_gradient(loss, wte, dwte - before)
+
+
+def test_classifier_of_huge_logits(k):
+    """Logits some hundreds above the target's, where the quick shift overflows: the same as in float64."""
+    N, C, V = 6, 8, 40
+    x, wte, targets = 15 * random(N, C), 3 * random(V, C), RANDOM.integers(V, size=N)
+    results = []
+    for dtype in (np.float32, np.float64):
+        losses, exponentials, row_scale = np.empty(N, dtype), np.empty((N, V), dtype), np.empty(N, dtype)
+        k.classifier_forward(losses, exponentials, row_scale, x.astype(dtype), wte.astype(dtype), targets, V, 0.5)
+        results.append((losses, exponentials * row_scale[:, None]))
+    logits = x @ wte.T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert results[1][0].max() > 100
+    np.testing.assert_allclose(results[1][1], 0.5 * (p - np.eye(V)[targets]), atol=1e-12)
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-3)
+
+
+@pytest.mark.parametrize("gradient_scale", [1.0, 0.3])
+def test_adamw_is_the_textbook_one(k, gradient_scale):
+    """Against the formula with scaled moments and bias corrections, over several steps and several blocks."""
+    size, lr, beta1, beta2, eps, weight_decay = 1_200_003, 1e-2, 0.9, 0.95, 1e-8, 0.1
+    p = random(size)
+    ours, m, v = p.copy(), np.zeros(size), np.zeros(size)
+    decaying = [(0, 1000), (5000, 150_000), (199_000, size)]
+    decays = np.zeros(size)
+    for low, high in decaying:
+        decays[low:high] = weight_decay
+    first, second = np.zeros(size), np.zeros(size)
+    for step in range(1, 6):
+        g = random(size)
+        k.adamw(ours, g, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale)
+        g = g * gradient_scale
+        first = beta1 * first + (1 - beta1) * g
+        second = beta2 * second + (1 - beta2) * g * g
+        update = first / (1 - beta1**step) / (np.sqrt(second / (1 - beta2**step)) + eps)
+        p = p - lr * (update + decays * p)
+    np.testing.assert_allclose(ours, p, rtol=1e-10, atol=1e-12)
+
+
+def test_sum_of_squares(k):
+    x = RANDOM.standard_normal(300_001, dtype=np.float32)
+    assert k.sum_of_squares(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
+    assert k.sum_of_squares(x[:0]) == 0.0
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_error_in_any_threads_part_is_raised(place):
+    cores = numpy_kernels.Cores(3)
+
+    def work(start, stop):
+        if start == place:
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        cores.for_parts(3, work)
+    covered = []
+    cores.for_blocks(10, 2, lambda start, stop: covered.extend(range(start, stop)))
+    assert sorted(covered) == list(range(10)), "the threads go on working after an error"

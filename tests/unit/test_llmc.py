@@ -1,0 +1,159 @@
+"""llm.c model checkpoints, against a file packed by hand in llm.c's order."""
+
+import random
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.formats.llmc import parameter_count, read_config, read_parameters, write_parameters
+from gpt2.parameters import Layout, Parameters, initialize
+
+CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=4, context=3, vocab_size=5)
+L, C, T, V = CONFIG.n_layer, CONFIG.n_embd, CONFIG.context, CONFIG.vocab_size
+
+# llm.c's 16 tensors in the file's order, after the embeddings: our name and the shape of one layer's.
+KINDS = [
+    ("ln1_weight", (C,)), ("ln1_bias", (C,)), ("qkv_weight", (3 * C, C)), ("qkv_bias", (3 * C,)),
+    ("attproj_weight", (C, C)), ("attproj_bias", (C,)), ("ln2_weight", (C,)), ("ln2_bias", (C,)),
+    ("fc_weight", (4 * C, C)), ("fc_bias", (4 * C,)), ("fcproj_weight", (C, 4 * C)), ("fcproj_bias", (C,)),
+]  # fmt: skip
+
+
+def packed(padded_vocab_size: int) -> bytes:
+    """A checkpoint whose n-th float after wte is n; wte's are negative, its pad -999."""
+    wte = [-float(number) for number in range(V * C)] + [-999.0] * ((padded_vocab_size - V) * C)
+    rest = T * C + L * sum(int(np.prod(shape)) for _, shape in KINDS) + 2 * C
+    header = [20240326, 3, T, V, L, CONFIG.n_head, C, padded_vocab_size] + [0] * 248
+    return struct.pack(f"<256i{len(wte) + rest}f", *header, *wte, *range(rest))
+
+
+def with_header(content: bytes, index: int, value: int) -> bytes:
+    changed = bytearray(content)
+    struct.pack_into("<i", changed, 4 * index, value)
+    return bytes(changed)
+
+
+def new_parameters(config=CONFIG, multiple_of=1) -> Parameters:
+    return Parameters.zeros(Layout(config, multiple_of))
+
+
+def refusal(function, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("padded_vocab_size", [V, 8, 128, 256])
+def test_reads_a_checkpoint_packed_by_hand(tmp_path, padded_vocab_size):
+    path = tmp_path / "model.bin"
+    path.write_bytes(packed(padded_vocab_size))
+    assert read_config(path) == CONFIG
+    parameters = new_parameters(multiple_of=7)
+    parameters.flat[:] = 77.0
+    read_parameters(path, parameters)
+    assert (parameters.wte[:V].ravel() == -np.arange(V * C)).all()
+    assert (parameters.wte[V:] == 0).all()
+    position = T * C
+    assert (parameters.wpe.ravel() == np.arange(position)).all()
+    for name, shape in KINDS:
+        for layer in range(L):
+            tensor = parameters.view(f"layer.{layer}.{name}")
+            assert tensor.shape == shape
+            assert (tensor.ravel() == np.arange(position, position + tensor.size)).all()
+            position += tensor.size
+    assert (parameters.lnf_weight == np.arange(position, position + C)).all()
+    assert (parameters.lnf_bias == np.arange(position + C, position + 2 * C)).all()
+
+
+def test_writes_the_bytes_it_read(tmp_path):
+    content = packed(CONFIG.padded_vocab_size).replace(struct.pack("<f", -999.0), struct.pack("<f", 0.0))
+    (tmp_path / "a.bin").write_bytes(content)
+    parameters = new_parameters()
+    read_parameters(tmp_path / "a.bin", parameters)
+    write_parameters(tmp_path / "b.bin", parameters)
+    assert (tmp_path / "b.bin").read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "b.bin"]
+
+
+@pytest.mark.parametrize("multiple_of", [1, 64])
+def test_round_trip(tmp_path, multiple_of):
+    config = GPT2Config(n_layer=3, n_head=2, n_embd=16, context=8, vocab_size=200)
+    parameters, again = new_parameters(config, multiple_of), new_parameters(config, multiple_of)
+    initialize(parameters, seed=1)
+    write_parameters(tmp_path / "model.bin", parameters)
+    assert read_config(tmp_path / "model.bin") == config
+    read_parameters(tmp_path / "model.bin", again)
+    assert (again.flat == parameters.flat).all()
+
+
+def test_the_size_of_gpt2():
+    config = GPT2Config(n_layer=12, n_head=12, n_embd=768, context=1024, vocab_size=50257)
+    assert parameter_count(config, 50257) == 124_439_808
+    assert parameter_count(config, 50304) == 124_475_904 == Layout(config).count
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        (b"", ["is empty", "model checkpoint"]),
+        (packed(8)[:500], ["500 bytes", "1024"]),
+        (with_header(packed(8), 0, 7), ["begins with 7", "20240326"]),
+        (with_header(packed(8), 0, 20240520), ["token shard", "--train-data"]),
+        (with_header(packed(8), 0, 20240327), ["debug state"]),
+        (with_header(packed(8), 1, 5), ["too many", "bfloat16 parameters"]),
+        (with_header(packed(8), 1, 1), ["version 1", "padded vocabulary", "not read", "float32", "bfloat16"]),
+        (with_header(packed(8), 1, 9), ["version 9", "expected 3 (float32) or 5 (bfloat16)"]),
+        (with_header(packed(8), 4, 0), ["n_layer 0"]),
+        (with_header(packed(8), 6, -4), ["n_embd -4"]),
+        (with_header(packed(8), 5, 3), ["n_head 3", "n_embd 4"]),
+        (with_header(packed(8), 7, 4), ["vocab_size 5", "padded_vocab_size 4"]),
+        (with_header(packed(8), 4, 2**31 - 1), ["too few", "copy it again"]),
+        (packed(8)[:-4], ["4 too few", "float32 parameters"]),
+        (packed(8) + b"12345678", ["8 too many"]),
+    ],
+)
+def test_refuses_a_damaged_checkpoint(tmp_path, content, facts):
+    path, parameters = tmp_path / "model.bin", new_parameters()
+    path.write_bytes(content)
+    message = refusal(read_config, path)
+    for fact in [str(path), *facts]:
+        assert fact in message
+    assert refusal(read_parameters, path, parameters) == message
+    assert (parameters.flat == 0).all()
+
+
+def test_refuses_a_missing_file_and_an_unwritable_place(tmp_path):
+    assert "No such file" in refusal(read_config, tmp_path / "model.bin")
+    assert "not a file" in refusal(read_config, tmp_path)
+    assert "No such file" in refusal(write_parameters, tmp_path / "absent" / "model.bin", new_parameters())
+
+
+@pytest.mark.parametrize("change", [{"n_head": 1}, {"vocab_size": 6}, {"context": 4}, {"n_layer": 1}])
+def test_refuses_another_shape_and_shows_both(tmp_path, change):
+    path, other = tmp_path / "model.bin", replace(CONFIG, **change)
+    path.write_bytes(packed(8))
+    message = refusal(read_parameters, path, new_parameters(other))
+    assert f"holds {CONFIG}" in message
+    assert f"expected {other}" in message
+
+
+def test_random_damage_is_refused_or_harmless(tmp_path):
+    source, path, content = random.Random(2), tmp_path / "model.bin", packed(8)
+    for _ in range(200):
+        changed = bytearray(content)
+        for _ in range(source.randint(1, 3)):
+            changed[source.randrange(36)] = source.choice([0, 1, 2, 3, 4, 255, source.randrange(256)])
+        path.write_bytes(changed[: source.choice([len(content), len(content), source.randrange(len(content))])])
+        try:
+            config = read_config(path)
+            read_parameters(path, new_parameters(config))
+            outcome = str(path)
+        except UserError as error:
+            outcome = str(error).split(":")[0]
+        assert outcome == str(path)

@@ -1,0 +1,215 @@
+"""scripts/prepare.py: interrupted at any moment, given a folder again, and in several processes."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.preparation import batches as prepare_batches
+from scripts.preparation import manifest as prepare_manifest
+from scripts.preparation import processes as prepare_processes
+from scripts.preparation import shards as prepare_shards
+from tests.support.prepared import command, contents, manifest_of, nonsense, run, use_vocabulary, write_folder
+from tests.unit.test_tokenizers import needs_vocabulary, refusal
+
+
+def make(folder: Path, out: Path) -> None:
+    run(folder, "--out", out, "--shard-tokens", 150)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder of documents, and what becomes of it: shards that end within batches, and batches within shards."""
+    monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 97)
+    folder = write_folder(tmp_path / "in", [*(nonsense(90, seed) for seed in range(4)), ""])
+    make(folder, tmp_path / "whole")
+    return folder, tmp_path / "whole"
+
+
+class Interruption(Exception):
+    pass
+
+
+def interrupt(monkeypatch, module, name: str, after: int, before: bool) -> None:
+    """The function of that name raises Interruption when it is called for the (after + 1)-th time, or after that."""
+    function, calls = getattr(module, name), []
+
+    def interrupted(*arguments):
+        calls.append(name)
+        if before and len(calls) > after:
+            raise Interruption
+        result = function(*arguments)
+        if len(calls) > after:
+            raise Interruption
+        return result
+
+    monkeypatch.setattr(module, name, interrupted)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(prepare_shards.ShardWriter, "add"), (prepare_shards.os, "replace"), (prepare_shards, "checksum")],
+)
+def test_interrupted_at_any_moment(tmp_path, monkeypatch, made, module, name, before):
+    folder, whole = made
+    for after in range(100):
+        out = tmp_path / str(after)
+        with monkeypatch.context() as patch:
+            interrupt(patch, module, name, after, before)
+            try:
+                make(folder, out)
+            except Interruption:
+                pass
+            else:
+                break
+        manifest = out / "manifest.json"
+        complete = [shard["file"] for shard in manifest_of(out)["shards"]] if manifest.exists() else []
+        written = {name: (out / name).stat().st_mtime_ns for name in complete}
+        make(folder, out)
+        assert contents(out) == contents(whole)
+        assert written == {name: (out / name).stat().st_mtime_ns for name in complete}  # not a second time
+    assert after >= 7  # shards
+
+
+def test_a_damaged_shard_is_made_again(made, capsys):
+    folder, out = made
+    expected = contents(out)
+    make(folder, out)
+    assert "complete already" in capsys.readouterr().out
+    shard = out / "in_train_000002.bin"
+    shard.write_bytes(expected[shard.name][:-1] + b"?")
+    (out / "in_train_000004.bin").unlink()
+    make(folder, out)
+    assert contents(out) == expected
+
+
+def test_a_folder_of_other_shards(tmp_path, made):
+    folder, out = made
+    flags = ("--out", out, "--shard-tokens", 150)
+    assert "made with --shard-tokens 150, this is 151" in refusal(run, folder, "--out", out, "--shard-tokens", 151)
+    assert "made with --val-percent 10.0, this is 5.0" in refusal(run, folder, *flags, "--val-percent", 5)
+    folder = folder.rename(tmp_path / "moved")
+    run(folder, *flags, "--name", "in")  # the same text
+    (folder / "001.txt").write_text("other text")
+    assert f"made of {tmp_path / 'in/001.txt'} with other contents" in refusal(run, folder, *flags, "--name", "in")
+    (folder / "001.txt").unlink()
+    assert "made of 5 files, these are 4" in refusal(run, folder, *flags, "--name", "in")
+    (out / "manifest.json").write_text("{}")
+    assert "not a manifest of prepare.py" in refusal(run, folder, *flags)
+    (out / "manifest.json").unlink()
+    assert "holds in_train_000000.bin but no manifest.json" in refusal(run, folder, *flags)
+
+
+@needs_vocabulary
+def test_a_folder_of_another_tokenizer(made, monkeypatch):
+    use_vocabulary(monkeypatch)
+    folder, out = made
+    message = refusal(lambda: run(folder, "--out", out, "--shard-tokens", 150, tokenizer="gpt2"))
+    assert "made with --tokenizer bytes, this is gpt2: give another --out, or remove the folder" in message
+
+
+def test_two_at_once(made):
+    folder, out = made
+    with prepare_manifest.owned_folder(out):
+        assert "another prepare.py is writing there" in refusal(make, folder, out)
+
+
+def test_full_disk(made, tmp_path):
+    folder, whole = made
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "in_train_000000.bin.part").symlink_to("/dev/full")
+    assert "No space left on device: cannot write it: make room" in refusal(make, folder, out)
+    assert not list(out.glob("*.part"))
+    make(folder, out)
+    assert contents(out) == contents(whole)
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("long") / "long.txt"
+    path.write_text(nonsense(400_000) * 4)
+    return path
+
+
+def test_processes(tmp_path, long_text):
+    """The same files from 1 and 3 processes, though those go on after a SIGKILL and a SIGTERM: none is left behind."""
+    options = ["--shard-tokens", 1_000_000]
+    run(long_text, "--out", tmp_path / "one", *options)
+    out = tmp_path / "three"
+    for number in (signal.SIGKILL, signal.SIGTERM, None):
+        flags = ["--out", out, "--processes", 2 if number else 3, *options]
+        process = subprocess.Popen(command(long_text, *flags), stderr=subprocess.PIPE)
+        wait_until(lambda process=process: children(process.pid) and list(out.glob("*.bin*")))
+        workers = children(process.pid)
+        if number:
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        if number == signal.SIGTERM:
+            assert errors.decode() == "prepare.py: interrupted: the same command goes on from the last complete shard\n"
+        assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75, None: 0}[number]
+        wait_until(lambda workers=workers: not any(map(is_running, workers)))
+    assert contents(out) == contents(tmp_path / "one")
+    assert len(contents(out)) > 5
+
+
+def slow_square(number: int) -> int:
+    time.sleep(0.05 if number == 3 else 0)
+    if number == 17:
+        raise ValueError("seventeen")
+    if number == 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_ordered_map():
+    """In order though the fourth takes longest, not far ahead; errors at their turn; a process that is killed."""
+    taken = []
+    with prepare_processes.ordered_map(2) as mapped:
+        results = mapped(slow_square, (taken.append(number) or number for number in range(17)))
+        assert [next(results) for _ in range(4)] == [0, 1, 4, 9]
+        assert len(taken) <= 4 + 8
+        assert list(results) == [number * number for number in range(4, 17)]
+        assert list(mapped(slow_square, [])) == []
+        with pytest.raises(ValueError, match="seventeen"):
+            list(mapped(slow_square, [17]))
+        message = refusal(lambda: list(mapped(slow_square, range(40, 60))))
+        assert message.startswith("a process was ended from outside")
+    assert not multiprocessing.active_children()
+
+
+def children(process: int) -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+    except OSError:
+        return []
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_an_error_in_another_process(tmp_path, long_text):
+    folder = write_folder(tmp_path / "in", ["fine", "fine"])
+    (folder / "001.txt").write_bytes(b"\xff")
+    result = subprocess.run(
+        command(folder, "--out", tmp_path / "out", "--processes", 2), capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"prepare.py: error: {folder / '001.txt'}: byte 0 (0xff) is not UTF-8")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,71 @@
+"""scripts/training/report.py: which rank the progress line names as the slowest."""
+
+from math import nan
+
+import pytest
+
+from scripts.training.report import Progress, slowest
+
+RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rank", "excess"),
+    [([1, 1.5], 1, 0.5), ([2, 4, 2.5, 3], 1, 0.6), ([nan, 1, 3, 1], 2, 2), ([0, 0, 0], 0, 0)],
+)
+def test_slowest_against_the_median_of_the_others(seconds, rank, excess):
+    assert slowest(seconds) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
+
+
+@pytest.mark.parametrize("seconds", [[1.0], [nan, 1.0]])
+def test_one_rank_alone_is_not_slow(seconds):
+    assert slowest(seconds) == {}
+
+
+def lines(*steps):
+    """A line a step, from step 1 on."""
+    printed = []
+    progress = Progress(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)])
+    for step, compute_s in enumerate(steps, start=1):
+        progress.step(RECORD | {"step": step}, compute_s)
+    return printed
+
+
+def test_a_rank_is_named_where_it_stands_out():
+    usual, slow = [1.0, 1.0, 1.1], [1.0, 1.0, 1.3]
+    printed = lines(slow, slow, usual, slow, usual)
+    assert ["slowest" in line for line in printed] == [False, False, False, True, False], "not while warming up either"
+    assert "slowest rank 2 (cn2) +30%" in printed[3]
+
+
+def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
+    printed = []
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    progress = Progress(99, printed.append, [{"host": "a"}, {"host": "b"}])
+    for step in range(3, 13):
+        record = RECORD | {"step": step}
+        if step < 12:
+            del record["skipped"]
+        progress.step(record, [1.0, 9.0 if step == 5 else 1.0])
+    assert len(printed) == 2, "the first step given, and the skipped one"
+    assert "slowest" not in printed[1]
+
+
+def test_a_line_fits_into_100_columns():
+    """Of a long run at full speed; the validation has a line of its own."""
+    printed = []
+    progress = Progress(10_000, printed.append, [{"host": "a"}])
+    record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
+    progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
+    assert printed == [
+        "step     1/10000  loss 10.988  norm 2.35  lr 6.0e-04  5254 ms  123,457 tok/s  MFU 46%  exchange 11%",
+        "                  val loss 3.6827",
+    ]
+    progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6, "mfu": 0.04567}, [1.0])
+    progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6}, [1.0])
+    assert "  MFU 4.6%  " in printed[2]
+    assert "MFU" not in printed[3]
+    assert all(len(line) <= 100 for line in printed)
+    diverged = {"loss": float("nan"), "grad_norm": float("nan"), "step": 1, "exposed_exchange_s": 0}
+    progress.step(record | diverged, [1.0])
+    assert "  loss nan  norm nan  " in printed[-1], "before the run ends with a line on it"

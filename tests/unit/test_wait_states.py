@@ -1,0 +1,178 @@
+"""Wait states and who caused them, sums that agree, traffic by phase, what hides: against runs computed by hand."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.support.make_run import three_ranks, write_run
+from traces import read_run
+from traces.read.analysis import measure
+from traces.read.node_traffic import against_schedule, node_traffic, utilisation
+from traces.read.overlap import by_node, overlap, spread
+from traces.read.wait_states import STATES, check_sums, find_wait_states
+from traces.read.waiting import find_waits
+from traces.record.phases import INDEX, STEP
+
+
+def states_ms(folder, spans, nodes):
+    """{(rank that waited, state, rank waited for): ms in all}."""
+    states = find_wait_states(read_run(write_run(folder, spans, nodes, log=[])))
+    total = Counter()
+    for place, state, cause, seconds in zip(states.place, states.state, states.cause, states.seconds, strict=True):
+        total[int(place), STATES[state], int(cause)] += float(seconds * 1e3)
+    return dict(total)
+
+
+def test_a_reduce_and_a_bcast(tmp_path):
+    # The root comes at 10, the others at 14 and 30; it sends the parameters from 60 on, they wait since 45.
+    assert states_ms(tmp_path, three_ranks(), [0, 0, 1]) == pytest.approx(
+        {
+            (0, "early_reduce", 1): 4.0,
+            (0, "late_sender", 2): 16.0,
+            (1, "late_broadcast", 0): 15.0,
+            (2, "late_broadcast", 0): 15.0,
+        }
+    )
+
+
+def test_n_by_n_waits_for_the_last(tmp_path):
+    """In an exchange, and in the sums at a step's end."""
+    spans = [[(1, "allreduce", -1, enter, leave)] for enter, leave in ((10, 50), (25, 50), (40, 52))]
+    for rank, enter in zip(spans, (60, 63, 61), strict=True):
+        rank.append((1, "wait", -1, enter, 64))
+    assert states_ms(tmp_path, spans, [0, 0, 1]) == pytest.approx(
+        {
+            (0, "wait_at_nxn", 2): 30.0,
+            (1, "wait_at_nxn", 2): 15.0,
+            (0, "wait_at_nxn", 1): 3.0,
+            (2, "wait_at_nxn", 1): 2.0,
+        }
+    )
+
+
+def test_states_are_what_waiting_counts(tmp_path):
+    """The same seconds, by rank, in a run with several calls to several roots."""
+    first = [(1, "reduce", 0, 0, 10), (1, "reduce", 1, 10, 20), (1, "bcast", 1, 20, 30), (1, "allreduce", -1, 30, 40)]
+    second = [(1, "reduce", 0, 3, 8), (1, "reduce", 1, 8, 21), (1, "bcast", 1, 24, 29), (1, "allreduce", -1, 29, 44)]
+    third = [(1, "reduce", 0, 1, 8), (1, "reduce", 1, 11, 21), (1, "bcast", 1, 21, 29), (1, "allreduce", -1, 33, 44)]
+    run = read_run(write_run(tmp_path, [first, second, third], [0, 1, 1], log=[]))
+    states = find_wait_states(run)
+    seconds = np.bincount(states.place, states.seconds, 3)
+    assert seconds == pytest.approx([waits.sum() * 1e-9 for waits in find_waits(run)])
+    assert seconds[0] == pytest.approx(0.003 + 0.004 + 0.003)
+
+
+def test_tables_by_step_and_by_cause(tmp_path):
+    run = read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1]))
+    states, steps = find_wait_states(run), np.array([2, 3])
+    per_step = states.per_step(steps, 3)
+    assert per_step.shape == (2, 3, len(STATES))
+    assert per_step[1, 0] * 1e3 == pytest.approx([0, 4, 16, 0])
+    assert states.caused(steps, 3) * 1e3 == pytest.approx(np.array([[30, 4, 16]] * 2))
+    assert states.for_whom(steps, 3) * 1e3 == pytest.approx(2 * np.array([[0, 4, 16], [15, 0, 0], [15, 0, 0]]))
+
+
+# --- sums ---
+
+
+def full_step(step, forward=10.0, total=10.0):
+    return [(step, "forward", -1, 100 * step, 100 * step + forward), (step, STEP, -1, 100 * step, 100 * step + total)]
+
+
+def test_phases_that_fill_their_steps_agree(tmp_path):
+    spans = [[span for step in range(1, 5) for span in full_step(step, 9.95)] for _ in range(2)]
+    run = read_run(write_run(tmp_path, spans, [0, 0]))
+    assert check_sums(run, measure(run)) == []
+
+
+def test_of_several_ranks_the_worst_is_named(tmp_path):
+    spans = [[span for step in range(1, 5) for span in full_step(step, forward)] for forward in (9.0, 10.0, 8.0, 9.5)]
+    run = read_run(write_run(tmp_path, spans, [0] * 4))
+    assert check_sums(run, measure(run)) == [
+        "rank 2: phases sum to 0.032 s of 0.040 s in its steps, 2 other ranks likewise"
+    ]
+
+
+def test_what_does_not_add_up_is_said(tmp_path):
+    good = [span for step in range(1, 5) for span in full_step(step)]
+    gaps = [span for step in range(1, 5) for span in full_step(step, 8.0)]
+    log = [{"step": step, "step_s": 0.0105} for step in range(1, 5)]
+    run = read_run(write_run(tmp_path, [good, gaps], [0, 0], log=log))
+    assert check_sums(run, measure(run)) == [
+        "rank 1: phases sum to 0.032 s of 0.040 s in its steps",
+        "log.jsonl: 4 steps took 0.042 s, rank 0's trace says 0.040 s",
+    ]
+    assert check_sums(run, measure(run), tolerance=0.3) == []
+
+
+# --- traffic ---
+
+LINKS = [
+    {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "in": 2e6, "out": 4e6, "both": 2e6} for node in (0, 1)
+]
+
+
+def counted_run(folder):
+    """Two nodes, steps of 100 ms: 40 forward, 20 backward, 40 allreduce. Node 1 sends from backward on, at one rate."""
+    spans, samples = [[], [], []], [[(0, 0, 0)], [(0, 7, 11)]]
+    for step in range(1, 5):
+        zero = 100 * step
+        for rank in spans:
+            rank += [
+                (step, "forward", -1, zero, zero + 40),
+                (step, "backward", -1, zero + 40, zero + 60),
+                (step, "allreduce", -1, zero + 60, zero + 100, 8000),
+                (step, STEP, -1, zero, zero + 100),
+            ]
+        samples[0] += [(zero + 60, 40_000 * (step - 1), 0), (zero + 100, 40_000 * step, 0)]
+        samples[1] += [(zero + 40, 7, 11 + 60_000 * (step - 1)), (zero + 100, 7, 11 + 60_000 * step)]
+    return read_run(write_run(folder, spans, [0, 0, 1], links=LINKS, samples=samples))
+
+
+def test_bytes_go_to_the_phases_of_the_nodes_leader(tmp_path):
+    run = counted_run(tmp_path)
+    times = measure(run)
+    traffic = node_traffic(run, times)
+    assert (traffic.nodes, traffic.places) == ([0, 1], [0, 2])
+    assert traffic.step_bytes("in") == pytest.approx([40_000, 0])
+    assert traffic.step_bytes("out") == pytest.approx([0, 60_000])
+    assert traffic.bytes_out[1, 1, INDEX["backward"]] == pytest.approx(20_000)
+    assert traffic.bytes_out[1, 1, INDEX["allreduce"]] == pytest.approx(40_000)
+    assert traffic.exchange_rate("out") == pytest.approx([0, 1e6])
+    assert utilisation(traffic, LINKS, "in") == pytest.approx([0.5, 0])
+    assert utilisation(traffic, LINKS[1:], "out") == pytest.approx([np.nan, 0.25], nan_ok=True)
+
+
+def test_counted_bytes_against_the_schedules(tmp_path):
+    run = counted_run(tmp_path)
+    ratio = against_schedule(node_traffic(run, measure(run)), np.array([20_000, 10_000]), np.array([0, 60_000]))
+    assert ratio["in"] == pytest.approx([2.0, 0.0])
+    assert ratio["out"] == pytest.approx([np.nan, 1.0], nan_ok=True)
+
+
+def test_without_the_counters_of_all_nodes_there_is_no_traffic(tmp_path):
+    run = counted_run(tmp_path)
+    (tmp_path / "traces" / "node-00001.counters").unlink()
+    run = read_run(tmp_path)
+    assert node_traffic(run, measure(run)) is None
+    assert overlap(measure(run), None).hidden_s is None
+
+
+def test_what_hides_behind_computing(tmp_path):
+    run = counted_run(tmp_path)
+    times = measure(run)
+    found = overlap(times, node_traffic(run, times))
+    # A fifth of all bytes went in backward; the rest took 40 ms.
+    assert found.hidden_share == pytest.approx([0.2] * 4)
+    assert found.hidden_s == pytest.approx(0.010)
+    assert found.exposed * 1e3 == pytest.approx(np.full((4, 3), 40))
+    assert found.transfer * 1e3 == pytest.approx(np.full((4, 3), 40))
+
+
+def test_spread_and_nodes():
+    seconds = np.arange(10.0).reshape(5, 2)
+    assert spread(seconds)["median"].tolist() == [4, 5]
+    assert spread(seconds)["high"].tolist() == [6, 7]
+    per_node = by_node(np.array([[1.0, 5.0, 3.0]]), [2, 0, 2])
+    assert per_node.tolist() == [[5.0, 3.0]]

@@ -1,0 +1,161 @@
+"""Whatever holds weights, by its path; exports of them (scripts/export.py); memory that is too small."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gpt2.errors import UserError
+from gpt2.formats import llmc, weights
+from gpt2.host_memory import available_bytes
+from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
+
+EXPORT = Path(__file__).parents[2] / "scripts" / "export.py"
+
+
+def new_parameters(seed=1, config=CONFIG) -> Parameters:
+    parameters = Parameters.zeros(Layout(config))
+    initialize(parameters, seed)
+    return parameters
+
+
+def new_run(folder, *seeds) -> Path:
+    """A run folder with a checkpoint a seed, 100 steps apart, and one that was not finished."""
+    for index, seed in enumerate(seeds):
+        step = folder / "checkpoints" / f"step-{100 * index:08d}"
+        step.mkdir(parents=True)
+        llmc.write_parameters(step / "model.bin", new_parameters(seed))
+    part = folder / "checkpoints" / "step-99999999.part"
+    part.mkdir(parents=True)
+    (part / "model.bin").touch()
+    (folder / "config.json").write_text(json.dumps({"settings": {}}))
+    return folder
+
+
+def test_a_run_is_its_newest_checkpoint(tmp_path):
+    run = new_run(tmp_path / "run", 1, 2, 3)
+    assert weights.read_config(run) == CONFIG
+    assert (weights.load(run).flat == new_parameters(3).flat).all()
+    assert (weights.load(run / "checkpoints" / "step-00000100").flat == new_parameters(2).flat).all()
+    assert (weights.load(run / "checkpoints" / "step-00000000" / "model.bin").flat == new_parameters(1).flat).all()
+
+
+def test_a_folder_and_a_file_of_safetensors(tmp_path):
+    folder = write_folder(tmp_path / "gpt2", gpt2_tensors())
+    for path in (folder, folder / "model.safetensors", str(folder)):
+        assert_holds(weights.load(path), gpt2_tensors())
+
+
+def refusal(path) -> str:
+    with pytest.raises(UserError) as caught:
+        weights.load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_refuses_what_holds_no_weights(tmp_path):
+    assert "holds no checkpoints" in refusal(tmp_path)
+    assert "No such file" in refusal(tmp_path / "absent")
+    assert "holds no checkpoints" in refusal(new_run(tmp_path / "run"))
+    (tmp_path / "text.bin").write_text("To be, or not to be" * 100)
+    assert "expected 20240326" in refusal(tmp_path / "text.bin")
+    folder = write_folder(tmp_path / "gpt2", gpt2_tensors())
+    assert "give its folder" in refusal(folder / "config.json")
+    llmc.write_parameters(folder / "other.safetensors", new_parameters())
+    assert "not a safetensors file" in refusal(folder / "other.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02}q\x00.", b"PK\x03\x04rest of a zip file"])
+def test_a_pickle_is_not_read(tmp_path, content):
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(content)
+    for place in (path, tmp_path):
+        message = refusal(place)
+        assert "pickle" in message
+        assert "save_pretrained" in message
+
+
+def test_refuses_a_model_larger_than_the_memory(tmp_path, monkeypatch):
+    path = tmp_path / "model.bin"
+    llmc.write_parameters(path, new_parameters())
+    needed = 4 * Layout(CONFIG).count
+    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: needed)
+    weights.load(path)
+    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(Parameters, "zeros", None)  # nothing is allocated before
+    assert "parameters take 0.0 GB" in refusal(path)
+    huge = replace(CONFIG, n_embd=2**20)
+    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**9)
+    with pytest.raises(UserError, match=r"take 1055\d{2}\.\d GB of memory .* expected at most the 1\.0 GB"):
+        weights.check_memory(path, huge)
+
+
+def test_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path):
+    def put(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert available_bytes(tmp_path) is None
+    put("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+    assert available_bytes(tmp_path) == 5_120_000
+    put("proc/self/cgroup", "0::/job/step\n")
+    assert available_bytes(tmp_path) == 5_120_000
+    put("sys/fs/cgroup/job/step/memory.max", "max\n")
+    put("sys/fs/cgroup/job/step/memory.current", "1000\n")
+    assert available_bytes(tmp_path) == 5_120_000
+    put("sys/fs/cgroup/job/memory.max", "3000000\n")
+    put("sys/fs/cgroup/job/memory.current", "2000000\n")
+    assert available_bytes(tmp_path) == 1_000_000
+    put("sys/fs/cgroup/job/memory.stat", "anon 1500000\nfile 500000\nfile_mapped 7\n")
+    assert available_bytes(tmp_path) == 1_500_000
+
+
+def export(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(EXPORT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_exports_of_a_run_and_back(tmp_path):
+    """To a folder in several files, from there to llm.c's bfloat16."""
+    run, folder, path = new_run(tmp_path / "run", 1, 2), tmp_path / "gpt2", tmp_path / "model.bin"
+    result = export(run, "--format", "huggingface", "--out", folder, "--shard-size", "1KB")
+    assert result.returncode == 0, result.stderr
+    names = sorted(file.name for file in folder.iterdir())
+    assert result.stdout.split() == [str(folder / name) for name in names]
+    assert names[0] == "config.json"
+    assert names[1].startswith("model-00001-of-")
+    assert names[-1] == "model.safetensors.index.json"
+    assert all(file.stat().st_size < 5000 for file in folder.iterdir())
+    assert (weights.load(folder).flat == new_parameters(2).flat).all()
+    result = export(folder, "--format", "llmc", "--dtype", "bfloat16", "--out", path)
+    assert result.returncode == 0, result.stderr
+    rounded = new_parameters(2).flat.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert (weights.load(path).flat == rounded).all()
+    result = export(path, "--format", "huggingface", "--out", folder)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"export.py: error: {folder}: exists already")
+    assert result.stderr.count("\n") == 1
+
+
+BAD_FLAGS = {
+    "dtype of a trace": (["--format", "paraver", "--dtype", "bfloat16"], "--dtype with --format paraver"),
+    "size of llm.c's": (["--format", "llmc", "--shard-size", "5GB"], "--shard-size with --format llmc"),
+    "no size": (["--format", "huggingface", "--shard-size", "5"], "'5' is no size"),
+    "nothing": (["--format", "huggingface", "--shard-size", "0GB"], "'0GB' is no size"),
+    "no run": (["--format", "llmc"], "holds no checkpoints"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FLAGS)
+def test_export_refuses(tmp_path, case):
+    flags, fact = BAD_FLAGS[case]
+    result = export(tmp_path, *flags, "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert fact in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,105 @@
+"""Export to Chrome's trace event JSON, which Perfetto (ui.perfetto.dev) shows; gzipped where the name ends in .gz.
+
+A process is a node, a thread a rank, both counted from 1 (0 is the operating system's idle process there). Slices nest
+as step > phase > wait, transfer. Each node has a counter with its ports' MB/s. Times in microseconds from the run's
+start, with three digits after the point: nanoseconds.
+
+Format: "Trace Event Format" (Chromium), and what Perfetto's importers/json reads of it.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from traces.export.line_merge import Lines, text_file, write_merged
+from traces.read.runs import Run
+from traces.read.spans import RankSpans, lay_out
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
+
+# Of slices that begin together the outer one comes first.
+STEP, PHASE, WAIT, TRANSFER, RATE = range(5)
+MOVES = (*EXCHANGE, *COPY)
+CATEGORIES = {"compute": COMPUTE, "exchange": EXCHANGE, "copy": COPY}
+
+
+def export(run: Run, path) -> list[Path]:
+    """Write the file; returns [its path]."""
+    path = Path(path)
+    spans = lay_out(run)
+    sources = [lines for rank in spans.ranks for lines in _slices(rank)]
+    sources += [_counter(node, rates) for node, rates in spans.rates.items()]
+    facts = {"run": str(run.path), "strategy": run.label, "clock_error_ns": _clock_error(run)}
+    with text_file(path) as file:
+        file.write('{"otherData":' + json.dumps(facts) + ',"traceEvents":[\n')
+        file.write(",\n".join(json.dumps(event) for event in _names([rank.place for rank in spans.ranks])))
+        write_merged(file, sources)
+        file.write("\n]}\n")
+    return [path]
+
+
+def _clock_error(run: Run) -> int:
+    return max(trace.clock["error_ns"] for trace in run.ranks)
+
+
+def _names(places: list[dict]) -> list[dict]:
+    """What nodes and ranks are called, and their order."""
+    events = []
+    hosts = {place["node"]: place["host"] for place in places}
+    for node, host in hosts.items():
+        about = {"ph": "M", "pid": node + 1}
+        events.append(about | {"name": "process_name", "args": {"name": f"node {node} {host}"}})
+        events.append(about | {"name": "process_sort_index", "args": {"sort_index": node}})
+    for place in places:
+        about = {"ph": "M", "pid": place["node"] + 1, "tid": place["rank"] + 1}
+        events.append(about | {"name": "thread_name", "args": {"name": f"rank {place['rank']}"}})
+        events.append(about | {"name": "thread_sort_index", "args": {"sort_index": place["rank"]}})
+    return events
+
+
+def _slices(rank: RankSpans) -> list[Lines]:
+    """A rank's steps and phases, and of each exchange the part spent waiting and the part that moved data."""
+    steps, phases = rank.steps, rank.phases
+    exchanges = _chosen(phases, EXCHANGE)
+    waits = exchanges[exchanges["waited"] > 0]
+    transfers = exchanges[exchanges["waited"] < exchanges["end"] - exchanges["start"]]
+    arrived = transfers["start"] + transfers["waited"]
+    others = tuple(name for name in PHASES if name not in MOVES)
+    return [
+        _timed(rank, STEP, ['"cat":"step","name":"step %d"'], steps["start"], steps["end"], (steps["step"],)),
+        _phases(rank, _chosen(phases, MOVES), ("step", "bytes")),
+        _phases(rank, _chosen(phases, others), ("step",)),
+        _timed(rank, WAIT, ['"cat":"wait","name":"wait"'], waits["start"], waits["start"] + waits["waited"]),
+        _timed(rank, TRANSFER, ['"cat":"transfer","name":"transfer"'], arrived, transfers["end"]),
+    ]
+
+
+def _chosen(spans: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    return spans[np.array([name in names for name in NAMES])[spans["phase"]]]
+
+
+def _phases(rank: RankSpans, spans: np.ndarray, arguments: tuple[str, ...]) -> Lines:
+    shown = ",".join(f'"{name}":%d' for name in arguments)
+    templates = [f'"cat":"{_category(name)}","name":"{name}","args":{{{shown}}}' for name in NAMES]
+    values = tuple(spans[name] for name in arguments)
+    return _timed(rank, PHASE, templates, spans["start"], spans["end"], values, spans["phase"])
+
+
+def _category(phase: str) -> str:
+    return next((name for name, group in CATEGORIES.items() if phase in group), "other")
+
+
+def _timed(rank: RankSpans, order: int, about: list[str], start, end, values=(), kinds=None) -> Lines:
+    """Slices from `start` to `end` in ns; `about`: what follows the times, with a place for each of the values."""
+    who = f'"pid":{rank.place["node"] + 1},"tid":{rank.place["rank"] + 1}'
+    templates = [f',\n{{"ph":"X",{who},"ts":%d.%03d,"dur":%d.%03d,{text}}}' for text in about]
+    return Lines(start, order, templates, (*divmod(start, 1000), *divmod(end - start, 1000), *values), kinds)
+
+
+def _counter(node: int, rates: np.ndarray) -> Lines:
+    """MB/s with three digits after the point: kB/s, divided."""
+    template = (
+        f',\n{{"ph":"C","pid":{node + 1},"ts":%d.%03d,"name":"ports MB/s","args":{{"in":%d.%03d,"out":%d.%03d}}}}'
+    )
+    into, out = divmod(rates["in"] // 1000, 1000), divmod(rates["out"] // 1000, 1000)
+    return Lines(rates["time"], RATE, [template], (*divmod(rates["time"], 1000), *into, *out))

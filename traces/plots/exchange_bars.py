@@ -1,0 +1,168 @@
+"""Plot: one bar a contender, an exchange's time in units of the network's bound, and the bytes into the busiest node.
+
+Which ways of exchanging come close to what the network can do, and which do not because they send too much?
+"""
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from traces.plots import look
+from traces.verdict.ranking import short_ms
+
+WIDTH = 9.0
+LEFT, BARS, GAP, BYTES = 2.55, 3.95, 0.42, 1.75  # inches: names, times, between, bytes
+TOP, BOTTOM, ROW, BETWEEN = 1.28, 0.72, 0.235, 0.75
+# A full Ethernet frame of 1514 bytes carries 1448 of data, the rest is headers down to TCP's time stamps.
+HEADERS = 1.045
+FAMILIES = {
+    "own": (look.BLUE, "strategy, own exchange"),
+    "strategy": (look.SKY, "strategy, MPI's collectives"),
+    "mpi": ("#A6A6A6", "MPI's collectives alone"),
+    "torch": (look.ORANGE, "PyTorch, gloo"),
+}
+HALF = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
+
+
+def draw(report: dict) -> Figure:
+    """report: what scripts/bench_exchange.py --json writes. Each size has its own bars, the fastest on top."""
+    sizes = [(size, _from_fast_to_slow(size)) for size in report["sizes"]]
+    inches = [ROW * len(contenders) for _, contenders in sizes]
+    height = TOP + sum(inches) + BETWEEN * (len(sizes) - 1) + BOTTOM
+    with look.styled():
+        figure = Figure(figsize=(WIDTH, height))
+        look.headline(figure, finding(report), _subtitle(report))
+        _draw_legend(figure, [one for _, contenders in sizes for one in contenders.values()])
+        above = TOP
+        for (size, contenders), rows in zip(sizes, inches, strict=True):
+            bottom = 1 - (above + rows) / height
+            bars = BARS if size["bound_s"] else BARS + GAP + BYTES
+            axes = figure.add_axes((LEFT / WIDTH, bottom, bars / WIDTH, rows / height))
+            _draw_times(axes, size, contenders)
+            if size["bound_s"]:
+                left = (LEFT + BARS + GAP) / WIDTH
+                _draw_bytes(figure.add_axes((left, bottom, BYTES / WIDTH, rows / height)), size, contenders, report)
+            if len(sizes) > 1:
+                figure.text(0.13 / WIDTH, 1 - (above - 0.17) / height, _megabytes(size), size=10, weight="bold")
+            above += rows + BETWEEN
+        figure.text(0.13 / WIDTH, 0.08 / height, "  ·  ".join(_facts(report)), size=7.5, color=look.FAINT)
+    return figure
+
+
+def finding(report: dict) -> str:
+    """One sentence: the fastest whole exchange in float32, of the largest size, and MPI's all-reduce or the slowest."""
+    size = report["sizes"][-1]
+    ranking = _alike(size)
+    name, best = next(iter(ranking.items()))
+    if size["bound_s"] is None:
+        return f"{name} exchanges {_megabytes(size)} in {short_ms(best['seconds']['median'] * 1e3, 3)} ms"
+    at = f"{_megabytes(size)}: " if len(report["sizes"]) > 1 else ""
+    text = f"{at}{name} takes {best['times_bound']:.2f} times the network's bound"
+    others = [other for other in ranking if other != name]
+    if not others:
+        return text
+    other = "MPI_Allreduce" if "MPI_Allreduce" in others else others[-1]
+    return f"{text}, {other} {ranking[other]['times_bound']:.2f}"
+
+
+def _alike(size: dict) -> dict[str, dict]:
+    """The contenders that do the same, from fast to slow: whole exchanges in float32; where there are none, all."""
+    ranking = _from_fast_to_slow(size)
+    return {name: one for name, one in ranking.items() if one["whole"] and one["wire"] == "float32"} or ranking
+
+
+def _from_fast_to_slow(size: dict) -> dict[str, dict]:
+    return dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
+
+
+def _subtitle(report: dict) -> str:
+    sizes = " and ".join(_megabytes(size) for size in report["sizes"])
+    nodes = report["nodes"]
+    place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
+    text = f"one exchange of {sizes} of gradients, {place}"
+    if report["sizes"][-1]["bound_s"] is None:
+        return text
+    probed = "" if report["link"]["nominal"] else " as probed"
+    return f"{text}, {report['link']['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s each way through a node's port{probed}"
+
+
+def _megabytes(size: dict) -> str:
+    return f"{size['bytes'] / 1e6:.4g} MB"
+
+
+def _draw_legend(figure: Figure, contenders: list[dict]) -> None:
+    present = {one["family"] for one in contenders}
+    handles = [Patch(facecolor=colour, label=text) for family, (colour, text) in FAMILIES.items() if family in present]
+    if not all(one["whole"] for one in contenders):
+        handles.append(Patch(facecolor=FAMILIES["mpi"][0], **HALF, label="half an exchange"))
+    height = figure.get_size_inches()[1]
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0.05 / WIDTH, 1 - 0.6 / height), ncols=len(handles),
+        frameon=False, handlelength=1.2, handletextpad=0.5, columnspacing=1.3, fontsize=8.5,
+    )  # fmt: skip
+
+
+def _draw_times(axes, size: dict, contenders: dict[str, dict]) -> None:
+    bound_s = size["bound_s"]
+    unit_s = bound_s or 1e-3
+    top = max(one["seconds"]["max"] for one in contenders.values()) / unit_s
+    for place, one in enumerate(contenders.values()):
+        median, low, high = (one["seconds"][key] / unit_s for key in ("median", "min", "max"))
+        _draw_bar(axes, place, median, one)
+        axes.plot([low, high], [place, place], color=look.INK, linewidth=1.1, solid_capstyle="butt")
+        _write(axes, place, high, f"{median:.2f}" if bound_s else short_ms(median, 3))
+    _style_rows(axes, list(contenders), top * 1.12)
+    axes.set_xlabel("time, in units of the bound" if bound_s else "milliseconds")
+    fastest = next(iter(_alike(size)))
+    for label in axes.get_yticklabels():
+        label.set_weight("bold" if label.get_text() == fastest else "normal")
+    if bound_s:
+        _draw_limits(axes, bound_s)
+
+
+def _draw_limits(axes, bound_s: float) -> None:
+    axes.axvline(1, color=look.VERMILLION, linewidth=1.4)
+    axes.axvline(HEADERS, color=look.VERMILLION, linewidth=1.2, linestyle=":")
+    style = {"textcoords": "offset points", "xycoords": ("data", "axes fraction"), "size": 8, "color": look.VERMILLION}
+    axes.annotate(f"bound, {bound_s * 1e3:.0f} ms", (1, 1), (-3, 4), ha="right", **style)
+    axes.annotate(f"{HEADERS:.3f}: with TCP/IP headers", (HEADERS, 1), (3, 4), ha="left", **style)
+
+
+def _draw_bytes(axes, size: dict, contenders: dict[str, dict], report: dict) -> None:
+    into = [max(bytes_in for bytes_in, _ in one["node_bytes"]) / 1e6 for one in contenders.values()]
+    for place, (megabytes, one) in enumerate(zip(into, contenders.values(), strict=True)):
+        _draw_bar(axes, place, megabytes, one)
+        _write(axes, place, megabytes, short_ms(megabytes, 3))
+    _style_rows(axes, [""] * len(contenders), max(into) * 1.25)
+    axes.set_xlabel("MB into the busiest node")
+    least = size["bound_s"] * report["link"]["bytes_per_s"] / 1e6
+    axes.axvline(least, color=look.VERMILLION, linewidth=1.4)
+    axes.annotate(
+        f"least, {least:.1f}", (least, 1), (0, 4), textcoords="offset points", xycoords=("data", "axes fraction"),
+        ha="center", size=8, color=look.VERMILLION,
+    )  # fmt: skip
+
+
+def _draw_bar(axes, place: int, length: float, one: dict) -> None:
+    axes.barh(place, length, 0.74, color=FAMILIES[one["family"]][0], **({} if one["whole"] else HALF))
+
+
+def _write(axes, place: int, beside: float, text: str) -> None:
+    """The bar's number, readable where a line passes behind it."""
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axes.annotate(text, (beside, place), (5, 0), textcoords="offset points", va="center", size=8.5, bbox=box)
+
+
+def _style_rows(axes, names: list[str], right: float) -> None:
+    axes.set_xlim(0, right)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), names, size=9)
+    axes.tick_params(axis="y", length=0)
+
+
+def _facts(report: dict) -> list[str]:
+    return [
+        f"median of {report['settings']['repeat']} in turns, line from shortest to longest",
+        look.short_library(report["mpi_library"]),
+        f"{report['machine']['processor']}, {report['machine']['cores']} cores",
+        "bytes by the nodes' interface counters; every sum checked on every rank",
+    ]

@@ -1,0 +1,157 @@
+"""What all plots share: colours with a fixed meaning, legend, title, footnote, saving.
+
+Okabe-Ito colours, told apart by colour-blind readers; neighbours in time differ in lightness too, and waiting is
+hatched, so that a grey print still reads.
+"""
+
+import re
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from traces.read.analysis import MeasuredRun
+from traces.record.phases import COPY
+from traces.verdict.findings import count_text
+
+INK = "#222222"
+FAINT = "#767676"
+BAND = "#F4F4F4"
+BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
+
+# Parts of a step in the order in which they are stacked, with colour and the ink that reads on it.
+GROUPS = (
+    (("data",), "#8C8C8C", "white"),
+    (("forward",), SKY, INK),
+    (("backward",), BLUE, "white"),
+    (COPY, PURPLE, INK),
+    (("reduce", "reduce_scatter", "allreduce"), VERMILLION, "white"),
+    (("update",), GREEN, "white"),
+    (("bcast", "allgather"), ORANGE, INK),
+    (("eval",), "#6B6B6B", "white"),
+    (("checkpoint",), "#4D4D4D", "white"),
+    (("other",), "#CFCFCF", INK),
+    (("wait", "waiting"), "#F0F0F0", INK),
+)
+COLOUR = {part: colour for names, colour, _ in GROUPS for part in names}
+WAITING_STYLE = {"facecolor": COLOUR["waiting"], "edgecolor": "#9A9A9A", "hatch": "//////", "linewidth": 0}
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "gpt2-mpi",
+}
+
+
+def styled():
+    """Context manager: draw inside it, so that no setting outlives the picture."""
+    return matplotlib.rc_context(STYLE)
+
+
+def stack_order(parts) -> list[tuple[tuple[str, ...], str, str]]:
+    """The groups present in `parts` (names), each cut down to its present names: (names, colour, ink)."""
+    present = [(tuple(name for name in names if name in parts), colour, ink) for names, colour, ink in GROUPS]
+    return [group for group in present if group[0]]
+
+
+def bar_style(part: str, is_thin: bool) -> dict:
+    """How a segment of a stacked bar is filled; a thin one without the white edge that would hide it."""
+    return WAITING_STYLE if part in ("wait", "waiting") else {
+        "facecolor": COLOUR[part], "edgecolor": "white", "linewidth": 0 if is_thin else 0.8
+    }  # fmt: skip
+
+
+def legend_handles(parts, between: str = " / ") -> list[Patch]:
+    """One patch per group present in `parts`, the names of a group joined by `between`."""
+    handles = []
+    for names, colour, _ in stack_order(parts):
+        if "waiting" in names or "wait" in names:
+            handles.append(Patch(**WAITING_STYLE, label="waiting for other ranks"))
+        else:
+            handles.append(Patch(facecolor=colour, label=between.join(names)))
+    return handles
+
+
+def headline(figure: Figure, title: str, subtitle: str = "") -> None:
+    """The finding, top left, as large as fits in one line, and a line under it."""
+    width, height = figure.get_size_inches()
+    # A bold letter is 0.63 of its size wide on average.
+    size = min(13.0, (width - 0.3) * 72 / (0.63 * len(title)))
+    figure.text(0.13 / width, 1 - 0.12 / height, title, size=size, weight="bold", va="top")
+    figure.text(0.13 / width, 1 - 0.40 / height, subtitle, size=9.5, color=FAINT, va="top")
+
+
+def draw_legend(figure: Figure, parts, inches: float) -> None:
+    """The legend of the parts in one row, `inches` below the figure's top, the letters as large as the row allows."""
+    width, height = figure.get_size_inches()
+    handles = legend_handles(parts)
+    # In letters: the patch and the gaps around it take five.
+    length = sum(len(handle.get_label()) + 5 for handle in handles)
+    size = min(8.5, 8.5 * 15.2 * width / length)
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - inches / height), ncols=len(handles),
+        frameon=False, handlelength=1.2, handletextpad=0.5, columnspacing=1.3, fontsize=size,
+    )  # fmt: skip
+
+
+def footnote(figure: Figure, measured: list[MeasuredRun], extra: str = "") -> None:
+    """Under the picture: what the runs ran on, where they differ each value once, and `extra`."""
+    width, height = figure.get_size_inches()
+    facts = [*_facts(measured), extra] if extra else _facts(measured)
+    figure.text(0.13 / width, 0.08 / height, "  ·  ".join(facts), size=7.5, color=FAINT)
+
+
+def median_note(measured: list[MeasuredRun]) -> str:
+    """For the footnote of a plot of medians: over how many steps."""
+    steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
+    texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _facts(measured: list[MeasuredRun]) -> list[str]:
+    configs = [one.run.config for one in measured]
+    sizes = [(one.figures["ranks"], one.figures["nodes"]) for one in measured]
+    facts = [
+        [f"{count_text(ranks, 'rank')} on {count_text(nodes, 'node')}" for ranks, nodes in sizes],
+        [short_library(config["mpi_library"]) for config in configs if "mpi_library" in config],
+        [f"{short_count(config['parameters'])} parameters" for config in configs if "parameters" in config],
+    ]
+    return [" or ".join(dict.fromkeys(values)) for values in facts if values]
+
+
+def short_library(text: str) -> str:
+    """Name and version from MPI's library string: "MPICH 5.0.1", "Open MPI 5.0.8"."""
+    line = text.strip().splitlines()[0] if text.strip() else "unknown MPI"
+    match = re.match(r"(.*?)(?: version:?\s*| v)(\d[\w.]*)", line, re.IGNORECASE)
+    return " ".join(match.groups()) if match else line[:40]
+
+
+def short_count(number: int) -> str:
+    """124439808 as "124.4M", 820 as "820"."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def save(figure: Figure, stem) -> list[Path]:
+    """Write stem.png (150 dpi) and stem.svg, the folder made where missing. Returns the paths."""
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    with styled():
+        figure.savefig(paths[0], dpi=150, facecolor="white")
+        # Without its date the same run gives the same file.
+        figure.savefig(paths[1], facecolor="white", metadata={"Date": None})
+    return paths

@@ -1,0 +1,101 @@
+"""Plot: loss against steps, several runs in one picture. Do they learn, and do they learn the same?"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from traces.plots import look
+from traces.read.analysis import MeasuredRun
+from traces.record.files import RunError
+from traces.verdict.ranking import CONTROL
+
+# From thick to thin and from solid to dotted: curves that coincide show all of themselves.
+COLOURS = (look.SKY, look.VERMILLION, "#000000", look.GREEN, look.PURPLE, look.ORANGE, look.BLUE)
+DASHES = ("-", (0, (5, 3)), (0, (1, 2)), (0, (7, 2, 1, 2)), (0, (3, 5)), (0, (2, 1)), (0, (9, 4)))
+MARKERS = "os^Dv<P"
+# Rounding makes equal runs differ by less than this at any step.
+AGREE = 2e-3
+
+
+def draw(measured: list[MeasuredRun]) -> Figure:
+    """Train loss light, its running mean over it, validation losses as markers."""
+    curves = [_curve(one) for one in measured]
+    with look.styled():
+        figure = Figure(figsize=(9, 4.2))
+        look.headline(figure, *_finding(measured, curves))
+        axes = figure.add_axes((0.08, 0.17, 0.90, 0.66))
+        for order, (one, curve) in enumerate(zip(measured, curves, strict=True)):
+            _draw_curve(axes, one, curve, order, len(measured))
+        axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylabel("loss (nats per token)")
+        axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
+        axes.legend(frameon=False, loc="upper right", handlelength=4, title="line: training, marker: validation")
+        look.footnote(figure, measured)
+    return figure
+
+
+def _curve(one: MeasuredRun) -> np.ndarray:
+    """(3, S) float64: step, train loss, validation loss (NaN where it was not evaluated)."""
+    rows = [row for row in one.run.log if row.get("loss") is not None]
+    if not rows:
+        raise RunError(f"{one.run.path / 'log.jsonl'} holds no loss; train for at least one step")
+    return np.array([[row["step"], row["loss"], row.get("val_loss", np.nan)] for row in rows], np.float64).T
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """Running mean over `width` values. Shape (S,) to (S,).
+
+    Narrower at the start, where the curve is steep; one-sided at the end, where a single value would look like a turn.
+    """
+    place, half = np.arange(len(values)), width // 2
+    low = np.maximum(place - half, 0)
+    high = np.minimum(place + np.minimum(place, half), len(values) - 1) + 1
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[high] - total[low]) / (high - low)
+
+
+def smoothing_width(loss: np.ndarray) -> int:
+    return max(1, len(loss) // 25)
+
+
+def _draw_curve(axes, one: MeasuredRun, curve: np.ndarray, order: int, count: int) -> None:
+    steps, loss, validation = curve
+    colour = COLOURS[order % len(COLOURS)]
+    behind = (count - 1 - order) / max(1, count - 1)
+    width, size = 1.6 + 3 * behind, 5.5 + 6 * behind
+    marker = {"marker": MARKERS[order % len(MARKERS)], "markersize": size, "markerfacecolor": "white"}
+    marker |= {"markeredgecolor": colour, "markeredgewidth": 1.3}
+    line = {"color": colour, "linestyle": DASHES[order % len(DASHES)], "linewidth": width}
+    axes.plot(steps, loss, color=colour, alpha=0.3, linewidth=max(0.7, width / 2))
+    axes.plot(steps, smooth(loss, smoothing_width(loss)), **line)
+    known = ~np.isnan(validation)
+    axes.plot(steps[known], validation[known], **marker, linestyle="none")
+    axes.plot([], [], **line, **(marker if known.any() else {}), label=one.label)
+
+
+def largest_difference(curves: list[np.ndarray]) -> float | None:
+    """Largest distance of any two curves' train losses at one step; None where no step is in all of them."""
+    common = set.intersection(*(set(curve[0]) for curve in curves))
+    if not common:
+        return None
+    losses = np.array([curve[1][np.isin(curve[0], list(common))] for curve in curves])
+    return float(np.ptp(losses, axis=0).max())
+
+
+def _finding(measured: list[MeasuredRun], curves: list[np.ndarray]) -> tuple[str, str]:
+    # The control's ranks learn each on their own: it is drawn, not compared.
+    pairs = list(zip(measured, curves, strict=True))
+    pairs = [(one, curve) for one, curve in pairs if one.figures["strategy"] != CONTROL] or pairs[:1]
+    measured, curves = zip(*pairs, strict=True)
+    if len(curves) == 1:
+        steps, loss, validation = curves[0]
+        last = smooth(loss, smoothing_width(loss))[-1]
+        known = validation[~np.isnan(validation)]
+        subtitle = f"validation loss {known[-1]:.3f} at the last validation" if len(known) else ""
+        return f"{measured[0].label}: loss from {loss[0]:.2f} to {last:.2f} in {int(steps[-1])} steps", subtitle
+    difference = largest_difference(curves)
+    if difference is not None and difference <= AGREE:
+        distance = f"largest difference at any step: {difference:.1g}" if difference else "no difference at any step"
+        return f"The same loss curve from {'both' if len(curves) == 2 else f'all {len(curves)}'} runs", distance
+    ends = ", ".join(f"{one.label} {curve[1][-1]:.3f}" for one, curve in zip(measured, curves, strict=True))
+    return "The loss curves differ", f"last train loss: {ends}"

@@ -1,0 +1,90 @@
+"""What each node's ports carried, from its counters: bytes and rates per direction, step and phase.
+
+A node's counters are read by its leader at the ends of the leader's phases, so that is whose phases the bytes are
+shared out to; between two readings they count as flowing evenly. They count link headers too, about 5 % over Ethernet.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.read.analysis import StepTimes, cells, sum_by_cell
+from traces.read.runs import Run
+from traces.record.phases import EXCHANGE, INDEX, PHASES
+
+WAYS = ("in", "out")
+
+
+@dataclass(frozen=True)
+class NodeTraffic:
+    """S steps, M nodes, P phases as in StepTimes.
+
+    nodes: the nodes' numbers; places: of each, the index in run.ranks of its leader
+    bytes_in, bytes_out: (S, M, P) float64, by the phase of the node's leader; the last phase is the whole step
+    seconds: (S, M, P) float64, the leader's phases
+    """
+
+    nodes: list[int]
+    places: list[int]
+    bytes_in: np.ndarray
+    bytes_out: np.ndarray
+    seconds: np.ndarray
+
+    def of(self, way: str) -> np.ndarray:
+        return self.bytes_in if way == "in" else self.bytes_out
+
+    def step_bytes(self, way: str) -> np.ndarray:
+        """(M,) median bytes a step."""
+        return np.median(self.of(way)[:, :, [INDEX[name] for name in PHASES]].sum(axis=2), axis=0)
+
+    def exchange_rate(self, way: str) -> np.ndarray:
+        """(M,) bytes/s: the most that a node's port carried on average during one of the exchange phases."""
+        exchange = [INDEX[name] for name in EXCHANGE]
+        total, seconds = self.of(way).sum(axis=0)[:, exchange], self.seconds.sum(axis=0)[:, exchange]
+        # Phases of microseconds (a sum of one number) hold bytes of what comes before and after them.
+        long_enough = seconds >= 0.02 * self.seconds[:, :, -1].sum(axis=0)[:, None]
+        return np.where(long_enough, total / np.maximum(seconds, 1e-12), 0.0).max(axis=1)
+
+
+def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
+    """None for a run without counters of all nodes."""
+    place_of = {trace.identity["rank"]: place for place, trace in enumerate(run.ranks)}
+    leaders = {}
+    for trace in run.ranks:
+        rank, node = trace.identity["rank"], trace.identity["node"]
+        leaders[node] = min(rank, leaders.get(node, rank))
+    counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
+    nodes = sorted(leaders)
+    if set(nodes) - set(counters):
+        return None
+    places = [place_of[leaders[node]] for node in nodes]
+    tables = [_phase_bytes(run, times, place, counters[node]) for node, place in zip(nodes, places, strict=True)]
+    into, out = (np.stack([table[way] for table in tables], axis=1) for way in range(2))
+    return NodeTraffic(nodes, places, into, out, times.seconds[:, places])
+
+
+def _phase_bytes(run: Run, times: StepTimes, place: int, counters: np.ndarray) -> list[np.ndarray]:
+    """[in, out], each (S, P): a node's bytes during its leader's phases."""
+    records = run.ranks[place].records
+    cell = cells(records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
+    tables = []
+    for way in WAYS:
+        start, end = (np.interp(records[edge], counters["time"], counters[way]) for edge in ("start", "end"))
+        tables.append(sum_by_cell(cell, end - start, len(times.steps)))
+    return tables
+
+
+def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray:
+    """(M,) part of its measured link's rate that a node used in its busiest exchange phase; nan without a link."""
+    rate = {link["node"]: link[way] for link in links}
+    limits = np.array([rate.get(node, np.nan) for node in traffic.nodes])
+    return traffic.exchange_rate(way) / limits
+
+
+def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.ndarray) -> dict[str, np.ndarray]:
+    """{"in", "out"}: (M,) counted bytes a step over those that the strategy's messages hold; nan where these are 0.
+
+    bytes_in, bytes_out: (M,) of one exchange, in the order of the nodes.
+    """
+    expected = {"in": np.asarray(bytes_in, float), "out": np.asarray(bytes_out, float)}
+    return {way: traffic.step_bytes(way) / np.where(expected[way] > 0, expected[way], np.nan) for way in WAYS}

@@ -1,0 +1,193 @@
+"""The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traces.read import checks
+from traces.read.checks import PLACE
+from traces.record import clocks
+from traces.record.counters import NodeCounters, counters_path, read_counters
+from traces.record.files import RankTrace, RunError, read_trace, trace_path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
+
+    counters: of each node, as far as it has them; missing: what a crash or a copy left out, a sentence each.
+    """
+
+    path: Path
+    config: dict
+    log: list[dict]
+    ranks: list[RankTrace]
+    counters: list[NodeCounters] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def strategy(self) -> str:
+        return self.config["settings"]["strategy"]
+
+    @property
+    def label(self) -> str:
+        """The strategy's name, with those of its options that were not the default."""
+        settings = self.config["settings"]
+        options = {
+            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
+            "bfloat16": settings.get("wire") == "bfloat16",
+            "overlap": settings.get("overlap"),
+        }
+        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
+
+
+class _Gaps:
+    """What to do where something of a run is missing: end with a RunError, or, if told to go on, keep it in `found`."""
+
+    def __init__(self, allowed: bool):
+        self.allowed, self.found = allowed, []
+
+    def add(self, problem: str) -> None:
+        if not self.allowed:
+            raise RunError(problem)
+        self.found.append(problem)
+
+    def left_out(self, path: Path, error: Exception) -> None:
+        """Of what a run can do without."""
+        self.found.append(f"{path} is damaged and left out: {error}")
+
+
+def read_run(path, allow_missing: bool = False) -> Run:
+    """Read a run folder; RunError with one line where something is missing or broken.
+
+    allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
+    left at all, or config.json is another run's.
+    """
+    path, gaps = Path(path), _Gaps(allow_missing)
+    _check_folder(path)
+    config = _read_config(path / "config.json", gaps)
+    log = _read_log(path / "log.jsonl", gaps)
+    end_clocks = _read_end_clocks(path / "traces", gaps)
+    ranks = _read_traces(path / "traces", end_clocks, gaps)
+    config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
+    _check_places(path, config, ranks)
+    return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
+
+
+def read_log(path) -> tuple[dict, list[dict]]:
+    """config.json and the lines of log.jsonl by step, of a run that need not have been traced. RunError as above."""
+    path, gaps = Path(path), _Gaps(allowed=False)
+    _check_folder(path)
+    return _read_config(path / "config.json", gaps), _read_log(path / "log.jsonl", gaps)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
+
+
+def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
+    """RunError where config.json names another strategy, or seats the ranks otherwise, than their traces do."""
+    places, strategy = config.get("ranks"), config["settings"]["strategy"]
+    for identity in (trace.identity for trace in ranks):
+        place = identity
+        if places:
+            place = places[identity["rank"]] if identity["ranks"] == len(places) else {}
+        if identity.get("strategy", strategy) != strategy or any(place.get(name) != identity[name] for name in PLACE):
+            raise RunError(
+                f"{path / 'config.json'} and the trace of rank {identity['rank']} are from different runs, or one is "
+                f"damaged: strategy, or where the rank sat, is another; restore both from one run"
+            )
+
+
+def _read_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
+    try:
+        return clocks.read_end_clocks(folder)
+    except (OSError, ValueError) as error:
+        gaps.left_out(folder / "clocks.json", error)
+        return {}
+
+
+def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
+    """The traces in rank order, all of those that the first one's header says there must be, or less."""
+    found = sorted(folder.glob("rank-*.trace"))
+    if not found:
+        raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
+    traces = {path: trace for path in found if (trace := _try_trace(path, end_clocks, gaps))}
+    if not traces:
+        raise RunError(gaps.found[-1])
+    first, ranks = next((path, trace.identity["ranks"]) for path, trace in traces.items())
+    for path, trace in list(traces.items()):
+        if trace.identity["ranks"] != ranks or path != trace_path(folder, trace.identity["rank"]):
+            gaps.add(
+                f"{path} is from another run (rank {trace.identity['rank']} of {trace.identity['ranks']}, "
+                f"{first.name} says {ranks} ranks); remove it"
+            )
+            del traces[path]
+    there = set(found)
+    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in there]
+    if missing:
+        names = ", ".join(trace_path(folder, rank).name for rank in missing[:3])
+        gaps.add(
+            f"{folder} lacks {len(missing)} of {ranks} ranks' files ({names}{', ...' if missing[3:] else ''}); "
+            f"copy them from the nodes, or put --out on a file system that all nodes share"
+        )
+    return list(traces.values())
+
+
+def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrace | None:
+    try:
+        return read_trace(path, end_clocks)
+    except RunError as error:
+        gaps.add(str(error))
+        return None
+
+
+def _read_all_counters(
+    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps
+) -> list[NodeCounters]:
+    """Of the nodes that have them: a run without them lacks nothing that it needs."""
+    hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
+    counters = []
+    for path in sorted(folder.glob("node-*.counters")):
+        try:
+            one = read_counters(path, end_clocks)
+            if path != counters_path(folder, one.node) or hosts.get(one.node, one.host) != one.host:
+                raise ValueError(f"it says that it is of node {one.node}, {one.host}")
+        except (OSError, ValueError) as error:
+            gaps.left_out(path, error)
+            continue
+        if one.node in hosts:
+            counters.append(one)
+    return counters
+
+
+def _read_config(path: Path, gaps: _Gaps) -> dict:
+    try:
+        return checks.read_config(path)
+    except FileNotFoundError:
+        gaps.add(f"{path} is missing, so {path.parent} is not a run folder; give what --out named")
+    except (OSError, ValueError) as error:
+        gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy): {error}; restore it")
+    return {}
+
+
+def _read_log(path: Path, gaps: _Gaps) -> list[dict]:
+    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        gaps.add(f"{path} is missing; a training run writes it from its first step on")
+        return []
+    except OSError as error:
+        gaps.add(f"{path} cannot be read ({error.strerror}); check its permissions and the disk")
+        return []
+    rows = {}
+    # What follows the last newline is empty, or torn by a crash.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = checks.parse(line)
+            checks.check_log_row(row)
+            rows[row["step"]] = row
+        except ValueError as error:
+            gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
+    return [rows[step] for step in sorted(rows)]

@@ -1,0 +1,223 @@
+"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
+
+from contextlib import contextmanager
+from time import perf_counter_ns
+
+import numpy as np
+
+from traces.record import files
+from traces.record.files import RECORD, RunError
+from traces.record.phases import EXCHANGE, INDEX, NAMES, STEP, check_phase
+from traces.record.stream_times import GPU_PHASES, StreamTimes
+
+# Short steps write between steps, so that the writing is in nobody's step; long ones write inside, so that a crash
+# loses a second at most.
+WRITE_AT_STEP_END_NS = 500_000_000
+WRITE_AT_PHASE_END_NS = 1_000_000_000
+
+
+class Tracer:
+    """Times phases, keeps the current step's sums, and writes every span of the traced steps.
+
+    folder: where the trace files go (RUN/traces), None to write nothing.
+    identity: rank, ranks, node, host, local_rank, strategy.
+    steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
+    clock: of this rank's node at the start (clocks.py); None: all ranks read the same clock.
+    counters: the node's CounterFile, for the one rank of it that samples them.
+    on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
+    device: the GPU that the rank computes on, as in stream_times.py; None without one. Its stream is waited for at a
+    step's end, and where the step's seconds are asked for before.
+    on_stream: names of the phases to time on the stream. Exchanges belong to them if they are queued there (NCCL), or
+    leave work there, such as the last copy to the GPU.
+
+    Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
+    step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
+    A phase costs one to two microseconds, half a microsecond more when its batch is written (2-core EPYC machine).
+    With a device, a step's spans are known at its end: a process that is killed loses those of its last step.
+    """
+
+    def __init__(
+        self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None,
+        counters=None, on_phase=None, device=None, on_stream=GPU_PHASES,
+    ):  # fmt: skip
+        self._on_phase = on_phase
+        self._first, self._last = parse_steps(steps)
+        self._file, self._counters = None, counters
+        self._records = []
+        self.spans = self.traced_ns = 0  # written so far, and the time of the steps that they are from
+        self._spent = dict.fromkeys(NAMES, 0)
+        self._step_number = 0
+        self._in_step, self._phase = False, None
+        self._stream = None if device is None else StreamTimes(device, on_stream)
+        self._new_phase = _Phase if device is None else _StreamPhase
+        self._written_at = perf_counter_ns()
+        if folder is not None and steps != "off":
+            self._file = files.create(folder, identity, clock or {"offset_ns": 0, "error_ns": 0})
+        self._writing = self._is_traced(0)
+
+    def step(self, number: int):
+        """Context manager: the step `number`, counted from 1. Starts the sums of `seconds` anew."""
+        return _Step(self, number)
+
+    def phase(self, name: str, bytes: int = 0, root: int | None = None):
+        """Context manager: one phase. bytes: what this rank hands to the exchange; root: a world rank, or None."""
+        return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
+
+    @contextmanager
+    def interruption(self, name: str, bytes: int = 0):
+        """Context manager: a phase inside another, which ends here and begins again after it: no time counts twice."""
+        interrupted = self._phase
+        if interrupted:
+            interrupted.__exit__()
+        try:
+            with self.phase(name, bytes):
+                yield
+        finally:
+            if interrupted:
+                interrupted.__enter__()
+
+    def seconds(self, *names: str) -> float:
+        """Seconds spent in these phases in the current step, or in the last one after it has ended.
+
+        "step" is the whole step, known once it has ended.
+        """
+        if self._stream is not None and self._in_step:
+            self._stream.settle()
+        return sum(self._spent[name if name == STEP else check_phase(name)] for name in names) * 1e-9
+
+    def exchange_seconds(self) -> float:
+        """Seconds spent in all exchange phases, of the same step as `seconds`."""
+        return self.seconds(*EXCHANGE)
+
+    @property
+    def counters_ns(self) -> int:
+        """Nanoseconds spent on reading the node's counters."""
+        return 0 if self._counters is None else self._counters.spent_ns
+
+    def close(self) -> None:
+        """Write what is left and close the file; the sums go on working."""
+        if self._stream is not None:
+            self._stream.settle_without_waiting()
+        if self._file is not None:
+            self._write()
+            self._file.close()
+            if self._counters is not None:
+                self._counters.close()
+            self._file = None
+            self._writing = False
+
+    def _is_traced(self, step: int) -> bool:
+        return self._file is not None and self._first <= step <= self._last
+
+    def _write(self) -> None:
+        """Hand the records so far to the operating system."""
+        if self._records:
+            files.append(self._file, np.array(self._records, RECORD))
+            self.spans += len(self._records)
+            self._records.clear()
+        if self._counters is not None:
+            self._counters.write()
+        self._written_at = perf_counter_ns()
+
+
+class _Step:
+    __slots__ = ("_number", "_start", "_tracer")
+
+    def __init__(self, tracer: Tracer, number: int):
+        self._tracer = tracer
+        self._number = number
+
+    def __enter__(self):
+        tracer = self._tracer
+        if tracer._in_step or tracer._phase:
+            raise RuntimeError(f"step {self._number} opened inside another step or phase; close that one first")
+        if tracer._stream is not None:
+            tracer._stream.begin_step(self._number)
+        tracer._in_step, tracer._step_number = True, self._number
+        tracer._writing = tracer._is_traced(self._number)
+        tracer._spent = dict.fromkeys(NAMES, 0)
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *exception):
+        tracer = self._tracer
+        if tracer._stream is not None:
+            tracer._stream.end_step(any(exception))
+        end = perf_counter_ns()
+        tracer._in_step = False
+        tracer._spent[STEP] = end - self._start
+        if tracer._writing:
+            tracer.traced_ns += end - self._start
+            tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
+            if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
+                tracer._write()
+
+
+class _Phase:
+    __slots__ = ("_bytes", "_name", "_root", "_start", "_tracer")
+
+    def __init__(self, tracer: Tracer, name: str, bytes: int, root: int):
+        self._tracer = tracer
+        self._name = name
+        self._bytes = bytes
+        self._root = root
+
+    def __enter__(self):
+        tracer = self._tracer
+        if tracer._phase:
+            raise RuntimeError(f"phase {self._name} opened inside another phase; its time would count twice")
+        tracer._phase = self
+        if tracer._on_phase is not None:
+            tracer._on_phase(self._name, tracer._step_number)
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *exception):
+        end = perf_counter_ns()
+        self._tracer._phase = None
+        self._report(self._start, end)
+        self._leave(end)
+
+    def _report(self, start: int, end: int) -> None:
+        """Count and keep the span."""
+        tracer = self._tracer
+        if tracer._in_step:
+            tracer._spent[self._name] += end - start
+        if tracer._writing:
+            tracer._records.append((tracer._step_number, INDEX[self._name], self._root, start, end, self._bytes))
+
+    def _leave(self, now: int) -> None:
+        """What else is due when a phase has ended: the node's counters, the file, whoever watches phases."""
+        tracer = self._tracer
+        if tracer._writing:
+            if tracer._counters is not None:
+                tracer._counters.sample(now)
+            if now - tracer._written_at >= WRITE_AT_PHASE_END_NS:
+                tracer._write()
+        if tracer._on_phase is not None:
+            tracer._on_phase(None, tracer._step_number)
+
+
+class _StreamPhase(_Phase):
+    """A phase beside a GPU, whose span is known when its edges are settled: before the step that it is in has ended."""
+
+    __slots__ = ()
+
+    def __enter__(self):
+        super().__enter__()
+        self._start = self._tracer._stream.begin(self._name)
+
+    def __exit__(self, *exception):
+        self._tracer._phase = None
+        self._tracer._stream.end(self._name, self._start, self._report)
+        self._leave(perf_counter_ns())
+
+
+def parse_steps(text: str) -> tuple[int, float]:
+    """The first and last step to write. "on": all, and what comes before the first; "off": none."""
+    if text == "on":
+        return 0, float("inf")
+    if text == "off":
+        return 1, 0
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise RunError(f"--trace {text!r}: expected on, off or FROM:TO with 1 <= FROM <= TO, as in --trace 10:20")
+    return int(first), int(last)

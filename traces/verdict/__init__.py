@@ -1,0 +1,1 @@
+"""What holds a run's steps up: evidence, rules, the diagnosis."""

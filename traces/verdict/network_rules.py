@@ -1,0 +1,132 @@
+"""Is it the network? A server's port, all ports, or messages too small for any port. link_rules.py: one slow port.
+
+Each rule takes the evidence and returns its findings.
+"""
+
+import numpy as np
+
+from traces.record.phases import INDEX
+from traces.verdict.evidence import Evidence
+from traces.verdict.findings import Finding, bytes_text, seconds_text
+
+LEAST_TRANSFER_SHARE = 0.3  # of a step: below it the exchange is not what holds the step up
+HOTSPOT = 1.25  # times the other nodes' bytes, one way
+PORT_IDLE = 0.25  # of the transfer's time that its bytes need: below it they do not fill the port
+LATENCIES = 50  # a message whose bytes take longer than so many latencies is not small
+
+
+def server_hotspot(evidence: Evidence) -> list[Finding]:
+    """The exchange goes through the port of the node where the root is; it carries more than the others."""
+    root = _only_root(evidence)
+    if root is None or len(evidence.nodes) < 3 or evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s:
+        return []
+    node = evidence.rank_nodes[root]
+    index = evidence.nodes.index(node)
+    amounts = evidence.node_bytes
+    if amounts is not None:
+        ratios = [one[index] / max(np.median(np.delete(one, index)), 1.0) for one in amounts.values()]
+        if max(ratios) < HOTSPOT:
+            return []
+    direction = _busier_way(evidence, node, amounts)
+    phase = "reduce" if direction == "in" else "bcast"
+    by_phase = evidence.transfer_by_phase
+    seconds = by_phase.get("reduce", 0.0) + by_phase.get("bcast", 0.0)
+    return [
+        Finding(
+            "server-hotspot", seconds, _hotspot_text(evidence, node, amounts, direction, phase), phase, node,
+            None, direction, facts={"server_rank": evidence.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)},
+        )
+    ]  # fmt: skip
+
+
+def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | None) -> str:
+    """The direction in which a server's port is busy longest: by its bytes and rate, or by the phases' times."""
+    link = next((link for link in evidence.links if link["node"] == node), None)
+    if amounts is None or link is None:
+        by_phase = evidence.transfer_by_phase
+        return "in" if by_phase.get("reduce", 0.0) >= by_phase.get("bcast", 0.0) else "out"
+    return max(amounts, key=lambda way: amounts[way][evidence.nodes.index(node)] / link[way])
+
+
+def _only_root(evidence: Evidence) -> int | None:
+    """The index of the rank that is root of every exchange with bytes in it; None where there is no such one."""
+    roots = set()
+    for trace in evidence.run.ranks:
+        records = trace.records
+        rooted = (records["phase"] == INDEX["reduce"]) | (records["phase"] == INDEX["bcast"])
+        roots |= set(np.unique(records["root"][rooted]).tolist())
+    if len(roots) != 1 or roots == {-1}:
+        return None
+    root = roots.pop()
+    return evidence.rank_numbers.index(root) if root in evidence.rank_numbers else None
+
+
+def _hotspot_text(evidence: Evidence, node: int, amounts, direction: str, phase: str) -> str:
+    host, verb = evidence.host(node), "receives" if direction == "in" else "sends"
+    share = evidence.transfer_by_phase[phase] / evidence.step_s
+    text = f"{phase} takes {share:.0%} of the step"
+    if amounts is None:
+        return f"everything goes through the port of {host}, where the server is: {text}"
+    rate = next((link[direction] for link in evidence.links if link["node"] == node), None)
+    through = "" if rate is None else f" through a port that carries {bytes_text(rate)}/s"
+    return f"{host} {verb} {bytes_text(amounts[direction][evidence.nodes.index(node)])} a step{through}: {text}"
+
+
+def network_congestion(evidence: Evidence) -> list[Finding]:
+    """The exchange is the largest part of the step, and no one's port in particular."""
+    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.run.ranks) < 2:
+        return []
+    share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
+    amounts = evidence.node_bytes
+    if len(evidence.nodes) == 1:
+        text = f"the ranks share one node and {phase} takes most of {share:.0%} of the step that is exchange"
+    elif amounts is None:
+        text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
+    else:
+        busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
+        text = f"up to {bytes_text(busiest)} a step go {direction} through a node's port{_port_rate(evidence)}: "
+        text += f"exchanging takes {share:.0%} of the step, {phase} most of it"
+    return [Finding("network-congestion", evidence.transfer_s, text, phase, facts={"exchange_s": evidence.transfer_s})]
+
+
+def _port_rate(evidence: Evidence) -> str:
+    if not evidence.links:
+        return ""
+    return f", which carries {bytes_text(np.median([link['both'] for link in evidence.links]))}/s"
+
+
+def latency_bound(evidence: Evidence) -> list[Finding]:
+    """The exchange takes long, and its bytes would need a small part of that: it is many small messages."""
+    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.nodes) < 2 or not evidence.links:
+        return []
+    amounts = evidence.node_bytes
+    if amounts is None:
+        return []
+    bandwidth_s = max(float(np.nanmax(amounts[way] / evidence.link_rates(way))) for way in ("in", "out"))
+    calls, size = exchange_calls(evidence)
+    latency_s = max(link["latency_s"] for link in evidence.links)
+    rate = float(np.nanmedian(evidence.link_rates("in")))
+    is_small = size / rate <= LATENCIES * latency_s
+    if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
+        return []
+    return [
+        Finding(
+            "latency-bound", evidence.transfer_s,
+            f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {evidence.transfer_s / evidence.step_s:.0%} "
+            f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
+            f"exchange more at once",
+            evidence.transfer_phase,
+            facts={"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s},
+        )
+    ]  # fmt: skip
+
+
+def exchange_calls(evidence: Evidence) -> tuple[float, float]:
+    """(exchanges a step on the rank that makes most, mean bytes of one): those of single numbers left out."""
+    counts, sizes = [], []
+    for trace in evidence.run.ranks:
+        chosen = np.isin(trace.records["step"], evidence.times.steps) & (trace.records["bytes"] > 8)
+        counts.append(chosen.sum() / len(evidence.times.steps))
+        sizes.append(trace.records["bytes"][chosen].mean() if chosen.any() else 0.0)
+    most = int(np.argmax(counts))
+    return float(counts[most]), float(sizes[most])

@@ -1,0 +1,109 @@
+"""Is it a rank? One that computes slowly, or work that is uneven. stall_rules.py: what is not computing.
+
+Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step, then the
+median over steps is taken: what slows all ranks (other jobs on the machine) cancels, and chance does not repeat.
+"""
+
+import numpy as np
+
+from traces.verdict.evidence import Evidence
+from traces.verdict.findings import Finding, seconds_text
+
+SLOW = 1.12  # times the others' time
+CHANCE = 4.0  # so many deviations of the ranks among each other are chance
+UNEVEN = 1.25  # the median time of several ranks over that of the rest
+ALMOST_ALWAYS = 0.75  # of the steps
+LEAST_SHARE = 0.05  # of a step: what is worth naming a rank for
+
+
+def straggler(evidence: Evidence) -> list[Finding]:
+    """One rank, or the ranks of one node, compute longer than the others in almost every step."""
+    slow = slow_ranks(evidence)
+    nodes = {evidence.rank_nodes[place] for place in slow}
+    if len(slow) == 1:
+        return [_slow_rank(evidence, slow[0])]
+    everyone = [place for place in evidence.workers if evidence.rank_nodes[place] in nodes]
+    if len(nodes) == 1 and len(slow) == len(everyone) < len(evidence.workers):
+        return [_slow_node(evidence, nodes.pop(), slow)]
+    return []
+
+
+def slow_ranks(evidence: Evidence) -> list[int]:
+    """Indices of the ranks whose computing takes longer than the others', by so much and so often that it counts."""
+    if len(evidence.workers) < 2:
+        return []
+    ratio, excess = against_others(evidence.compute[:, evidence.workers])
+    usual = np.median(ratio, axis=0)
+    # Two ranks differ from each other and from nobody else.
+    deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
+    enough = 1 + max(SLOW - 1, CHANCE * deviation)
+    slow = (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
+    slow &= np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s
+    return evidence.workers[slow].tolist()
+
+
+def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ratio, excess), each (S, R): every rank's seconds over, and beyond, the median of the others in that step."""
+    others = seconds.shape[1] - 1
+    order = np.argsort(seconds, axis=1)
+    ranked, place = np.take_along_axis(seconds, order, 1), np.argsort(order, axis=1)
+    # Where a rank is taken out of the sorted row, those after it move up by one.
+    middle = [index + (index >= place) for index in ((others - 1) // 2, others // 2)]
+    median = sum(np.take_along_axis(ranked, index, 1) for index in middle) / 2
+    return seconds / np.maximum(median, 1e-9), seconds - median
+
+
+def _slow_rank(evidence: Evidence, place: int) -> Finding:
+    _, excess = against_others(evidence.compute[:, evidence.workers])
+    lost_s = float(np.median(excess[:, evidence.workers.tolist().index(place)]))
+    own_s = float(np.median(evidence.compute[:, place]))
+    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
+    return Finding(
+        "straggler", lost_s,
+        f"rank {rank} on {evidence.host(node)} computes {seconds_text(own_s)} a step, the others "
+        f"{seconds_text(own_s - lost_s)}, and all wait for it: check that host's clock rate, cores and other jobs",
+        _longest_compute_phase(evidence, place), node, rank,
+        facts={"compute_s": own_s, "others_compute_s": own_s - lost_s},
+    )  # fmt: skip
+
+
+def _longest_compute_phase(evidence: Evidence, place: int) -> str:
+    return max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+
+
+def _slow_node(evidence: Evidence, node: int, slow: list[int]) -> Finding:
+    others = [place for place in evidence.workers if place not in slow]
+    own_s, others_s = (float(np.median(evidence.compute[:, places])) for places in (slow, others))
+    ranks = " and ".join(str(evidence.rank_numbers[place]) for place in slow)
+    return Finding(
+        "straggler", own_s - others_s,
+        f"the ranks of {evidence.host(node)} ({ranks}) compute {seconds_text(own_s)} a step, the others "
+        f"{seconds_text(others_s)}, and all wait for them: check that host's clock rate, cores and other jobs",
+        _longest_compute_phase(evidence, slow[0]), node,
+        facts={"compute_s": own_s, "others_compute_s": others_s},
+    )  # fmt: skip
+
+
+def imbalance(evidence: Evidence) -> list[Finding]:
+    """Several ranks compute much longer than several others, in almost every step."""
+    if len(evidence.workers) < 2 or straggler(evidence):
+        return []
+    compute = evidence.compute[:, evidence.workers]
+    medians = np.median(compute, axis=0)
+    middle = (medians.max() + medians.min()) / 2
+    heavy = medians > middle
+    lost_s = float(medians.max() - medians.mean())
+    apart = np.median(compute[:, heavy], axis=1) / np.median(compute[:, ~heavy], axis=1) if heavy.any() else np.ones(1)
+    is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
+    if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
+        return []
+    ranks = ", ".join(str(evidence.rank_numbers[place]) for place in evidence.workers[heavy])
+    return [
+        Finding(
+            "imbalance", lost_s,
+            f"work is uneven: ranks {ranks} compute up to {seconds_text(medians.max())} a step, the least "
+            f"{seconds_text(medians.min())}; give all ranks equal work and equal cores",
+            "backward",
+            facts={"longest_compute_s": float(medians.max()), "shortest_compute_s": float(medians.min())},
+        )
+    ]  # fmt: skip
