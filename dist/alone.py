@@ -1,8 +1,7 @@
 """The calls of an mpi4py communicator where nobody is there to exchange with, for arrays of any kind."""
 
-from mpi4py import MPI
-
 from dist.gpu.comm import DeviceComm
+from dist.mpi import MPI
 
 
 class AloneComm(DeviceComm):
@@ -29,7 +28,7 @@ class AloneComm(DeviceComm):
     def Allgatherv(self, send, receive) -> None:
         _copy(send, receive[0])
 
-    def allreduce(self, number, op=MPI.SUM):
+    def allreduce(self, number, op=None):
         return number
 
 

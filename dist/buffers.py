@@ -3,8 +3,8 @@
 import os
 
 import numpy as np
-from mpi4py import MPI
 
+from dist.mpi import MPI
 from dist.waiting import Condition, barrier
 from dist.world import World, end_with_one_line
 
@@ -26,7 +26,7 @@ class OwnBuffers:
     fills_parameters = True
 
     def __init__(self, world: World, size: int, ranges=(), zeros=host_zeros):
-        self.parameters, self.gradients = zeros(size), zeros(size)
+        self.parameters, self.gradients, self.zeros = zeros(size), zeros(size), zeros
 
     def filled(self, start: int, stop: int) -> None:
         """The first parameters of a range have been written."""

@@ -22,3 +22,8 @@ def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[l
             if start < end:
                 parts[rank].append((low + start, low + end))
     return parts
+
+
+def longest(ranges) -> int:
+    """Elements of the longest of some (start, stop)."""
+    return max(stop - start for start, stop in ranges)

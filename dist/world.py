@@ -8,9 +8,8 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mpi4py import MPI
-
 from dist.abort import USER_MISTAKE, install_abort_hook
+from dist.mpi import MPI
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class World:
     [{"rank", "node", "host", "local_rank"}, ...].
     """
 
-    comm: MPI.Intracomm
-    local_comm: MPI.Intracomm
+    comm: "MPI.Intracomm"
+    local_comm: "MPI.Intracomm"
     rank: int
     size: int
     node: int
@@ -67,12 +66,14 @@ def library_name() -> str:
     return " ".join(MPI.Get_library_version().splitlines()[0].split()).split(", package")[0].replace("Version: ", "")
 
 
-def start_mpi() -> MPI.Intracomm:
-    """The world's communicator, with MPI initialized if importing mpi4py was told not to.
+def start_mpi() -> "MPI.Intracomm":
+    """The world's communicator; MPI is initialized if nobody has done it yet. ImportError or RuntimeError without MPI.
 
     At the end all ranks meet in MPI_Finalize. srun --kill-on-bad-exit sends SIGTERM to those that still are in there
     when the first one has left with an exit code of ours: that code is to count, not the signal.
     """
+    if MPI is None:
+        from mpi4py import MPI as missing  # noqa: F401  raises again what was wrong
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -20,15 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
+from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
-from dist.cost.schedules import WIRE_BYTES
+from dist.cost.overlap import Training
 from dist.ranges import cut
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.cluster.hosts import ClusterError
 from scripts.cluster.network import bits_per_s
-from scripts.prediction.advice import Training, advice_sentence, advise
+from scripts.prediction.advice import advice_sentence, advise
 from scripts.prediction.from_run import advise_from_run
 from traces.record.files import RunError
 

@@ -9,22 +9,17 @@ The bound is 2 (M-1)/M D / B for M nodes and B bytes/s through a node's port eac
 rank checks every sum. A strategy's name may end in /bfloat16 (the wire) or /dedicated (the server); a collective's
 begins with MPI_. Bytes are those of each node's interface counters.
 """
-# ruff: noqa: E402
 
 import json
 import sys
 from pathlib import Path
-
-import mpi4py
-
-mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.buffers import OwnBuffers
 from dist.probe.links import probe_links, rate_both_ways, segment_bytes
 from dist.probe.ports import Ports
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-from scripts.exchange_bench.contenders import chosen, makers
+from scripts.exchange_bench.contenders import chosen, made_alike
 from scripts.exchange_bench.pytorch import Gloo, check_torch
 from scripts.exchange_bench.rounds import measure
 from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
@@ -36,11 +31,11 @@ def main():
     settings = parse()
     world = start_world()
     with world.together(UserError):
-        names = check(settings, world)
+        makers = check(settings, world)
     ports = Ports()
     report = describe(settings, world, ports)
     for size_bytes in settings.bytes:
-        report["sizes"].append(bench(world, names, size_bytes, settings.repeat, report["link"], ports))
+        report["sizes"].append(bench(world, makers, size_bytes, settings.repeat, report["link"], ports))
         world.print(f"{tables(report, report['sizes'][-1])}\n")
     if world.rank == 0:
         write(settings, report)
@@ -53,21 +48,21 @@ def parse():
     return parser.parse_args()
 
 
-def check(settings, world) -> list[str]:
-    """The contenders' names. UserError for whatever does not fit together or cannot be written."""
-    names = chosen(settings.strategies, world.size)
+def check(settings, world) -> dict:
+    """The contenders' makers by name. UserError for whatever does not fit together or cannot be written."""
+    makers = chosen(settings.strategies, world.size)
     if settings.link and world.node_count == 1:
         raise UserError("--link with all ranks on one node, where nothing crosses a network: leave it out")
     if settings.vs == "torch":
         check_torch()
-        names.append("gloo")
+        makers["gloo"] = made_alike(Gloo)
     if settings.figure and settings.figure.suffix != ".png":
         raise UserError(f"--figure {settings.figure}: expected a name that ends in .png")
     if world.rank == 0:
         for flag, path in (("--json", settings.json), ("--figure", settings.figure)):
             if path:
                 check_writable(flag, path)
-    return names
+    return makers
 
 
 def check_writable(flag: str, path: Path) -> None:
@@ -101,11 +96,11 @@ def describe(settings, world, ports: Ports) -> dict:
     }
 
 
-def bench(world, names: list[str], size_bytes: int, repeat: int, link: dict, ports: Ports) -> dict:
+def bench(world, makers: dict, size_bytes: int, repeat: int, link: dict, ports: Ports) -> dict:
     """Every contender at one size, rounded up so that each rank's shard is whole. Collective."""
     size = vector_size(size_bytes, world.size)
-    own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(link["bytes_per_s"])) | {"gloo": Gloo}
-    contenders = {name: make[name](world, own_buffers) for name in names}
+    own_buffers, segments = OwnBuffers(world, size), segment_bytes(link["bytes_per_s"])
+    contenders = {name: make(world, own_buffers, segment_bytes=segments) for name, make in makers.items()}
     results = measure(world, contenders, repeat, ports)
     bound_s = lower_bound_s(FLOAT32 * size, world.node_count, link["bytes_per_s"])
     figures = {

@@ -13,15 +13,10 @@ all of it. Rows are dealt to the ranks, so a number depends on how many there ar
 --hellaswag  llm.c's evaluation file. acc: the ending with the highest probability is right; acc_norm: that with the
              highest probability per token (EleutherAI's harness takes it per character).
 """
-# ruff: noqa: E402
 
 import argparse
 import json
 from pathlib import Path
-
-import mpi4py
-
-mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.world import start_world
 from gpt2.data.shards import replacing

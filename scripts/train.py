@@ -9,10 +9,6 @@ Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --re
 
 from contextlib import closing
 
-import mpi4py
-
-mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
-
 from dist.world import start_world
 from gpt2.errors import UserError
 from scripts.settings.training import complete, parse_settings

@@ -4,14 +4,26 @@
 
 Each rank holds all optimizer state (2 D) and repeats the whole update. 2 (N-1)/N D in and out of each rank if the
 library picks a ring, or reduce-scatter and all-gather. It is what PyTorch's DDP does; use it where the site tuned it.
+
+--overlap, over NCCL: each bucket that backward finishes is a call of its own, so Replicated makes them, not this page.
 """
 
-from mpi4py import MPI
-
-from strategies.base import Strategy
+from dist.gpu.calls import AllreduceCall
+from dist.mpi import MPI
+from strategies.base import OnGpus, Strategy
+from strategies.replicated import Replicated
 
 
 class Allreduce(Strategy):
+    name, line = "allreduce", "Allreduce"
+    shares_sums = True
+    auto = ("host", "gpus")
+    on_gpus = OnGpus({"float32": AllreduceCall}, overlapped=Replicated)
+
+    @staticmethod
+    def messages(setting):
+        return setting.call("allreduce", setting.vector)
+
     def __init__(self, job):
         super().__init__(job)
         self.optimizer = job.new_optimizer(0, len(self.parameters))

@@ -1,12 +1,13 @@
-"""What every strategy is given, and the one method it must have."""
+"""What every strategy is given, what it declares of itself, and the one method it must have."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dist.buffers import NodeBuffers, OwnBuffers
-from dist.exchanges import Rings
+from dist.cost.memory import Memory
+from dist.cost.overlap import Overlap, Training
 from dist.gpu.buffers import DeviceBuffers
-from dist.probe.links import MOST_SEGMENT_BYTES
+from dist.host.exchange import RingExchange
 from dist.world import World
 from gpt2.clipping import Clipping
 from gpt2.optimizer import AdamW
@@ -24,17 +25,14 @@ class Job:
     sum_of_squares  (flat): a float
     max_norm, outlier_z   as gpt2.clipping's
     tracer          tracer.phase(name, bytes=, root=) times what is inside
-    server          "colocated" or "dedicated", for the strategy that has a server
+    server          "colocated" or "dedicated", for a strategy that has a server
 
-    For strategies that write their own exchange:
+    For strategies that do not call MPI's collectives themselves:
 
-    wire            the dtype of what travels: "float32", "bfloat16"
-    error_feedback  whether what rounding loses is added again in the next step
-    segment_bytes   the most that one message holds (dist.probe.links.segment_bytes)
+    new_exchange    (comm, ranges): what exchanges ranges where the buffers lie, with the wire asked for
+                    (dist/host/exchange.py)
     final_ranges    the parts of the flat buffer in the order in which backward makes them final
     bucket_bytes    exchange them during backward, that much at once or more; None: after it
-    new_exchange    (comm, ranges, wire, segment_bytes): what exchanges ranges where the buffers lie
-                    (dist/exchanges.py)
     """
 
     world: World
@@ -44,13 +42,10 @@ class Job:
     max_norm: float
     tracer: object
     server: str = "colocated"
-    wire: str = "float32"
-    error_feedback: bool = False
     outlier_z: float = 0.0
-    segment_bytes: int = MOST_SEGMENT_BYTES
+    new_exchange: Callable = RingExchange
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
-    new_exchange: Callable = Rings
 
 
 @dataclass(frozen=True)
@@ -62,11 +57,45 @@ class Updated:
     optimizer: AdamW
 
 
+@dataclass(frozen=True)
+class OnGpus:
+    """How a strategy exchanges arrays that lie on GPUs.
+
+    exchanges: by wire, what moves ranges there (dist/gpu); none for a page of calls on the communicator, which are of
+    float32 and come after backward. form: the class that runs there, where the strategy's own cannot; overlapped: the
+    one for --overlap, where each bucket has to be a call of its own. The strategy's file says why there is one.
+    """
+
+    exchanges: dict[str, type] = field(default_factory=dict)
+    form: type | None = None
+    overlapped: type | None = None
+
+
 class Strategy:
     """How gradients become updated parameters on every rank: one subclass a file.
 
     `workers` ranks compute gradients; this rank is number `worker` of them, or None if it computes nothing.
     """
+
+    # What others need to know of it without running it. Nothing outside its file names a strategy.
+    name: str  # --strategy
+    line = ""  # what it does, for a table
+    exchanges = True  # False: ranks train models of their own
+    servers = ("colocated",)  # --server
+    wires = ("float32",)  # --wire
+    error_feedback = False  # whether it can keep what rounding takes, and add it to the next step's gradients
+    overlaps = False  # whether it can exchange while the model computes, in host memory
+    shares_sums = False  # whether the sums alone travel, and every rank makes its parameters of them
+    knows_nodes = False  # whether what it sends depends on who sits on which node
+    auto = ()  # where --strategy auto may take it: "host", "gpus"
+    memory = Memory()  # what a rank holds
+    host_exchange = RingExchange  # what exchanges ranges in host memory, where it makes no calls of its own
+    on_gpus: OnGpus | None = None  # None: through host memory
+    messages = None  # staticmethod (dist.cost.messages.Setting): its message schedule, for the cost model
+
+    @staticmethod
+    def overlap(training: Training) -> Overlap | None:
+        """What of its exchange --overlap can hide, for the cost model; None: nothing."""
 
     buffers = OwnBuffers  # the kind of memory it wants
     keeps_gradients = True  # until the update; False: each micro-step's are taken away as they become final

@@ -5,23 +5,21 @@ With it, the ranges that backward finishes are joined to buckets of at least `bu
 and `poke` moves them on between the kernels of backward.
 """
 
-import itertools
-
-from dist.progress import Progress
-from dist.wire import new_wire
+from dist.cost.overlap import of_buckets
 from strategies.base import Strategy
-
-TAGS = 1 << 14  # of exchanges that may be under way together; every MPI allows twice as many
 
 
 class InBuckets(Strategy):
-    """A subclass has `progress`, with which start_exchange begins an exchange."""
+    """A subclass makes `exchange`, and begins one with it in start_exchange."""
+
+    wires, error_feedback, overlaps = ("float32", "bfloat16"), True, True
+    overlap = staticmethod(of_buckets)
 
     def __init__(self, job):
         super().__init__(job)
         size = len(self.gradients)
-        self.buckets = [(0, size)] if job.bucket_bytes is None else plan_buckets(job.final_ranges, job.bucket_bytes)
-        self.overlaps = job.bucket_bytes is not None
+        self.overlapping = job.bucket_bytes is not None
+        self.buckets = plan_buckets(job.final_ranges, job.bucket_bytes) if self.overlapping else [(0, size)]
         self.started = 0
 
     def start_exchange(self, start: int, stop: int) -> None:
@@ -29,36 +27,25 @@ class InBuckets(Strategy):
         raise NotImplementedError
 
     def gradients_final(self, start, stop):
-        while self.overlaps and self.started < len(self.buckets) and self.buckets[self.started][0] >= start:
+        while self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] >= start:
             self._start_next()
 
     def poke(self):
-        self.progress.poke()
+        self.exchange.progress.poke()
 
     def finish_exchange(self) -> None:
         """Exchange what has not begun, and return when all buckets are through."""
         while self.started < len(self.buckets):
             self._start_next()
-        self.progress.finish()
+        self.exchange.progress.finish()
         self.started = 0
+
+    def errors(self):
+        return self.exchange.errors
 
     def _start_next(self) -> None:
         self.started += 1
         self.start_exchange(*self.buckets[self.started - 1])
-
-
-class Bucketed(InBuckets):
-    """Messages of our own."""
-
-    def __init__(self, job):
-        super().__init__(job)
-        self.wire = new_wire(job.wire, len(self.gradients), job.segment_bytes, job.error_feedback)
-        self.progress = Progress()
-        self.tags = itertools.cycle(range(1, TAGS))
-        self.exchange_comm = self.comm.Dup()
-
-    def errors(self):
-        return self.wire.errors
 
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:

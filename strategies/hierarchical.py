@@ -7,19 +7,31 @@ A node's port carries 2 (M-1)/M D each way, the bound. The ranks of a node share
 smallest node has ranks, rank l of each node drives the ring of lane l, on its part of every bucket. A rank holds the
 optimizer state of its part (2 D / ranks of the node); parameters are there once a node. Nothing is copied to share it.
 Halfway round, each sum is complete on one rank: the gradients' norm is summed up while the other half travels.
+
+On GPUs it is another form, Replicated over dist/gpu/node_exchange.py: ranks cannot read each other's GPU memory as they
+read a shared window, so the sums of a node are made by messages as well, and each rank has all parameters.
 """
 
-from mpi4py import MPI
-
 from dist.buffers import NodeBuffers
-from dist.host import ring
+from dist.cost.memory import Memory
+from dist.cost.messages import ring_of_nodes
+from dist.gpu.node_exchange import NodeExchange
 from dist.host.early_sum import EarlySum
+from dist.mpi import MPI
 from dist.ranges import cut
 from dist.waiting import wait
-from strategies.bucketed import Bucketed
+from strategies.base import OnGpus
+from strategies.bucketed import InBuckets
+from strategies.replicated import Replicated
 
 
-class Hierarchical(Bucketed):
+class Hierarchical(InBuckets):
+    name, line = "hierarchical", "sums in the node, a ring of nodes"
+    shares_sums = knows_nodes = True
+    auto = ("host", "gpus")
+    memory = Memory(optimizer="2/L", shared_in_node=True)
+    on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated)
+    messages = staticmethod(ring_of_nodes)
     buffers = NodeBuffers
 
     def __init__(self, job):
@@ -28,8 +40,10 @@ class Hierarchical(Bucketed):
         self.local_ranks = range(world.local_size)
         self.lanes = range(self.comm.allreduce(world.local_size, MPI.MIN))
         self.lane = world.local_rank if world.local_rank in self.lanes else None
-        self.lane_comm = self.comm.Split(MPI.UNDEFINED if self.lane is None else self.lane, world.node)
-        self.node_sum, *self.addends = self.node.local_gradients
+        self.node_sum, *addends = self.node.local_gradients
+        # A rank without a lane has a ring, too, in which nothing is ever exchanged.
+        lane_comm = self.comm.Split(world.local_rank, world.node)
+        self.exchange = job.new_exchange(lane_comm, self.buckets, addends=addends)
         self.arrivals = 0
         self._new_optimizers(job)
 
@@ -43,13 +57,15 @@ class Hierarchical(Bucketed):
         self._arrive()
         if self.lane is not None:
             low, high = cut(stop - start, len(self.lanes))[self.lane]
-            self.progress.start(self._lane_exchange(start + low, start + high, self.arrivals, next(self.tags)))
+            exchange = self._lane_exchange(start + low, start + high)
+            self.exchange.progress.start(self._when_all_arrived(exchange, self.arrivals))
 
-    def _lane_exchange(self, start, stop, arrivals, tag):
+    def _when_all_arrived(self, exchange, arrivals):
         yield self.node.arrived(self.local_ranks, arrivals)
-        yield from ring.allreduce(
-            self.lane_comm, self.node_sum, self.addends, start, stop, self.wire, tag, self._add_squares
-        )
+        yield from exchange
+
+    def _lane_exchange(self, start, stop):
+        return self.exchange.allreduce(self.node_sum, start, stop, self._add_squares)
 
     def _add_squares(self, start, stop):
         self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))

@@ -12,27 +12,42 @@ of the exchange, and forward is a third of the compute: too little. So a third o
 backward, updated by every node as in hierarchical, and not gathered. Of compute and exchange alike two thirds then come
 before the update and one third after it. The third costs memory: of the optimizer state a rank holds
 2 D (1/3 / ranks of its node + 2/3 / N).
+
+On GPUs it is another form, Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
 
-from dist.host import ring
+from itertools import chain
+
+from dist.cost.memory import Memory
+from dist.cost.overlap import of_buckets
+from dist.gpu.node_exchange import NodeExchange
+from dist.host.ring import own_chunk
 from dist.ranges import cut
 from dist.waiting import Condition, sum_everywhere
-from dist.wire import new_wire
-from strategies.base import Updated
+from strategies.base import OnGpus, Updated
 from strategies.hierarchical import Hierarchical
+from strategies.sharded import Sharded
 
 FORWARD_IS_ONE_IN = 3  # of the compute: backward makes two products for each of forward's
 
 
 class HierarchicalSharded(Hierarchical):
+    name, line = "hierarchical-sharded", "the same, update between its halves"
+    shares_sums = False
+    memory = Memory(optimizer="2/ML", shared_in_node=True)
+    on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded)
+
+    @staticmethod
+    def overlap(training):
+        return of_buckets(training, beside=1.0)  # backward, and the next forward
+
     def _new_optimizers(self, job):
         lanes = [lane for bucket in self.buckets for lane in self._lane_parts(*bucket)]
         sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
-        replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlaps]
+        replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlapping]
         self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
         self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        self.parameter_wire = new_wire(job.wire, len(self.parameters), job.segment_bytes)
         self.masters = None
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
 
@@ -41,14 +56,14 @@ class HierarchicalSharded(Hierarchical):
 
     def _middle(self, start, stop):
         """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
-        return start + (stop - start) // FORWARD_IS_ONE_IN if self.overlaps else start
+        return start + (stop - start) // FORWARD_IS_ONE_IN if self.overlapping else start
 
-    def _lane_exchange(self, start, stop, arrivals, tag):
+    def _lane_exchange(self, start, stop):
         middle = self._middle(start, stop)
-        yield self.node.arrived(self.local_ranks, arrivals)
-        yield from ring.reduce_scatter(self.lane_comm, self.node_sum, self.addends, middle, stop, self.wire, tag)
-        if self.overlaps:
-            yield from ring.allreduce(self.lane_comm, self.node_sum, self.addends, start, middle, self.wire, tag)
+        sharded = self.exchange.reduce_scatter(self.node_sum, middle, stop)
+        if not self.overlapping:
+            return sharded
+        return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
 
     def state(self):
         sharded = [
@@ -58,7 +73,7 @@ class HierarchicalSharded(Hierarchical):
         return sharded + [Updated(part.start, self.parameters[part], optimizer) for part, optimizer in self.replicated]
 
     def resumed(self):
-        if self._rounds_parameters:
+        if self.exchange.rounds:
             self._keep_masters()
             self._start_gathering()
             self._await_gathered(len(self.parameters))
@@ -75,14 +90,14 @@ class HierarchicalSharded(Hierarchical):
             self._update_parts(lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self._start_gathering()
-            if not self.overlaps:
+            if not self.overlapping:
                 self._await_gathered(len(self.parameters))
         return norm
 
     def _update_parts(self, lr, scale):
         for part, optimizer in self.replicated:
             optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-        if self._rounds_parameters and self.masters is None:
+        if self.exchange.rounds and self.masters is None:
             self._keep_masters()
         for index, (part, optimizer) in enumerate(self.sharded):
             if self.masters is None:
@@ -90,10 +105,6 @@ class HierarchicalSharded(Hierarchical):
             else:
                 optimizer.update(self.masters[index], self.node_sum[part], lr, scale)
                 self.parameters[part] = self.masters[index]
-
-    @property
-    def _rounds_parameters(self):
-        return self.wire.dtype != self.parameters.dtype
 
     def _keep_masters(self):
         """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
@@ -105,16 +116,17 @@ class HierarchicalSharded(Hierarchical):
         self._arrive()
         self.updated = self.arrivals
         for index, bucket in enumerate(reversed(self.buckets)):
-            self.progress.start(self._gather(bucket, self.updated + index, next(self.tags)))
+            gathering = None if self.lane is None else self._all_gather(*self._lane_parts(*bucket)[self.lane])
+            self.exchange.progress.start(self._gather(gathering, self.updated + index))
 
-    def _gather(self, bucket, earlier, tag):
+    def _all_gather(self, start, stop):
+        return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
+
+    def _gather(self, gathering, earlier):
         """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""
-        if self.lane is not None:
-            start, stop = self._lane_parts(*bucket)[self.lane]
+        if gathering is not None:
             yield self.node.arrived(self.local_ranks, self.updated)
-            yield from ring.all_gather(
-                self.lane_comm, self.parameters, self._middle(start, stop), stop, self.parameter_wire, tag
-            )
+            yield from gathering
             yield Condition(lambda: self.arrivals == earlier)  # several are under way, and which one ends first is open
         self._arrive()
 
@@ -125,7 +137,7 @@ class HierarchicalSharded(Hierarchical):
 
     def _await_gathered(self, stop):
         self.awaited = self._arrivals_with(stop)
-        self.progress.wait(self.node.arrived(self.lanes, self.awaited))
+        self.exchange.progress.wait(self.node.arrived(self.lanes, self.awaited))
 
     def _arrivals_with(self, stop):
         """How often a rank with a lane has arrived when it has gathered all buckets that begin below `stop`."""
@@ -138,7 +150,7 @@ def _optimized(job, parts):
 
 def _own_shard(world, start, stop):
     """This rank's share of its node's shard of [start, stop)."""
-    return _share_in_node(world, *ring.own_chunk(world.node_count, world.node, start, stop))
+    return _share_in_node(world, *own_chunk(world.node_count, world.node, start, stop))
 
 
 def _share_in_node(world, start, stop):

@@ -4,10 +4,14 @@ The control for the plots: its step is the compute alone, and what another strat
 Each rank holds parameters, gradients and all optimizer state; no bytes move.
 """
 
-from strategies.base import Strategy
+from strategies.base import OnGpus, Strategy
 
 
 class NoExchange(Strategy):
+    name, line = "none", "nothing: a control, N models"
+    exchanges = False
+    on_gpus = OnGpus()
+
     def __init__(self, job):
         super().__init__(job)
         self.optimizer = job.new_optimizer(0, len(self.parameters))

@@ -7,14 +7,25 @@ Rank 0 alone holds optimizer state (2 D). Everything goes through its node's por
 With server "dedicated" rank 0 computes no gradients and N-1 ranks share the batch.
 """
 
-from mpi4py import MPI
-
-from strategies.base import Strategy
+from dist.cost.memory import Memory
+from dist.cost.messages import in_turn
+from dist.mpi import MPI
+from strategies.base import OnGpus, Strategy
 
 SERVER = 0
 
 
 class ReduceBcast(Strategy):
+    name, line = "reduce-bcast", "Reduce to a server, Bcast from it"
+    servers = ("colocated", "dedicated")
+    auto = ("host",)
+    memory = Memory(on_server=True)
+    on_gpus = OnGpus()
+
+    @staticmethod
+    def messages(setting):
+        return in_turn(setting.call("reduce", setting.vector), setting.call("bcast", setting.vector))
+
     def __init__(self, job):
         super().__init__(job)
         self.serves = self.comm.rank == SERVER

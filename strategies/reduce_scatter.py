@@ -5,15 +5,31 @@
 The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N a rank, and D / N for the block's sum.
 Each rank sends and receives 2 (N-1)/N D, the least there is for one rank a node. The buffers' size is a multiple of the
 ranks, so all blocks are alike.
+
+--overlap, over NCCL: each bucket that backward finishes is a call of its own, so Sharded makes them, not this page.
 """
 
 import numpy as np
-from mpi4py import MPI
 
-from strategies.base import Strategy
+from dist.cost.memory import Memory
+from dist.cost.messages import NORM, in_turn
+from dist.gpu.calls import DeviceCalls
+from dist.mpi import MPI
+from strategies.base import OnGpus, Strategy
+from strategies.sharded import Sharded
 
 
 class ReduceScatter(Strategy):
+    name, line = "reduce-scatter", "Reduce_scatter_block, Allgather"
+    auto = ("host", "gpus")
+    memory = Memory(gradients="1 + 1/N", optimizer="2/N")
+    on_gpus = OnGpus({"float32": DeviceCalls}, overlapped=Sharded)
+
+    @staticmethod
+    def messages(setting):
+        halves = [setting.call(collective, setting.padded) for collective in ("reduce_scatter_block", "allgather")]
+        return in_turn(halves[0], NORM, halves[1])
+
     def __init__(self, job):
         super().__init__(job)
         block = len(self.parameters) // self.comm.size

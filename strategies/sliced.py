@@ -7,13 +7,23 @@ state (2 D / N). The N calls run one after another, so a port idles while others
 are fast.
 """
 
-from mpi4py import MPI
-
+from dist.cost.memory import Memory
+from dist.cost.messages import NORM, in_turn, rooted_calls
+from dist.mpi import MPI
 from dist.ranges import cut
-from strategies.base import Strategy
+from strategies.base import OnGpus, Strategy
 
 
 class Sliced(Strategy):
+    name, line = "sliced", "a Reduce and a Bcast for each rank's slice"
+    auto = ("host",)
+    memory = Memory(optimizer="2/N")
+    on_gpus = OnGpus()
+
+    @staticmethod
+    def messages(setting):
+        return in_turn(*rooted_calls(setting, "reduce"), NORM, *rooted_calls(setting, "bcast"))
+
     def __init__(self, job):
         super().__init__(job)
         self.slices = cut(len(self.parameters), self.comm.size)

@@ -12,20 +12,38 @@ one travelling while the next is computed (--overlap), and the embeddings have o
 its part of the parameters in float32 (D / N), as what is gathered is rounded.
 """
 
+from dist.cost.memory import Memory
+from dist.cost.messages import rings_of_ranges
+from dist.cost.overlap import Overlap, embeddings_share
+from dist.gpu.calls import DeviceCalls
+from dist.gpu.ring import DeviceRing
 from dist.sharded import ShardedGradients
-from strategies.sharded_update import ShardedUpdate
+from strategies.base import OnGpus
+from strategies.sharded import ShardedUpdate
 
 
 class Zero2(ShardedUpdate):
+    name, line = "zero-2", "rings, layer by layer; gradients sharded too"
+    wires, overlaps = ("float32", "bfloat16"), True
+    memory = Memory(gradients="1/N", optimizer="2/N")
+    on_gpus = OnGpus({"float32": DeviceCalls, "bfloat16": DeviceRing})
     buffers = ShardedGradients
     keeps_gradients = False
 
+    @staticmethod
+    def messages(setting):
+        return rings_of_ranges(setting, ranges_exchanged(len(setting.ranges), setting.micro_steps))
+
+    @staticmethod
+    def overlap(training):
+        """Reductions run in all micro-steps, and in each that of the embeddings shows, whose gradient is the last."""
+        return Overlap(1.0, embeddings_share(training), 1.0)
+
     def __init__(self, job):
         super().__init__(job)
-        self.overlaps = job.bucket_bytes is not None
+        self.overlapping = job.bucket_bytes is not None
         self.whole_ranges = dict(job.buffers.ranges)
-        self.exchange = job.new_exchange(self.comm, job.buffers.ranges, job.wire, job.segment_bytes)
-        self.progress = self.exchange.progress
+        self.exchange = job.new_exchange(self.comm, job.buffers.ranges, one_at_a_time=True)
         self._divide(job, job.buffers.ranges, job.buffers.new_parts())
         self.reduction = None
 
@@ -34,14 +52,25 @@ class Zero2(ShardedUpdate):
             return  # the second half of a layer: it travels with the first, which comes later
         stop = self.whole_ranges[start]
         with self.tracer.interruption("reduce_scatter", bytes=4 * (stop - start)):
+            progress = self.exchange.progress
             if self.reduction is not None:
-                self.progress.finish(self.reduction)  # of the range before: the next one is written where it lies
-            self.reduction = self.progress.start(self._reduce_scatter(start, stop))
-            if not self.overlaps or start == 0:  # backward has ended: there is nothing to do meanwhile
-                self.progress.finish(self.reduction)
+                progress.finish(self.reduction)  # of the range before: the next one is written where it lies
+            self.reduction = progress.start(self._reduce_scatter(start, stop))
+            if not self.overlapping or start == 0:  # backward has ended: there is nothing to do meanwhile
+                progress.finish(self.reduction)
 
     def poke(self):
-        self.progress.poke()
+        self.exchange.progress.poke()
 
     def update(self, lr):
         return self._update_and_share(lr)
+
+
+def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
+    """("reduce-scatter" or "all-gather", index of the range), of one step in their order.
+
+    ranges: how many, in the order of the flat buffer; 0 for many small ones, for which range 0 stands.
+    """
+    ranges = max(ranges, 1)
+    backward = [("reduce-scatter", index) for index in reversed(range(ranges))]
+    return backward * micro_steps + [("all-gather", index) for index in range(ranges)]

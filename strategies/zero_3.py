@@ -10,13 +10,30 @@ them in between would not lower the peak. Through each rank go about 3 (N-1)/N D
 still there where forward turns to backward is not gathered again.
 """
 
-from dist.sharded import ShardedParameters
+from dist.cost.memory import Memory
+from dist.cost.messages import rings_of_ranges
+from dist.cost.overlap import Overlap, embeddings_share
+from dist.sharded import LAYER_SLOTS, ShardedParameters
 from strategies.zero_2 import Zero2
 
 
 class Zero3(Zero2):
+    name, line = "zero-3", "the same, and parameters gathered for each use"
+    memory = Memory("1/N", "1/N", "2/N")
     buffers = ShardedParameters
     _keeps_own_apart = True  # the ranges that are in use take turns
+
+    @staticmethod
+    def messages(setting):
+        return rings_of_ranges(setting, ranges_exchanged(len(setting.ranges), setting.micro_steps))
+
+    @staticmethod
+    def overlap(training):
+        """Gathers, too, run in all micro-steps; the embeddings' shows, whose parameters are used first."""
+        steps = ranges_exchanged(len(training.ranges), training.micro_steps)
+        ranges = training.ranges or (training.parameters,)
+        vectors = sum(ranges[index] for _, index in steps) / training.parameters
+        return Overlap(1.0, embeddings_share(training) * (training.micro_steps + 1) / vectors, 1.0)
 
     def __init__(self, job):
         super().__init__(job)
@@ -31,9 +48,9 @@ class Zero3(Zero2):
         if part in self.on_the_way or not self._is_gathered(part):
             with self.tracer.interruption("allgather", bytes=4 * (stop - start)):
                 self._gather(part)
-                self.progress.finish(self.on_the_way.pop(part))
+                self.exchange.progress.finish(self.on_the_way.pop(part))
         ahead = self._next_after(part)
-        if self.overlaps and ahead is not None:
+        if self.overlapping and ahead is not None:
             self._gather(ahead)
 
     def _next_after(self, part):
@@ -50,7 +67,27 @@ class Zero3(Zero2):
         """Begin a range's all-gather, in the place of the range two before it, unless it has been begun already."""
         if not self._is_gathered(part):
             self.gathered[self.parameters.slot_of[part]] = part
-            self.on_the_way[part] = self.progress.start(self._all_gather(*part))
+            self.on_the_way[part] = self.exchange.progress.start(self._all_gather(*part))
 
     def _share_parameters(self):
         self.gathered.clear()
+
+
+def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
+    """As zero_2's, with parameters gathered before each use, unless they still lie in one of the layers' slots.
+
+    The first range and the last, with slots of their own, are gathered once a step.
+    """
+    if not ranges:
+        return [("all-gather", 0), ("all-gather", 0), ("reduce-scatter", 0)] * micro_steps
+    steps, slots = [], {}
+    for _ in range(micro_steps):
+        for uses, reduces in ((range(ranges), False), (reversed(range(ranges)), True)):
+            for index in uses:
+                slot = index if index in (0, ranges - 1) else ("layer", index % LAYER_SLOTS)
+                if slots.get(slot) != index:
+                    slots[slot] = index
+                    steps.append(("all-gather", index))
+                if reduces:
+                    steps.append(("reduce-scatter", index))
+    return steps

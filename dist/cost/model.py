@@ -11,14 +11,15 @@ Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and
 spin outnumber the cores.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
+from dist.cost.messages import Messages, Setting, message_schedule
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.cost.replay import Links, replay_seconds
-from dist.cost.schedules import schedule
 from dist.cost.stages import Stage, node_traffic
 
 # An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
@@ -68,7 +69,6 @@ class Prediction:
     allreduce's lower bound 2 (M-1)/M D/B at the slowest port's rate; algorithms: the MPI library's, by name.
     """
 
-    strategy: str
     seconds: float
     bytes_in: np.ndarray
     bytes_out: np.ndarray
@@ -78,7 +78,7 @@ class Prediction:
 
 
 def predict(
-    strategy: str,
+    messages: Callable[[Setting], Messages],
     cluster: Cluster,
     size_bytes: int,
     library: str = "mpich",
@@ -86,15 +86,15 @@ def predict(
     ranges: tuple[int, ...] = (),
     micro_steps: int = 1,
 ) -> Prediction:
-    """What a step exchanges, a vector of size_bytes on the wire. Arguments and errors: dist.cost.schedules.schedule.
+    """What a step exchanges, a vector of size_bytes on the wire. Arguments and errors are message_schedule's.
 
-    With a dedicated server nothing changes here: it takes part in both calls of reduce-bcast.
+    A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
-    stages, algorithms = schedule(strategy, cluster.placement, size_bytes, library, wire, ranges, micro_steps)
+    stages, algorithms = message_schedule(messages, cluster.placement, size_bytes, library, wire, ranges, micro_steps)
     into, out = node_traffic(stages, cluster.placement)
     seconds = exchange_seconds(stages, cluster, library)
     steps = sum(stage.steps * stage.repeat for stage in stages)
-    return Prediction(strategy, seconds, into, out, steps, lower_bound_s(cluster, size_bytes), algorithms)
+    return Prediction(seconds, into, out, steps, lower_bound_s(cluster, size_bytes), algorithms)
 
 
 def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
@@ -145,11 +145,3 @@ def stage_seconds(stage: Stage, cluster: Cluster) -> float:
     if crosses.any():
         seconds += stage.steps * cluster.latency_s + stage.added / cluster.add_rate
     return stage.repeat * seconds
-
-
-def exposed_s(exchange_s: float, overlappable_s: float, last_bucket_s: float) -> float:
-    """What an exchange adds to a step when it runs while `overlappable_s` of computing goes on.
-
-    The last bucket becomes final when computing ends, so its exchange always shows.
-    """
-    return min(exchange_s, max(0.0, exchange_s - overlappable_s) + last_bucket_s)

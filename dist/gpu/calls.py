@@ -3,17 +3,15 @@
 wire: "float32", there is no other.
 """
 
-from mpi4py import MPI
-
-from dist.exchanges import longest
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.stream_progress import StreamProgress
-from dist.ranges import cut
+from dist.mpi import MPI
+from dist.ranges import cut, longest
 
 
 class AllreduceCall:
-    """An exchange, see exchanges.py, of whole ranges alone; it needs no memory."""
+    """An exchange, see exchange.py, of whole ranges alone; it needs no memory."""
 
     def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None):
         self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)

@@ -1,6 +1,6 @@
 """What the communicators for arrays on GPUs have in common."""
 
-from mpi4py import MPI
+from dist.mpi import MPI
 
 
 class DeviceComm:
@@ -19,9 +19,9 @@ class DeviceComm:
         self.device, self.stream = device, stream
         self.rank, self.size = comm.rank, comm.size
 
-    def allreduce(self, number, op=MPI.SUM):
+    def allreduce(self, number, op=None):
         """Of Python numbers, by MPI."""
-        return self._comm.allreduce(number, op)
+        return self._comm.allreduce(number, op or MPI.SUM)
 
     def Iallgather(self, send, receive):
         """Of arrays in host memory, by MPI."""

@@ -10,9 +10,9 @@ import os
 import re
 
 import numpy as np
-from mpi4py import MPI
 
 from dist.gpu.comm import DeviceComm
+from dist.mpi import MPI
 
 MPI_LIBRARY = re.compile(r"(/\S*/lib(?:mpi|mpich|mpi_abi|mpi_cray|mpi_nvidia|mpi_gnu)[^/\s]*\.so\S*)")
 CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, of mpi.h of MPICH 4 and newer

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
-from mpi4py import MPI
 
 from dist.gpu.comm import DeviceComm
+from dist.mpi import MPI
 
 
 def missing_nccl() -> str | None:

@@ -8,15 +8,14 @@ its lane that the ring leaves on its node. Through a node's port goes 2 (M-1)/M 
 bound (strategies/hierarchical.py). Only what goes between nodes is rounded to the wire's dtype.
 """
 
-from mpi4py import MPI
-
 from dist.gpu.calls import DeviceCalls
 from dist.gpu.comm import DeviceComm
 from dist.gpu.ring import DeviceRing
+from dist.mpi import MPI
 
 
 class NodeExchange:
-    """An exchange, see exchanges.py. Collective: what waits for other ranks comes before what may find no memory."""
+    """An exchange, see exchange.py. Collective: what waits for other ranks comes before what may find no memory."""
 
     def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
         in_node = comm.split_by_node()

@@ -5,17 +5,16 @@ piece while the next one comes would need a second stream; a GPU adds ten to a h
 brings, so between nodes there is nothing to be won, and within one NCCL's own calls are the thing to use.
 """
 
-from dist.exchanges import longest
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
 from dist.host import ring
-from dist.ranges import cut
+from dist.ranges import cut, longest
 
 
 class DeviceRing:
-    """An exchange, see exchanges.py. wire: "float32", or "bfloat16", which is rounded as by wire.py: each partial sum
+    """An exchange, see exchange.py. wire: "float32", or "bfloat16", which is rounded as by wire.py: each partial sum
     when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
 
     def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):

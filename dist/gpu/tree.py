@@ -10,13 +10,12 @@ To add while the next piece comes would need a second stream, and a GPU adds far
 
 from typing import NamedTuple
 
-from dist.exchanges import longest
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
 from dist.host.double_tree import double_tree
-from dist.ranges import cut
+from dist.ranges import cut, longest
 
 PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
 MOST_CHILDREN = 2  # of a rank, in both trees together
@@ -31,7 +30,7 @@ class Place(NamedTuple):
 
 
 class DeviceTree:
-    """An exchange, see exchanges.py, of whole ranges alone. wire: as DeviceRing's, the final values rounded by the
+    """An exchange, see exchange.py, of whole ranges alone. wire: as DeviceRing's, the final values rounded by the
     root. The additions have the order of tree.py, and their bits."""
 
     def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):

@@ -9,8 +9,8 @@ shows at its own node alone, where there are three nodes or more.
 import time
 
 import numpy as np
-from mpi4py import MPI
 
+from dist.mpi import MPI
 from dist.waiting import barrier, wait
 from dist.world import World
 

@@ -7,8 +7,8 @@ import statistics
 import time
 
 import numpy as np
-from mpi4py import MPI
 
+from dist.mpi import MPI
 from dist.world import World
 
 BYTES, ROUNDS = 8 << 20, 5

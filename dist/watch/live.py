@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 
+from dist.mpi import MPI
 from dist.probe.ports import Ports
 from dist.waiting import barrier
 from dist.world import World

@@ -4,16 +4,16 @@ import importlib.util
 from dataclasses import replace
 from functools import partial
 
+from dist.probe.links import rate_both_ways, segment_bytes
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
-from scripts.backends.auto_strategy import with_strategy
+from scripts.backends.auto import with_strategy
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
-from scripts.backends.transports import choose_transport, device_comm, find
+from scripts.backends.transports import choose_transport, device_comm, find_transports
 from scripts.settings.training import AUTO, check_arrays
-
-LIKE_AUTO = "ring"  # every transport, wire and overlap that a strategy has which auto may take, this one has
+from strategies import STRATEGIES, Strategy, find
 
 
 def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
@@ -21,28 +21,35 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
 
     Collective. Nothing large stays allocated before the backend is made, which is collective, too.
     """
+    segments = segment_bytes(rate_both_ways(links))
     kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
         settings = with_strategy(replace(settings, transport="host"), world, layout.size, links)
-        made_by = partial(OnCores, settings, world, layout, adamw, load_kernels("numpy", threads))
+        made_by = partial(OnCores, settings, world, layout, adamw, segments, load_kernels("numpy", threads))
         return settings, made_by, {"backend_why": why}
     identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
     shared = shared_gpus(world.places, identities)
     with world.together(UserError):
         check_sharing(shared, settings.share_gpus)
-    found = find(world, kernels.device, settings.transport, shared)
+    found = find_transports(world, kernels.device, settings.transport, shared)
     with world.together(UserError):
-        named = replace(settings, strategy=LIKE_AUTO) if settings.strategy == AUTO else settings
-        transport, transport_why = choose_transport(named, world.size, found)
+        transport, transport_why = choose_transport(candidate_kinds(settings), settings, world.size, found)
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
     settings = with_strategy(settings, world, layout.size, links, comm)
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
-    made_by = partial(kind, settings, world, layout, adamw, kernels, more)
+    made_by = partial(kind, settings, world, layout, adamw, segments, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
+
+
+def candidate_kinds(settings) -> list[type[Strategy]]:
+    """The strategy asked for, or those that --strategy auto may take on GPUs."""
+    if settings.strategy != AUTO:
+        return [find(settings.strategy)]
+    return [kind for kind in STRATEGIES.values() if "gpus" in kind.auto]
 
 
 def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
+from dist.gpu.exchange import StreamExchange
 from dist.sharded import Slots
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
@@ -20,7 +21,7 @@ from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.rounding import RoundedParameters
 from scripts.backends.gpu_bridge import CastingBridge, FlatPair, HostBridge
 from scripts.backends.gpu_copies import Copies, StagedAdamW
-from strategies import DEVICE_FORMS, STRATEGIES
+from strategies import Strategy, find
 
 BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
 
@@ -28,8 +29,12 @@ BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the 
 class OnCores:
     """NumPy: model and strategy share the arrays, in host memory."""
 
-    def __init__(self, settings, world, layout, adamw, kernels):
-        self.kernels, self.world, self.kind = kernels, world, STRATEGIES[settings.strategy]
+    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels):
+        self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
+        self.new_exchange = partial(
+            self.kind.host_exchange, wire=settings.wire, segment_bytes=segment_bytes,
+            error_feedback=settings.error_feedback,
+        )  # fmt: skip
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         self.buffers = self.kind.buffers(world, layout.size, layout.ranges)
@@ -37,7 +42,7 @@ class OnCores:
         self.host_parameters = self.buffers.parameters
 
     def new_strategy(self, job, step: int):
-        return self.kind(job)
+        return self.kind(replace(job, new_exchange=self.new_exchange))
 
     def fetch(self, start: int, stop: int) -> None:
         """They are there."""
@@ -49,8 +54,8 @@ class OnCores:
 class OnGpuThroughHost(OnCores):
     """CuPy: exchange buffers as OnCores has them; model and AdamW's state on the GPU, copies in between."""
 
-    def __init__(self, settings, world, layout, adamw, kernels, threads):
-        super().__init__(settings, world, layout, adamw, kernels)
+    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels, threads):
+        super().__init__(settings, world, layout, adamw, segment_bytes, kernels)
         self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
         with world.together(UserError):
             self.copies = Copies(kernels.device)
@@ -65,7 +70,7 @@ class OnGpuThroughHost(OnCores):
         return optimizer
 
     def new_strategy(self, job, step: int):
-        strategy = self.kind(job)  # speaks with other ranks, so the optimizers it makes wait with what may fail
+        strategy = super().new_strategy(job, step)  # speaks with other ranks: what may fail in its optimizers waits
         with self.world.together(UserError):
             for optimizer in self._optimizers:
                 optimizer.allocate()
@@ -82,10 +87,10 @@ class OnGpuThroughHost(OnCores):
 class OnGpu:
     """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
 
-    def __init__(self, settings, world, layout, adamw, kernels, comm):
+    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels, comm):
         self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
-        form = DEVICE_FORMS[settings.strategy]
-        self.kind, self.new_exchange = form.kind, form.exchanges.get(settings.wire)
+        self.kind = form_on_gpus(find(settings.strategy), settings.overlap)
+        self.new_exchange = exchange_on_gpus(find(settings.strategy), settings.wire, settings.error_feedback)
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
         with self.together(UserError):
             self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
@@ -109,6 +114,17 @@ class OnGpu:
         self.rounded.step = step
         exchanged = FlatPair(self.buffers.parameters, self.buffers.gradients)
         return CastingBridge(strategy, self.model, exchanged, job.tracer, self.rounded)
+
+
+def form_on_gpus(kind: type[Strategy], overlap: bool) -> type[Strategy]:
+    """The class that does a strategy's work on GPUs: its own, unless it declares another."""
+    return (overlap and kind.on_gpus.overlapped) or kind.on_gpus.form or kind
+
+
+def exchange_on_gpus(kind: type[Strategy], wire: str, error_feedback: bool = False):
+    """What makes a strategy's exchange of (comm, ranges) there; None for a page that calls the communicator itself."""
+    moves = kind.on_gpus.exchanges.get(wire)
+    return moves and partial(StreamExchange, moves, wire=wire, error_feedback=error_feedback)
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:

@@ -7,7 +7,8 @@ from dist.gpu.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.gpu.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
-from strategies import OVERLAP_NEEDS_NCCL, check_transport, device_transports, no_overlap
+from strategies.base import Strategy
+from strategies.checks import check_transport, device_transports, no_overlap, overlaps_over_nccl
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
 
@@ -21,7 +22,7 @@ class Found:
     shared: list
 
 
-def find(world: World, device, asked: str, shared: list) -> Found:
+def find_transports(world: World, device, asked: str, shared: list) -> Found:
     """What there is on all ranks; GPU-aware MPI is tried only if it is asked for, or could be chosen. Collective."""
     no_nccl = _first(world, missing_nccl())
     if no_nccl is None and shared:
@@ -34,11 +35,14 @@ def find(world: World, device, asked: str, shared: list) -> Found:
     return Found(no_nccl, no_gpu_aware, shared)
 
 
-def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
-    """(host, gpu-aware, nccl or alone; why). UserError if what was asked for is not there."""
-    asked, strategy = settings.transport, settings.strategy
-    flags = settings.wire, settings.overlap
-    check_transport(strategy, asked, *flags)
+def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Found) -> tuple[str, str]:
+    """(host, gpu-aware, nccl or alone; why), for that of some strategies that has most to choose from.
+
+    UserError if what was asked for is not there.
+    """
+    asked, flags = settings.transport, (settings.wire, settings.overlap)
+    kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.overlaps))
+    check_transport(kind, asked, *flags)
     if asked == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
@@ -46,17 +50,17 @@ def choose_transport(settings, ranks: int, found: Found) -> tuple[str, str]:
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
     if asked != "auto":
         return asked, "as asked for"
-    possible = device_transports(strategy, *flags)
+    possible = device_transports(kind, *flags)
     if not possible:
-        return "host", f"{strategy} has no line in the table of strategies/on_gpus.py"
-    if ranks == 1 or strategy == "none":
+        return "host", f"{kind.name} does not declare how it exchanges between GPUs"
+    if ranks == 1 or not kind.exchanges:
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
         return "nccl", "it is there, and each rank has a GPU of its own"
     if found.no_gpu_aware is None and "gpu-aware" in possible:
         return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs, and was tried"
-    if settings.overlap and strategy in OVERLAP_NEEDS_NCCL:
-        raise no_overlap(strategy, f"({found.no_nccl})")
+    if settings.overlap and overlaps_over_nccl(kind):
+        raise no_overlap(kind, f"({found.no_nccl})")
     return "host", f"{found.no_nccl}; {found.no_gpu_aware or 'this MPI exchanges nothing while the GPU computes'}"
 
 

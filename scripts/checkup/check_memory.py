@@ -1,25 +1,16 @@
 """Findings about memory, shared memory, the place for run folders, and what ulimit allows."""
 
-from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
+from dist.cost.memory import VECTOR_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.checkup.findings import FAIL, NOTE, Finding, first_of_nodes, known, nodes, on_hosts, on_ranks, plural
+from strategies import DEFAULT, STRATEGIES
 from traces.verdict.findings import bytes_text
 
-SHARING = ("hierarchical", "hierarchical-sharded")  # a node's ranks hold parameters once, in shared memory
-DEFAULT = "reduce-scatter"  # of --strategy
 USUAL_MODEL = "gpt2-124M"
 CHECKPOINT_VECTORS, CHECKPOINTS = 3, 3  # parameters and both moments; two that are kept, one being written
 SMALL_BYTES = 1e9
 DESCRIPTORS_PER_RANK, DESCRIPTORS = 2, 256
-
-
-def node_bytes(strategy: str, parameters: int, members: int, ranks: int, node_count: int) -> int:
-    """What `members` ranks of a node hold together at most, by dist.cost.rank_memory: activations come on top."""
-    held = rank_memory(strategy, parameters, ranks, node_count)
-    once = strategy in SHARING
-    optimizers = 1 if strategy == "reduce-bcast" else members  # the server's
-    return held.parameters * (1 if once else members) + held.gradients * members + held.optimizer * optimizers
 
 
 def too_little_memory(ranks, model):
@@ -27,17 +18,17 @@ def too_little_memory(ranks, model):
     if model is None:
         return
     parameters, groups = Layout(PRESETS[model]).count, nodes(ranks)
-    short = {}
+    short, modelled = {}, [kind for kind in STRATEGIES.values() if kind.exchanges]
     for members in (group for group in groups.values() if "memory" in group[0]):
         room = min(size for size in (members[0]["memory"]["free"], members[0]["memory"]["limit"]) if size is not None)
-        for strategy in FORMULAS:
-            needed = node_bytes(strategy, parameters, len(members), len(ranks), len(groups))
+        for kind in modelled:
+            needed = kind.memory.of_node(parameters, len(members), len(ranks), len(groups))
             if needed > room:
-                short.setdefault(strategy, (needed, room, members[0]))
+                short.setdefault(kind.name, (needed, room, members[0]))
     if not short:
         return
     needed, room, facts = min(short.values(), key=lambda found: found[0])
-    fitting = [strategy for strategy in FORMULAS if strategy not in short]
+    fitting = [kind.name for kind in modelled if kind.name not in short]
     strategies = ", ".join(short) if fitting else "any strategy"
     text = (
         f"{model} does not fit on {on_hosts([facts])} with {strategies}: {bytes_text(needed)} or more of "
@@ -60,9 +51,10 @@ def little_shared_memory(ranks, model):
     if not short:
         return
     facts, free, needed = short[0]
+    sharing = [kind.name for kind in STRATEGIES.values() if kind.memory.shared_in_node]
     text = (
         f"{facts['shared memory']['folder']} on {on_hosts([found[0] for found in short])} has {bytes_text(free)} free, "
-        f"and --strategy {' and '.join(SHARING)} take {bytes_text(needed)} of it for {model or USUAL_MODEL}"
+        f"and --strategy {' and '.join(sharing)} take {bytes_text(needed)} of it for {model or USUAL_MODEL}"
     )
     fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy (ring, reduce-scatter)"
     yield Finding(FAIL if model else NOTE, "shared memory", text, fix)

@@ -4,21 +4,23 @@ A strategy does its real `update`, with an optimizer that only copies: D bytes o
 sums alone travel, as with MPI_Allreduce, the copy is no part of the exchange, and is made after the clock has stopped.
 """
 
+from dataclasses import replace
 from functools import partial
 
-from mpi4py import MPI
+import numpy as np
 
 from dist.buffers import OwnBuffers
+from dist.mpi import MPI
 from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.world import World
 from gpt2.errors import UserError
 from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
-from strategies import STRATEGIES, Bucketed, Job, check_strategy
+from strategies import OWN_FILE, STRATEGIES, Job, Strategy, find
+from strategies.checks import check_server
 from traces import Tracer
 
 ROOT = 0
 JUNK = -1.0  # no sum has it
-SUMS_ALONE = ("allreduce", "ring", "tree", "hierarchical")  # strategies that send no parameters
 
 
 class Contender:
@@ -26,8 +28,8 @@ class Contender:
     close.
 
     own_buffers: two vectors of this rank, (size,) each, that all contenders may use, one at a time. whole: it leaves
-    the sums on all ranks; if not, it is half of an exchange. family: "own" (strategies with an exchange of their own),
-    "strategy" (those that call MPI's), "mpi" or "torch". wire: the dtype that travels.
+    the sums on all ranks; if not, it is half of an exchange. family: "own" (strategies with messages of their own),
+    "strategy" (those that call MPI's collectives), "mpi" or "torch". wire: the dtype that travels.
     """
 
     family, wire, whole = "mpi", "float32", True
@@ -91,21 +93,28 @@ def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> J
 
 
 class StrategyContender(Contender):
-    def __init__(self, world, own_buffers, name: str, **options):
+    """A strategy's real update. wire, segment_bytes: of its exchange. server: as Job's."""
+
+    def __init__(
+        self, world, own_buffers, kind: type[Strategy], wire="float32", segment_bytes=MOST_SEGMENT_BYTES,
+        server="colocated",
+    ):  # fmt: skip
         super().__init__(world, own_buffers)
-        self.wire = options.get("wire", "float32")
-        self.name, kind = name, STRATEGIES[name]
-        size = len(own_buffers.gradients)
-        self.family = "own" if issubclass(kind, Bucketed) else "strategy"
+        self.wire, self.family = wire, "own" if kind.overlaps else "strategy"
+        self.size, self.optimizers = len(own_buffers.gradients), []
         self.shares_memory = kind.buffers is not OwnBuffers
         if self.shares_memory:  # it may count in there what happened before
-            self.buffers = kind.buffers(world, size)
-        self.size, self.optimizers = size, []
-        self.strategy = kind(copying_job(world, self.buffers, size, self._new_optimizer, **options))
+            self.buffers = kind.buffers(world, self.size)
+        self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
+        exchange = partial(kind.host_exchange, wire=wire, segment_bytes=segment_bytes)
+        job = copying_job(
+            world, self.buffers, self.size, self._remember_optimizer, new_exchange=exchange, server=server
+        )
+        self.strategy = kind(job)
         self.know_sums(world.comm.allgather(self.strategy.worker is not None))
 
-    def _new_optimizer(self, start, stop):
-        self.optimizers.append(CopyingOptimizer() if self.name in SUMS_ALONE else CopyingAtOnce())
+    def _remember_optimizer(self, start, stop):
+        self.optimizers.append(self.new_optimizer())
         return self.optimizers[-1]
 
     def exchange(self):
@@ -120,6 +129,36 @@ class StrategyContender(Contender):
         self.strategy = None
         if self.shares_memory:
             self.buffers.close()
+
+
+class DeviceContender(Contender):
+    """A strategy between GPUs. own_buffers: on this rank's GPU. form: the class that runs there; comm: a DeviceComm;
+    new_exchange: as Job's."""
+
+    def __init__(self, world: World, own_buffers: OwnBuffers, form: type[Strategy], comm, new_exchange):
+        super().__init__(world, own_buffers)
+        self.device, self.on_host = comm.device, np.empty(len(own_buffers.gradients), np.float32)
+        places = replace(world, comm=comm)
+        job = copying_job(
+            places, own_buffers, len(self.on_host), lambda start, stop: CopyingAtOnce(), new_exchange=new_exchange
+        )
+        self.strategy = form(job)
+
+    def prepare(self):
+        fill(self.on_host, self.values)
+        self.buffers.gradients.set(self.on_host)
+        self.buffers.parameters.fill(JUNK)
+        self.device.synchronize()
+
+    def exchange(self):
+        size = len(self.on_host)
+        self.strategy.gradients_final(0, size)
+        self.strategy.update(1.0)
+        self.strategy.before_use(0, size)
+        self.device.synchronize()
+
+    def is_correct(self):
+        return is_filled(self.device.download(self.buffers.parameters), self.sums)
 
 
 class Collective(Contender):
@@ -187,43 +226,59 @@ COLLECTIVES = {
 }
 
 
-def makers(segment_bytes: int = MOST_SEGMENT_BYTES) -> dict:
-    """{name: what makes the contender of (world, own_buffers)}, the strategies in their order first.
+def made_alike(contender):
+    """A maker as all are, of a contender whose messages have the size that the library gives them."""
+    return lambda world, own_buffers, segment_bytes: contender(world, own_buffers)
 
-    segment_bytes: as Job's. Not none, nor those that exchange a layer at a time because no rank holds the whole vector.
+
+def strategy_makers(kind: type[Strategy]) -> dict:
+    """{name, name/dedicated, name/bfloat16: what makes the contender of (world, own_buffers, segment_bytes=)}.
+
+    Nothing for a control, nor for a strategy that exchanges a layer at a time because no rank holds the whole vector.
     """
+    if not kind.exchanges or not kind.keeps_gradients:
+        return {}
+    make = partial(StrategyContender, kind=kind)
+    servers = {f"{kind.name}/{server}": partial(make, server=server) for server in kind.servers[1:]}
+    return {kind.name: make, **servers, **{f"{kind.name}/{wire}": partial(make, wire=wire) for wire in kind.wires[1:]}}
+
+
+def makers() -> dict:
+    """Every contender's maker by name, the strategies in their order first."""
     result = {}
-    for name, kind in STRATEGIES.items():
-        if name == "none" or not kind.keeps_gradients:
-            continue
-        make = partial(StrategyContender, name=name, segment_bytes=segment_bytes)
-        result[name] = make
-        if name == "reduce-bcast":
-            result[f"{name}/dedicated"] = partial(make, server="dedicated")
-        if issubclass(kind, Bucketed):
-            result[f"{name}/bfloat16"] = partial(make, wire="bfloat16")
-    return result | COLLECTIVES
+    for kind in STRATEGIES.values():
+        result |= strategy_makers(kind)
+    return result | {name: made_alike(contender) for name, contender in COLLECTIVES.items()}
 
 
-def chosen(text: str, ranks: int) -> list[str]:
-    """The names in --strategies; "all" are those that so many ranks can run. UserError for a name that is none."""
-    known = list(makers())
+def chosen(text: str, ranks: int) -> dict:
+    """The makers named in --strategies, by name; "all" are those that so many ranks can run.
+
+    A name may be the file of a strategy of one's own. UserError for a name that is none.
+    """
+    known = makers()
     if text == "all":
-        return [name for name in known if _refusal(name, ranks) is None]
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in known:
+        return {name: make for name, make in known.items() if _runs_on(make, ranks)}
+    found = {}
+    for name in text.split(","):
+        own = strategy_makers(find(name)) if name.endswith(OWN_FILE) else {name: known.get(name)}
+        if None in own.values():
             raise UserError(f"--strategies: no contender {name!r}, expected all, or some of {', '.join(known)}")
-        if refusal := _refusal(name, ranks):
-            raise refusal
-    return names
+        for make in own.values():
+            _check_server(make, ranks)
+        found |= own
+    return found
 
 
-def _refusal(name: str, ranks: int) -> UserError | None:
-    strategy, _, option = name.partition("/")
+def _runs_on(make, ranks: int) -> bool:
     try:
-        if strategy in STRATEGIES:
-            check_strategy(strategy, option if option == "dedicated" else "colocated", ranks, no_exchange=False)
-    except UserError as error:
-        return error
-    return None
+        _check_server(make, ranks)
+    except UserError:
+        return False
+    return True
+
+
+def _check_server(make, ranks: int) -> None:
+    """UserError where too few ranks are there for a strategy's server."""
+    if isinstance(make, partial):
+        check_server(make.keywords["kind"], make.keywords.get("server", "colocated"), ranks, no_exchange=False)

@@ -7,20 +7,15 @@ sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 8 --ranks-per-node 
 Rates inside a node, and of adding, are probed first; without --link and --latency the network's too. Then every
 strategy that exchanges whole vectors does so in turns, as in bench_exchange.py.
 """
-# ruff: noqa: E402
 
 import json
 import statistics
 
-import mpi4py
 import numpy as np
-
-mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.buffers import OwnBuffers
 from dist.cost.model import Cluster, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
-from dist.cost.schedules import SCHEDULES
 from dist.probe.links import probe_links, segment_bytes
 from dist.probe.local_rates import probe_local_rates
 from dist.probe.ports import Ports
@@ -64,7 +59,7 @@ def parse():
 
 
 def checked_names(text: str, ranks: int) -> list[str]:
-    known = [name for name in chosen("all", ranks) if name in SCHEDULES and STRATEGIES[name].keeps_gradients]
+    known = [name for name in chosen("all", ranks) if name in STRATEGIES]
     names = known if text == "all" else text.split(",")
     for name in names:
         if name not in known:
@@ -88,8 +83,8 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
     """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
     size = vector_size(size_bytes, world.size)
     rate = float(min(np.min(cluster.rate_in), np.min(cluster.rate_out)))
-    own_buffers, make = OwnBuffers(world, size), makers(segment_bytes(rate))
-    contenders = {name: make[name](world, own_buffers) for name in names}
+    own_buffers, make = OwnBuffers(world, size), makers()
+    contenders = {name: make[name](world, own_buffers, segment_bytes=segment_bytes(rate)) for name in names}
     results = measure(world, contenders, repeat, Ports())
     for contender in contenders.values():
         contender.close()
@@ -102,7 +97,7 @@ def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -
     seconds = [repetition["seconds"] for repetition in repetitions]
     measured = {"measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
     try:
-        prediction = predict(name, cluster, size_bytes, library_key(library_name()))
+        prediction = predict(STRATEGIES[name].messages, cluster, size_bytes, library_key(library_name()))
     except UnknownChoice as unknown:
         return measured | {"predicted_s": None, "deviation": None, "bytes_deviation": None, "unknown": str(unknown)}
     counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)

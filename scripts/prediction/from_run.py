@@ -6,7 +6,8 @@ import numpy as np
 
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import library_key
-from scripts.prediction.advice import Training, advise
+from dist.cost.overlap import Training
+from scripts.prediction.advice import advise
 from scripts.prediction.measured_run import MeasuredRun, read_measured_run
 from traces.record.files import RunError
 
@@ -26,7 +27,7 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
         run.parameters, compute_s, settings.get("wire", "float32"), run.ranges, settings.get("grad_accum", 1),
         run.update_s,
     )  # fmt: skip
-    rows = advise(cluster, training, library or library_key(run.library))
+    rows = advise(cluster, training, library or library_key(run.library), own=run.kind)
     notes, own = list(run.notes), None
     if placement is None and rate is None and latency_s is None and library is None:
         own = own_prediction(run, rows)
@@ -59,8 +60,8 @@ def replayed_cluster(run: MeasuredRun, placement, rate: float | None, latency_s:
 
 def own_prediction(run: MeasuredRun, rows: list[dict]) -> float | None:
     """Predicted seconds of the run's own step; None where its strategy is not modelled."""
-    name, settings = run.settings["strategy"], run.settings
-    if name == "none":
+    name, settings = run.kind.name, run.settings
+    if not run.kind.exchanges:
         return run.work_s + run.update_s
     if settings.get("server") == "dedicated":
         name += "/dedicated"
@@ -82,4 +83,4 @@ def label(run: MeasuredRun) -> str:
         "bfloat16": settings.get("wire") == "bfloat16",
         "overlap": settings.get("overlap"),
     }
-    return " ".join([settings["strategy"], *(name for name, given in options.items() if given)])
+    return " ".join([run.kind.name, *(name for name, given in options.items() if given)])

@@ -5,23 +5,22 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
+from strategies import Strategy, find
 from traces.read import checks
 from traces.read.analysis import measure
 from traces.read.runs import read_run
 from traces.record.files import RunError
 from traces.record.phases import INDEX, STEP
 
-KNOWN = (*FORMULAS, "none")
 WORK = ("data", "forward", "backward")
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """settings: as config.json holds them; placement: node of each rank; links: as probe_links gives them.
+    """settings, links: as config.json holds them; kind: its strategy; placement: node of each rank.
 
     work_s: a step's data, forward and backward on its slowest rank, update_s: AdamW over the whole vector, step_s: the
     step; medians over steps. ranges: as schedule() takes them, () if not known. notes: what was missing, a line each.
@@ -29,6 +28,7 @@ class MeasuredRun:
 
     path: Path
     settings: dict
+    kind: type[Strategy]
     placement: list[int]
     links: list[dict]
     library: str
@@ -54,18 +54,22 @@ def read_measured_run(path: Path) -> MeasuredRun:
     except (KeyError, TypeError) as missing:
         raise RunError(f"{path}/config.json lacks {missing}: it is not what scripts/train.py writes") from None
     strategy, links = settings["strategy"], config.get("links") or []
-    if strategy not in KNOWN or not placement:
+    if not placement:
         raise RunError(f"{path}/config.json says strategy {strategy} on {len(placement)} ranks: restore it")
+    try:
+        kind = find(strategy)
+    except UserError as error:
+        raise RunError(f"{path}/config.json: {error}") from None
     times = traced_times(path, config, notes) or logged_times(path, notes)
     if times is None:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
     work_s, own_update_s, step_s = times
-    share = updated_share(strategy, parameters, len(placement), max(placement) + 1)
+    memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
     return MeasuredRun(
-        path, settings, placement, links, library, parameters, model_ranges(settings, parameters),
-        work_s, own_update_s / share, step_s, notes,
+        path, settings, kind, placement, links, library, parameters, model_ranges(settings, parameters),
+        work_s, own_update_s / memory.updated_share(parameters), step_s, notes,
     )  # fmt: skip
 
 
@@ -120,13 +124,6 @@ def logged_times(path: Path, notes: list[str]) -> tuple[float, float, float] | N
     notes.insert(0, "no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
     step_s, exchange_s = np.median(np.array(rows), axis=0)
     return float(step_s - exchange_s), 0.0, float(step_s)
-
-
-def updated_share(strategy: str, parameters: int, ranks: int, nodes: int) -> float:
-    """The part of the vector that the rank with most of it updates: it holds the moments of that part."""
-    if strategy == "none":
-        return 1.0
-    return rank_memory(strategy, parameters, ranks, nodes).optimizer / (2 * VECTOR_BYTES * parameters)
 
 
 def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:

@@ -1,48 +1,71 @@
-"""What a step of a run would take with every other strategy: the run's computing, and the cost model's exchange."""
+"""What the cost model says of a run: its own exchange, and its step with every other strategy."""
 
-from dist.cost.model import Cluster, Prediction, predict
-from dist.cost.mpi_choices import UnknownChoice
-from dist.cost.schedules import SCHEDULES, WIRE_BYTES
-from scripts.prediction.advice import Training, overlapped_step_s
+import numpy as np
+
+from dist.cost.messages import WIRE_BYTES, message_schedule
+from dist.cost.model import Cluster, Prediction
+from dist.cost.mpi_choices import UnknownChoice, library_key
+from dist.cost.overlap import Training
+from gpt2.errors import UserError
+from scripts.prediction.predictor import predicted_exchange
+from strategies import STRATEGIES, Strategy, find
 from traces.read.runs import Run
 from traces.verdict.evidence import Schedule
 
-# Of the strategies, those whose exchange is MPI's send float32 whatever --wire says.
-MPI_STRATEGIES = ("reduce-bcast", "sliced", "reduce-scatter", "allreduce")
 
-
-def predicted_exchange(run: Run, strategy: str) -> Prediction | None:
-    """The cost model's exchange of the run's vector over its links; None where it cannot tell.
-
-    Nothing crosses a port on one node, the model has no time for that; a run without links has no rates.
-    """
-    config, settings = run.config, run.config["settings"]
-    links, places = config.get("links"), config.get("ranks")
-    if not links or not places or "parameters" not in config or strategy not in SCHEDULES:
+def strategy_of(run: Run) -> type[Strategy] | None:
+    """None where it is a file that is gone, or the control, which exchanges nothing."""
+    try:
+        kind = find(run.config["settings"]["strategy"])
+    except UserError:
         return None
-    wire = "float32" if strategy in MPI_STRATEGIES else settings.get("wire") or "float32"
-    nodes = sorted({place["node"] for place in places})
-    by_node = {link["node"]: link for link in links}
-    if set(nodes) - set(by_node):
+    return kind if kind.exchanges else None
+
+
+def cluster_of(run: Run) -> Cluster | None:
+    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
+    links, nodes = run.config.get("links"), node_numbers(run)
+    by_node = {link["node"]: link for link in links or []}
+    if not nodes or not by_node or set(nodes) - set(by_node):
         return None
     rates = {way: [by_node[node][way] for node in nodes] for way in ("in", "out")}
     latency_s = max(link["latency_s"] for link in links)
-    placement = [nodes.index(place["node"]) for place in places]
-    cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    library = "openmpi" if "Open MPI" in config.get("mpi_library", "") else "mpich"
+    return Cluster(placement_of(run), rates["in"], rates["out"], latency_s, nominal=False)
+
+
+def node_numbers(run: Run) -> list[int]:
+    return sorted({place["node"] for place in run.config.get("ranks") or []})
+
+
+def placement_of(run: Run) -> list[int]:
+    """The node of each rank, numbered from 0 without gaps."""
+    nodes = node_numbers(run)
+    return [nodes.index(place["node"]) for place in run.config["ranks"]]
+
+
+def library_of(run: Run) -> str:
+    return library_key(run.config.get("mpi_library") or "")
+
+
+def own_exchange(run: Run, kind: type[Strategy] | None = None) -> Prediction | None:
+    """The cost model's exchange of the run's vector over its links, by its own or another strategy; None where it
+    cannot tell."""
+    kind, cluster = kind or strategy_of(run), cluster_of(run)
+    if kind is None or cluster is None or "parameters" not in run.config:
+        return None
+    training = Training(run.config["parameters"], 0.0, run.config["settings"].get("wire") or "float32")
     try:
-        return predict(strategy, cluster, config["parameters"] * WIRE_BYTES[wire], library, wire)
+        return predicted_exchange(kind, cluster, training, library_of(run))
     except UnknownChoice:
         return None
 
 
 def own_schedule(run: Run) -> Schedule | None:
     """What the run's own strategy sends, for the diagnosis."""
-    predicted = predicted_exchange(run, run.strategy)
+    predicted = own_exchange(run)
     if predicted is None:
         return None
-    nodes = sorted({place["node"] for place in run.config["ranks"]})
-    return Schedule(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
+    return Schedule(node_numbers(run), predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
 
 
 def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
@@ -50,19 +73,31 @@ def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
 
     step_s: the run's step; exchange_s: of it, what a network without transfer times would save.
     """
-    rest_s = max(step_s - exchange_s, 0.0)
-    rows = []
-    for strategy in SCHEDULES:
-        predicted = predicted_exchange(run, strategy) if strategy != run.strategy else None
+    rest_s, settings, rows = max(step_s - exchange_s, 0.0), run.config["settings"], []
+    for name, kind in STRATEGIES.items():
+        predicted = own_exchange(run, kind) if kind.exchanges and name != settings["strategy"] else None
         if predicted is not None:
-            seconds = _step_s(run, strategy, predicted.seconds, rest_s)
-            rows.append({"strategy": strategy, "predicted_step_s": seconds, "speedup": step_s / seconds})
+            training = Training(run.config["parameters"], rest_s, settings.get("wire") or "float32")
+            # A run with overlap would keep it with a strategy that can.
+            overlap = kind.overlap(training) if settings.get("overlap") else None
+            seconds = overlap.step_s(predicted.seconds, rest_s) if overlap else rest_s + predicted.seconds
+            rows.append({"strategy": name, "predicted_step_s": seconds, "speedup": step_s / seconds})
     return sorted(rows, key=lambda row: row["predicted_step_s"])
 
 
-def _step_s(run: Run, strategy: str, exchange_s: float, rest_s: float) -> float:
-    """A run with overlap would keep it with a strategy that can."""
-    settings = run.config["settings"]
-    training = Training(run.config["parameters"], rest_s, settings.get("wire") or "float32")
-    overlapped_s = overlapped_step_s(strategy, exchange_s, rest_s, training) if settings.get("overlap") else None
-    return rest_s + exchange_s if overlapped_s is None else overlapped_s
+def message_matrix(run: Run) -> np.ndarray | None:
+    """(N, N) bytes from rank (row) to rank (column) in one exchange; None for a run whose config.json does not tell,
+    or one rank."""
+    kind, places, parameters = strategy_of(run), run.config.get("ranks"), run.config.get("parameters")
+    if not places or not parameters or len(places) < 2 or kind is None or kind.messages is None:
+        return None
+    wire = run.config["settings"].get("wire") or "float32"
+    size, library = parameters * WIRE_BYTES[wire], library_of(run)
+    try:
+        stages, _ = message_schedule(kind.messages, placement_of(run), size, library, wire)
+    except ValueError:  # UnknownChoice too
+        return None
+    matrix = np.zeros((len(places), len(places)))
+    for stage in stages:
+        np.add.at(matrix, (stage.source, stage.destination), stage.size * stage.repeat)
+    return matrix

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from scripts.diagnose import diagnose
-from scripts.prediction.steps import own_schedule, predicted_exchange
+from scripts.prediction.steps import message_matrix, own_exchange, own_schedule
 from scripts.reports.html_page import write_report
-from scripts.reports.message_matrix import message_matrix
 from traces.plots import (  # fmt: skip
     communication_matrix,
     comparison,
@@ -77,7 +76,7 @@ def _model_point(measured: MeasuredRun) -> tuple[str, float, float] | None:
     run = measured.run
     if run.config["settings"].get("overlap"):
         return None
-    predicted = predicted_exchange(run, run.strategy)
+    predicted = own_exchange(run)
     if predicted is None:
         return None
     spent = diagnose(run)["evidence"]["exchange_s"]

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
 
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
@@ -11,19 +12,17 @@ from gpt2.formats import weights
 from gpt2.learning_rate import SCHEDULES
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
-from strategies import (
+from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, WIRES, find
+from strategies.checks import (
     DEVICE_TRANSPORTS,
-    OVERLAP_NEEDS_NCCL,
-    SERVERS,
-    STRATEGIES,
     TRANSPORTS,
-    WIRES,
     check_exchange,
     check_rounding,
-    check_strategy,
+    check_server,
     check_transport,
     check_wire,
     no_overlap,
+    overlaps_over_nccl,
     worker_count,
 )
 from traces import RunError
@@ -31,6 +30,8 @@ from traces.record.recorder import parse_steps
 
 AUTO = "auto"  # a strategy by model and trial once links are measured; kernels and transport by what is there
 
+STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
+STRATEGY_HELP = "how gradients are exchanged; or a Python file that holds a strategy of your own"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -50,6 +51,13 @@ def positive(text: str) -> float:
     return value
 
 
+def strategy_name(text: str) -> str:
+    """A strategy's name, auto, or the full path of a Python file that holds one."""
+    if text not in (*STRATEGIES, AUTO) and not text.endswith(OWN_FILE):
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {STRATEGY_NAMES})")
+    return str(Path(text).resolve()) if text.endswith(OWN_FILE) else text
+
+
 @dataclass(frozen=True)
 class Settings:
     """The flags of scripts/train.py. None means: chosen from the others, see the help text."""
@@ -57,7 +65,7 @@ class Settings:
     preset: str = setting(
         None, "a known run's settings, see scripts/settings/presets.py", type=str, choices=presets.KNOWN_RUNS
     )
-    strategy: str = setting("reduce-scatter", "how gradients are exchanged", choices=(*STRATEGIES, AUTO))
+    strategy: str = setting(DEFAULT, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
     wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
     error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
@@ -133,7 +141,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
             options["action"] = argparse.BooleanOptionalAction if default else "store_true"
         else:
             options.setdefault("type", type(default))
-            options["metavar"] = item.name.rsplit("_", 1)[-1].upper() if "choices" not in options else None
+            options.setdefault("metavar", None if "choices" in options else item.name.rsplit("_", 1)[-1].upper())
         if default not in (None, False):
             options["help"] += f" ({default})"
         parser.add_argument("--" + item.name.replace("_", "-"), default=default, **options)
@@ -147,8 +155,9 @@ def parse_settings(description: str, arguments=None) -> Settings:
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
     if settings.strategy != AUTO:
-        check_strategy(settings.strategy, settings.server, ranks, settings.no_exchange)
-        check_exchange(settings.strategy, settings.wire, settings.error_feedback, settings.overlap)
+        kind = find(settings.strategy)
+        check_server(kind, settings.server, ranks, settings.no_exchange)
+        check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap)
     elif settings.server == "dedicated" or settings.no_exchange:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
     check_wire(settings.wire, settings.error_feedback)
@@ -188,6 +197,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
 
 def check_arrays(settings: Settings, why: str = "") -> None:
     """UserError where backend, dtype, transport and strategy do not go together. why: of a backend that auto took."""
+    kind = None if settings.strategy == AUTO else find(settings.strategy)
     if settings.backend == "numpy" and settings.dtype != "float32":
         raise UserError(
             f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
@@ -205,11 +215,11 @@ def check_arrays(settings: Settings, why: str = "") -> None:
                 f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
                 "bfloat16, or leave it out"
             )
-        check_rounding(settings.strategy, settings.wire)
-    if settings.overlap and settings.backend == "numpy" and settings.strategy in OVERLAP_NEEDS_NCCL:
-        raise no_overlap(settings.strategy, f"with --backend numpy{why}")
-    if settings.strategy != AUTO:
-        check_transport(settings.strategy, settings.transport, settings.wire, settings.overlap)
+        check_rounding(kind, settings.strategy, settings.wire)
+    if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):
+        raise no_overlap(kind, f"with --backend numpy{why}")
+    if kind:
+        check_transport(kind, settings.transport, settings.wire, settings.overlap)
     if settings.transport not in DEVICE_TRANSPORTS:
         return
     if settings.backend == "numpy":
@@ -235,9 +245,10 @@ def check_checkpoints(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
     for flag in ("resume", "checkpoint_every", "check_replicas"):
-        if settings.strategy == "none" and getattr(settings, flag):
+        if settings.strategy != AUTO and not find(settings.strategy).exchanges and getattr(settings, flag):
             raise UserError(
-                f"--{flag.replace('_', '-')} with --strategy none, whose ranks train models of their own: leave it out"
+                f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
+                "own: leave it out"
             )
 
 

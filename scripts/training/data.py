@@ -7,6 +7,7 @@ from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from scripts.training.folder import default_run_folder
+from strategies import find
 
 
 def open_data(settings, config, global_batch: int, world) -> tuple[Windows, Windows | None]:
@@ -18,7 +19,7 @@ def open_data(settings, config, global_batch: int, world) -> tuple[Windows, Wind
     if not s.train_data:
         with world.together(UserError):
             if world.rank == 0:
-                cache = Path(s.out or default_run_folder(s.strategy)).parent / "tokens"
+                cache = Path(s.out or default_run_folder(find(s.strategy).name)).parent / "tokens"
                 patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache)
         patterns = world.comm.bcast([str(path) for path in patterns])
     with world.together(UserError):

@@ -46,7 +46,7 @@ def _tell_the_end(run, step: int, is_done: bool, facts: dict) -> None:
 def _save_last(run, step: int, is_done: bool) -> None:
     """The checkpoint of the last step, if that was not the one that this run went on from."""
     model_bytes = problem = None
-    if run.settings.strategy != "none" and step >= run.steps.start:
+    if run.kind.exchanges and step >= run.steps.start:
         run.begin_checkpoint(step, goes_on=False)
         if is_done:
             model_bytes, problem = _write_model(run, run.checkpoints.part_folder(step))

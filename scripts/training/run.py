@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dist.gpu.topology import gpu_topology
 from dist.probe.cores import threads_per_rank
-from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
+from dist.probe.links import bucket_bytes, probe_links
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
@@ -29,7 +29,8 @@ from scripts.training.signals import CHECKPOINT, END, Signals
 from scripts.training.tracing import new_tracer, new_watchdog
 from scripts.training.utilization import find_peak
 from scripts.training.worker import Worker
-from strategies import Job, worker_count
+from strategies import Job, find
+from strategies.checks import worker_count
 
 SHARD_MULTIPLE = 16  # elements: a rank's shard begins on a cache line
 
@@ -62,7 +63,7 @@ class TrainingRun:
         settings, new_backend, self.backend_facts = choose_backend(
             settings, config, world, self.layout, adamw, self.threads, self.links
         )
-        self.settings = settings
+        self.settings, self.kind = settings, find(settings.strategy)
         self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         self.train, self.val = open_data(settings, config, self.global_batch, world)
@@ -105,7 +106,7 @@ class TrainingRun:
         return {
             "step": step, "next_window": step * self.global_batch, "global_batch": self.global_batch,
             "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed, "data": self.train.facts(),
-            "ranks": self.world.size, "strategy": s.strategy, "wire": s.wire, **model_facts(self.layout),
+            "ranks": self.world.size, "strategy": self.kind.name, "wire": s.wire, **model_facts(self.layout),
         }  # fmt: skip
 
     def _filled_parameters(self) -> Parameters:
@@ -129,7 +130,7 @@ class TrainingRun:
         resumed_step = self.steps.start - 1 if s.resume else None
         with world.together(UserError):
             if world.rank == 0:
-                path = Path(s.out) if s.out else default_run_folder(s.strategy)
+                path = Path(s.out) if s.out else default_run_folder(self.kind.name)
                 folder = RunFolder(path, resumed_step, s.tensorboard)
                 facts = {"parameters": self.layout.count, "threads_per_rank": self.threads, "links": self.links}
                 facts |= {"resumed_step": resumed_step, "peak": asdict(self.peak)}
@@ -150,9 +151,6 @@ class TrainingRun:
             outlier_z=s.skip_outliers,
             tracer=self.tracer,
             server=s.server,
-            wire=s.wire,
-            error_feedback=s.error_feedback,
-            segment_bytes=segment_bytes(rate_both_ways(self.links)),
             final_ranges=self.layout.final_ranges(),
             bucket_bytes=bucket_bytes(self.links) if s.overlap else None,
         )
@@ -225,7 +223,7 @@ class TrainingRun:
         """Whether one begins after this step: it is time for it, or a signal asked. The last one finish leaves."""
         every, is_last = self.settings.checkpoint_every, step == self.settings.steps
         due = meeting.asked == CHECKPOINT or (every > 0 and step % every == 0)
-        return due and not is_last and meeting.asked != END and self.settings.strategy != "none"
+        return due and not is_last and meeting.asked != END and self.kind.exchanges
 
     def begin_checkpoint(self, step: int, goes_on: bool = True) -> None:
         """The step's state is written while training goes on, or while this run ends."""

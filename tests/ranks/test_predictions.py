@@ -4,7 +4,6 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-
 from dist.cost.predictions import Link, predicted_exchange_s, predicted_exchanges
 from dist.cost.schedules import SCHEDULES
 from dist.cost.zero_schedules import zero_2_steps, zero_3_steps

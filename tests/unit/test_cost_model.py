@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-from dist.cost.model import TCP_HEADERS, Cluster, exposed_s, lower_bound_s, predict
 from dist.cost.rank_memory import FORMULAS, rank_memory
 from dist.cost.schedules import SCHEDULES
+
+from dist.cost.model import TCP_HEADERS, Cluster, exposed_s, lower_bound_s, predict
 
 RATE = 50e6
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from dist.cost.schedules import SCHEDULES, schedule
 
 from dist.cost.model import Cluster, stage_seconds
 from dist.cost.mpi_algorithms import pairwise_reduce_scatter
 from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
-from dist.cost.schedules import SCHEDULES, schedule
 from dist.cost.stages import node_traffic, rank_traffic, stage
 from dist.host.double_tree import double_tree
 from tests.support.simulated_ranks import MPICH_RUNS, RUNS, Ranks, depth, leaders_of, run_rabenseifner_allreduce

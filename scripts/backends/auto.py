@@ -1,28 +1,29 @@
-"""--strategy auto: the cost model names the fastest exchanges of these nodes and links, a short trial picks one.
+"""--strategy auto: a short trial on these ranks picks the fastest exchange.
 
-Between arrays on GPUs auto_on_gpus.py does it, without the model.
+In host memory the cost model names the few that are tried. Between GPUs all that may be the fastest are tried: what the
+links inside a node carry, and what NCCL makes of a call, the cost model does not know.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from dist.buffers import OwnBuffers
+from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
-from dist.cost.schedules import WIRE_BYTES
+from dist.gpu.buffers import device_zeros
 from dist.probe.links import rate_both_ways, segment_bytes
 from dist.world import World, library_name
-from scripts.backends.auto_on_gpus import choose_on_gpus
-from scripts.exchange_bench.contenders import StrategyContender
+from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
+from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measured_seconds
 from scripts.settings.training import AUTO
-from strategies import STRATEGIES, Bucketed
+from strategies import STRATEGIES
 
 CANDIDATES, REPEAT = 3, 3
 TRIAL_S = 0.3  # predicted, of one exchange of the trial
 LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 20, 64 << 20
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
-# Those that change what a rank holds are chosen for memory, by name; none is no exchange.
-BY_NAME_ONLY = ("none", "zero-2", "zero-3")
 
 
 def with_strategy(settings, world: World, size: int, links: list[dict], comm=None):
@@ -43,8 +44,7 @@ def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tup
     candidates = sorted(predicted, key=predicted.get)[:CANDIDATES]
     longest_s = max(1e-6, *(predicted[name] for name in candidates))
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
-    trial_size = min(size, trial_bytes // 4)
-    trial_size = -(-trial_size // world.size) * world.size
+    trial_size = whole_shards(min(size, trial_bytes // 4), world.size)
     seconds = trial(world, candidates, settings, trial_size, links)
     best = min(seconds, key=seconds.get)
     tried = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms (model: {predicted[name]:.3g} s)" for name in candidates)
@@ -59,14 +59,13 @@ def predictions(world: World, settings, size: int, links: list[dict]) -> dict[st
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     placement = [place["node"] for place in world.places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    library = library_key(library_name())
-    own_only = settings.overlap or settings.wire != "float32"
+    size_bytes, library = size * WIRE_BYTES[settings.wire], library_key(library_name())
     result = {}
     for name, kind in STRATEGIES.items():
-        if name in BY_NAME_ONLY or (own_only and not issubclass(kind, Bucketed)):
+        if "host" not in kind.auto or settings.wire not in kind.wires or settings.overlap > kind.overlaps:
             continue
         try:
-            result[name] = predict(name, cluster, size * WIRE_BYTES[settings.wire], library, settings.wire).seconds
+            result[name] = predict(kind.messages, cluster, size_bytes, library, settings.wire).seconds
         except UnknownChoice:
             continue
     return result
@@ -76,8 +75,36 @@ def trial(world: World, names: list[str], settings, size: int, links: list[dict]
     """Median seconds of each, in turns; the same on every rank."""
     own_buffers = OwnBuffers(world, size)
     options = {"wire": settings.wire, "segment_bytes": segment_bytes(rate_both_ways(links))}
-    contenders = {name: StrategyContender(world, own_buffers, name, **options) for name in names}
+    contenders = {name: StrategyContender(world, own_buffers, STRATEGIES[name], **options) for name in names}
     seconds = measured_seconds(world, contenders, REPEAT)
     for contender in contenders.values():
         contender.close()
     return seconds
+
+
+def choose_on_gpus(world: World, settings, size: int, comm) -> tuple[str, str]:
+    """(name, why) for vectors of `size` elements, exchanged over comm. Collective."""
+    trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
+    buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
+    contenders = {
+        kind.name: DeviceContender(
+            world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, settings.wire)
+        )
+        for kind in candidates_on_gpus(world, settings.wire)
+    }
+    seconds = measured_seconds(world, contenders, REPEAT)
+    tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
+    why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not know: {tried}"
+    return min(seconds, key=seconds.get), why
+
+
+def candidates_on_gpus(world: World, wire: str) -> list:
+    """Those with an exchange for this wire; those that know nodes where there are some, of several ranks."""
+    has_nodes = 1 < world.node_count < world.size
+    kinds = [kind for kind in STRATEGIES.values() if "gpus" in kind.auto and wire in kind.on_gpus.exchanges]
+    return [kind for kind in kinds if has_nodes or not kind.knows_nodes]
+
+
+def whole_shards(size: int, ranks: int) -> int:
+    """`size` rounded up so that each rank's shard is whole."""
+    return -(-size // ranks) * ranks

@@ -1,13 +1,20 @@
-"""What the strategies share that update a part of each range of the parameters, and then gather everyone's parts."""
+"""What the strategies share that update a part of each range of the parameters, and then gather everyone's parts.
+
+    each range: reduce-scatter of its gradients;  AdamW on the own part;  each range: all-gather of its parameters
+
+A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. With bfloat16 on the wire it also
+holds the parameters of its parts in float32 (D / N): what is gathered is rounded, and updates must add up unrounded.
+"""
 
 from dist.sharded import Parts
 from dist.waiting import sum_everywhere
 from strategies.base import Strategy, Updated
+from strategies.bucketed import InBuckets
 
 
 class ShardedUpdate(Strategy):
-    """A subclass has `exchange` (dist/exchanges.py), its `progress`, and `overlaps`: whether all-gathers go on during
-    the next forward, which waits for those of a range when it comes to use it."""
+    """A subclass has `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits for
+    those of a range when it comes to use it."""
 
     def _divide(self, job, ranges, sums: Parts) -> None:
         """ranges: of the parameters, upwards. sums: room for the sums that this rank owns of their gradients."""
@@ -35,7 +42,7 @@ class ShardedUpdate(Strategy):
     def before_use(self, start, stop):
         for part in [part for part in self.on_the_way if part[0] < stop]:
             with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
-                self.progress.finish(self.on_the_way.pop(part))
+                self.exchange.progress.finish(self.on_the_way.pop(part))
 
     def _update_and_share(self, lr):
         """From the sums to new parameters, on all ranks or on the way there; returns the norm."""
@@ -51,9 +58,10 @@ class ShardedUpdate(Strategy):
 
     def _share_parameters(self):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            self.on_the_way = {part: self.progress.start(self._all_gather(*part)) for part in self.ranges}
-            if not self.overlaps:
-                self.progress.finish()
+            progress = self.exchange.progress
+            self.on_the_way = {part: progress.start(self._all_gather(*part)) for part in self.ranges}
+            if not self.overlapping:
+                progress.finish()
                 self.on_the_way.clear()
 
     def state(self):
@@ -64,12 +72,30 @@ class ShardedUpdate(Strategy):
         if self.exchange.rounds:
             self._share_parameters()
 
-    def _reduce_scatter(self, start, stop, *errors):
-        yield from self.exchange.reduce_scatter(self.gradients[start:stop], *errors)
+    def _reduce_scatter(self, start, stop):
+        yield from self.exchange.reduce_scatter(self.gradients, start, stop)
         total = self.sums[start, stop]
         total += self.gradients[slice(*self.sums.bounds[start, stop])]
 
     def _all_gather(self, start, stop):
         if self._keeps_own_apart:
             self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
-        yield from self.exchange.all_gather(self.parameters[start:stop])
+        yield from self.exchange.all_gather(self.parameters, start, stop)
+
+
+class Sharded(InBuckets, ShardedUpdate):
+    """Bucket by bucket: the form of the strategies that gather parameters, where each exchange is a queued call."""
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.exchange = job.new_exchange(self.comm, self.buckets)
+        owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
+        self._divide(job, [*owned], Parts(owned, job.buffers.zeros))
+
+    def start_exchange(self, start, stop):
+        self.exchange.progress.start(self._reduce_scatter(start, stop))
+
+    def update(self, lr):
+        with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
+            self.finish_exchange()
+        return self._update_and_share(lr)

@@ -1,0 +1,65 @@
+"""Bytes that a rank holds under a strategy: parameters, gradients and AdamW's two moments, all float32.
+
+A strategy declares them as formulas in units of one vector of all parameters: N ranks on M nodes, L on the smallest
+node. The formulas are of the rank that holds most. Activations, the landing buffers of segments and what is gathered
+for a layer at a time come on top.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+VECTOR_BYTES = 4  # of one parameter
+
+
+@dataclass(frozen=True)
+class Memory:
+    """parameters, gradients, optimizer: formulas such as "1 + 1/N". shared_in_node: a node's ranks hold parameters
+    once, in shared memory; they are counted on its leader. on_server: rank 0 alone holds the optimizer's moments."""
+
+    parameters: str = "1"
+    gradients: str = "1"
+    optimizer: str = "2"
+    shared_in_node: bool = False
+    on_server: bool = False
+
+    def of_rank(self, parameters: int, ranks: int, nodes: int) -> "RankMemory":
+        """Of the rank that holds most; shares are rounded up to whole parameters."""
+        formulas = (self.parameters, self.gradients, self.optimizer)
+        amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in formulas)
+        return RankMemory(*map(int, amounts), formula=" + ".join(formulas))
+
+    def of_node(self, parameters: int, members: int, ranks: int, nodes: int) -> int:
+        """Bytes that `members` ranks of a node hold together at most."""
+        held = self.of_rank(parameters, ranks, nodes)
+        copies = 1 if self.shared_in_node else members
+        optimizers = 1 if self.on_server else members
+        return held.parameters * copies + held.gradients * members + held.optimizer * optimizers
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on the rank that holds most, and the formula of their sum in vectors of all parameters."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    formula: str
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+    def updated_share(self, parameters: int) -> float:
+        """The part of the vector that this rank updates: it holds the two moments of that part."""
+        return self.optimizer / (2 * VECTOR_BYTES * parameters)
+
+
+def _vectors(formula: str, ranks: int, nodes: int) -> Fraction:
+    """1 + 1/ranks for "1 + 1/N"."""
+    sizes = {"N": ranks, "M": nodes, "L": ranks // nodes}
+    total = Fraction(0)
+    for term in formula.split(" + "):
+        number, _, shared_by = term.partition("/")
+        total += Fraction(int(number), math.prod(sizes[letter] for letter in shared_by))
+    return total

@@ -1,0 +1,170 @@
+"""The messages of one step's exchange, and with them the exact bytes into and out of every rank and node.
+
+A strategy declares its message schedule as a function of a Setting (strategies/base.py). The functions here are what
+such a schedule is made of: rings and trees of point-to-point messages, and calls of MPI's collectives, which send what
+the library picks (mpi_choices.py). Each returns (stages, names of the MPI library's algorithms).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
+from dist.cost.mpi_calls import Call, Group
+from dist.cost.mpi_choices import LIBRARIES, resolve
+from dist.cost.stages import Stage, barrier, stage
+from dist.host.double_tree import double_tree
+from dist.ranges import cut
+
+WIRE_BYTES = {"float32": 4, "bfloat16": 2}
+# Rooted calls in turn: up to this many roots are looked at one by one. Of more, a few evenly spread ones stand for all.
+MOST_ROOTS, FEW_ROOTS = 64, 16
+
+Messages = tuple[list[Stage], list[str]]
+# Between the halves of an exchange with a sharded update all ranks add up the gradients' norm.
+NORM: Messages = ([barrier()], [])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is exchanged, and among whom.
+
+    placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element on the
+    wire. ranges: elements of what a strategy exchanges range by range, () if not known. micro_steps: of one step.
+    """
+
+    placement: np.ndarray
+    elements: int
+    item: int
+    library: str
+    ranges: tuple[int, ...]
+    micro_steps: int
+
+    @property
+    def ranks(self) -> np.ndarray:
+        return np.arange(len(self.placement))
+
+    @cached_property
+    def group(self) -> Group:
+        return Group(self.ranks, self.placement)
+
+    @property
+    def vector(self) -> int:
+        """Bytes of the whole vector."""
+        return self.item * self.elements
+
+    @property
+    def padded(self) -> int:
+        """Bytes of a vector that all ranks can share out evenly."""
+        return self.item * (-(-self.elements // len(self.placement)) * len(self.placement))
+
+    def blocks(self, parts: int, elements: int | None = None) -> np.ndarray:
+        """Bytes of each part of the vector, or of so many elements, cut as the strategies cut it."""
+        bounds = cut(self.elements if elements is None else elements, parts)
+        return self.item * np.array([stop - start for start, stop in bounds], np.int64)
+
+    def call(self, collective: str, size: int, root: int = 0) -> Messages:
+        """One MPI collective of `size` bytes. UnknownChoice where the library's algorithm is not known."""
+        return resolve(Call(self.library, collective, self.group, size, self.item, root))
+
+
+def in_turn(*calls: Messages) -> Messages:
+    """The calls' stages one after another, and the names of their algorithms, each once."""
+    stages = [stage for stages, _ in calls for stage in stages]
+    return stages, list(dict.fromkeys(name for _, names in calls for name in names))
+
+
+def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
+    """A call of a rooted collective for each rank's slice of the vector, whose root is that rank."""
+    slices, calls = setting.blocks(len(setting.placement)), []
+    for root, repeat in _looked_at(len(slices)):
+        stages, names = setting.call(collective, int(slices[root]), root)
+        calls.append(([replace(one, repeat=one.repeat * repeat) for one in stages], names))
+    return calls
+
+
+def _looked_at(ranks: int) -> list[tuple[int, int]]:
+    """(root, how many roots it stands for): all, or FEW_ROOTS from the middles of equal parts."""
+    parts = cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS)
+    return [((start + stop - 1) // 2, stop - start) for start, stop in parts]
+
+
+def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
+    """A ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
+    return ring_reduce_scatter(members, blocks) + ring_all_gather(members, blocks), []
+
+
+def ring_of_ranks(setting: Setting) -> Messages:
+    """The vector around one ring of all ranks."""
+    return ring_of(setting.ranks, setting.blocks(len(setting.placement)))
+
+
+def ring_of_nodes(setting: Setting) -> Messages:
+    """Node sums in shared memory, and a ring of the nodes' leaders."""
+    leaders = np.sort(np.unique(setting.placement, return_index=True)[1])
+    return ring_of(leaders, setting.blocks(len(leaders)))
+
+
+def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
+    """Range by range around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", index of the range).
+
+    Without known ranges the whole vector, range 0, stands for many small ones.
+    """
+    ring = {"reduce-scatter": ring_reduce_scatter, "all-gather": ring_all_gather}
+    count = len(setting.placement)
+    blocks = [setting.blocks(count, elements) for elements in setting.ranges or (setting.elements,)]
+    return [stage for what, index in steps for stage in ring[what](setting.ranks, blocks[index])], []
+
+
+def two_trees(setting: Setting) -> Messages:
+    """Half of the vector up and down each of two binary trees, in segments that follow each other: all is one stage."""
+    count = len(setting.placement)
+    messages, depth = [np.empty((3, 0), np.int64)], 0
+    for parents, half in zip(double_tree(count), setting.blocks(2), strict=True):
+        child = np.array([rank for rank in range(count) if parents[rank] is not None], np.int64)
+        parent = np.array([parents[rank] for rank in child], np.int64)
+        for source, destination in ((child, parent), (parent, child)):
+            messages.append(np.stack([source, destination, np.full(len(child), half)]))
+        depth = max(depth, (count - 1).bit_length())
+    # A rank has at most two children in both trees together, so it adds at most two halves.
+    added = int(2 * setting.blocks(2).max())
+    return [
+        stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added, all_together=True)
+    ], []
+
+
+def message_schedule(
+    messages: Callable[[Setting], Messages],
+    placement: list[int],
+    size_bytes: int,
+    library: str = "mpich",
+    wire: str = "float32",
+    ranges: tuple[int, ...] = (),
+    micro_steps: int = 1,
+) -> Messages:
+    """What a strategy's `messages` give for one step; nothing on one rank. size_bytes: the whole vector on the wire.
+
+    placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of what is exchanged range by
+    range, in order; micro_steps: in each of which it may be. ValueError with one line for an unknown library or wire
+    dtype, a placement with gaps, a vector that is no whole number of elements, or ranges that do not make it up;
+    mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of rooted calls on
+    more than MOST_ROOTS ranks are estimates.
+    """
+    for what, name, known in (("MPI library", library, LIBRARIES), ("wire dtype", wire, WIRE_BYTES)):
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}: expected one of {', '.join(known)}")
+    nodes, item = np.asarray(placement, np.int64), WIRE_BYTES[wire]
+    if not len(nodes) or nodes.min() or len(np.unique(nodes)) != nodes.max() + 1:
+        raise ValueError("a placement gives each rank its node, numbered from 0 without gaps")
+    if size_bytes <= 0 or size_bytes % item:
+        raise ValueError(f"a vector of {size_bytes} bytes: expected a positive multiple of {item}, the bytes of {wire}")
+    if (ranges and sum(ranges) * item != size_bytes) or min(ranges, default=1) < 0 or micro_steps < 1:
+        raise ValueError(
+            f"{len(ranges)} ranges of {sum(ranges)} elements in {micro_steps} micro-steps: expected ranges that make "
+            f"up the {size_bytes // item} elements of the vector, and 1 micro-step or more"
+        )
+    if len(nodes) == 1:
+        return [], []
+    return messages(Setting(nodes, size_bytes // item, item, library, tuple(ranges), micro_steps))

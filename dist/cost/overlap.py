@@ -1,0 +1,51 @@
+"""How much of an exchange a step shows when part of it runs beside the step's computing."""
+
+from dataclasses import dataclass
+
+from dist.cost.messages import WIRE_BYTES
+
+# Of a step's computing backward is two thirds: two products for each of forward's.
+BACKWARD = 2 / 3
+# The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
+BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; update_s: AdamW over
+    the whole vector on one rank; ranges, micro_steps: as dist.cost.messages.Setting's.
+    """
+
+    parameters: int
+    compute_s: float
+    wire: str = "float32"
+    ranges: tuple[int, ...] = ()
+    micro_steps: int = 1
+    update_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Fractions. part: of the exchange that may run beside computing; last: of that part what always shows, as it
+    becomes final when computing ends; beside: of the computing that it may run beside."""
+
+    part: float
+    last: float
+    beside: float
+
+    def step_s(self, exchange_s: float, compute_s: float) -> float:
+        """Seconds of computing and of what shows of the exchange."""
+        early_s = self.part * exchange_s
+        exposed_s = max(0.0, early_s - self.beside * compute_s) + self.last * early_s
+        return compute_s + exchange_s - early_s + min(early_s, exposed_s)
+
+
+def of_buckets(training: Training, beside: float = BACKWARD) -> Overlap:
+    """Buckets wait for the last micro-step's backward, and the last bucket shows."""
+    last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * WIRE_BYTES[training.wire]))
+    return Overlap(1.0, last, beside / training.micro_steps)
+
+
+def embeddings_share(training: Training) -> float:
+    """The first range's part of the vector: its gradient is final last, and its parameters are used first."""
+    return training.ranges[0] / training.parameters if training.ranges else 0.0

@@ -1,0 +1,92 @@
+"""Exchanges of ranges of vectors in host memory, as strategies use them: ring.py and tree.py with what they need.
+
+An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges) and has:
+
+    allreduce, reduce_scatter, all_gather (vector, start, stop)   generators, to be started with its `progress`, in one
+                                      order on all ranks; the sum of [start, stop) comes to all ranks, or each
+                                      rank's own part of it does, or the owners' parts come to all ranks
+    start_allreduce(vector, start, stop)    begin one
+    own_part(start, stop)             the part of a range that this rank owns, perhaps none
+    rounds                            whether values arrive rounded to the wire's dtype
+    errors                            (size,) float32: what rounding took from this rank's sums so far, or None
+
+Vectors are float32. What the exchange sends, and in which pieces, is decided where it is made, for all strategies.
+"""
+
+import itertools
+
+from dist.host import ring, tree
+from dist.probe.links import MOST_SEGMENT_BYTES
+from dist.progress import Progress
+from dist.ranges import longest
+from dist.wire import new_wire
+
+TAGS = 1 << 14  # of exchanges that may be under way together; every MPI allows twice as many
+
+
+def nothing(start: int, stop: int) -> None:
+    """What is called halfway when nobody asked for anything."""
+
+
+class RingExchange:
+    """Around one ring of the ranks of comm (ring.py). Collective.
+
+    wire, segment_bytes, error_feedback: as dist.wire.new_wire's. addends: more vectors of this rank's node, which are
+    added to its own on the way. one_at_a_time: no exchange begins before the last one has ended, so the wire's memory
+    is that of the longest range, and a vector need only exist where it is exchanged (dist/sharded.py).
+    """
+
+    def __init__(
+        self, comm, ranges, wire="float32", segment_bytes=MOST_SEGMENT_BYTES, error_feedback=False, addends=(),
+        one_at_a_time=False,
+    ):  # fmt: skip
+        self._comm, self._addends, self._one_at_a_time = comm.Dup(), addends, one_at_a_time
+        self.progress = Progress(in_flight=1) if one_at_a_time else Progress()
+        size = longest(ranges) if one_at_a_time else max(stop for _, stop in ranges)
+        self._wire = new_wire(wire, size, segment_bytes, error_feedback)
+        # What is gathered is no sum of this rank's: its rounding must not mix with the errors that are fed back.
+        self._gathering_wire = self._wire if one_at_a_time else new_wire(wire, size, segment_bytes)
+        self.errors, self.rounds = self._wire.errors, wire != "float32"
+        self._tags = itertools.cycle(range(1, TAGS))
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
+
+    def start_allreduce(self, vector, start: int, stop: int) -> None:
+        self.progress.start(self.allreduce(vector, start, stop))
+
+    # Not generators themselves: a tag is taken when an exchange is made, which all ranks do in the same order, and not
+    # when it begins to move.
+
+    def allreduce(self, vector, start: int, stop: int, summed=nothing):
+        """summed(start, stop) is called halfway: the own part is the sum, and on its way to the others."""
+        flat, start, stop = self._place(vector, start, stop)
+        return ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags), summed)
+
+    def reduce_scatter(self, vector, start: int, stop: int):
+        flat, start, stop = self._place(vector, start, stop)
+        return ring.reduce_scatter(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags))
+
+    def all_gather(self, vector, start: int, stop: int):
+        flat, start, stop = self._place(vector, start, stop)
+        return ring.all_gather(self._comm, flat, start, stop, self._gathering_wire, next(self._tags))
+
+    def _place(self, vector, start: int, stop: int):
+        """(array, start, stop) of a range as the wire's memory counts."""
+        return (vector[start:stop], 0, stop - start) if self._one_at_a_time else (vector, start, stop)
+
+
+class TreeExchange:
+    """All-reduces over two binary trees of the ranks of comm (tree.py). Collective. Options as RingExchange's."""
+
+    def __init__(self, comm, ranges, wire="float32", segment_bytes=MOST_SEGMENT_BYTES, error_feedback=False):
+        self._comm, self.progress = comm.Dup(), Progress()
+        size = max(stop for _, stop in ranges)
+        self._wire = new_wire(wire, size, segment_bytes, error_feedback)
+        self.errors, self.rounds = self._wire.errors, wire != "float32"
+        self._tags = itertools.cycle(range(1, TAGS))
+
+    def start_allreduce(self, vector, start: int, stop: int) -> None:
+        tags = next(self._tags), next(self._tags)
+        for way in tree.allreduce(self._comm, vector, start, stop, self._wire, tags):
+            self.progress.start(way)

@@ -1,0 +1,34 @@
+"""What the strategies share that bring all sums to all ranks, where each makes the same update.
+
+    each bucket: all-reduce of the gradients, by whatever the subclass exchanges with;  AdamW everywhere
+
+Each rank holds all optimizer state (2 D). For the norm each rank squares its share of the sums, and one number more is
+summed over the ranks.
+"""
+
+from dist.ranges import cut
+from dist.waiting import sum_everywhere
+from strategies.bucketed import InBuckets
+
+
+class Replicated(InBuckets):
+    shares_sums = True
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.exchange = job.new_exchange(self.comm, self.buckets)
+        self.optimizer = job.new_optimizer(0, len(self.parameters))
+        self.squares_own = slice(*cut(len(self.gradients), self.comm.size)[self.comm.rank])
+
+    def start_exchange(self, start, stop):
+        self.exchange.start_allreduce(self.gradients, start, stop)
+
+    def update(self, lr):
+        with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
+            self.finish_exchange()
+        with self.tracer.phase("allreduce", bytes=8):
+            (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))
+        with self.tracer.phase("update"):
+            norm, scale = self.clipping.scale(squares)
+            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+        return norm
