@@ -34,7 +34,8 @@ class Contender:
 
     family, wire, whole = "mpi", "float32", True
 
-    def __init__(self, world: World, own_buffers: OwnBuffers):
+    def __init__(self, world: World, own_buffers: OwnBuffers, segment_bytes: int = MOST_SEGMENT_BYTES):
+        """segment_bytes: the most that one message holds, for those that cut their vectors themselves."""
         self.world, self.buffers = world, own_buffers
         self.know_sums([True] * world.size)
 
@@ -164,7 +165,7 @@ class DeviceContender(Contender):
 class Collective(Contender):
     """MPI's own: gradients of all ranks, parameters the sums."""
 
-    def __init__(self, world, own_buffers):
+    def __init__(self, world, own_buffers, segment_bytes=None):
         super().__init__(world, own_buffers)
         self.comm, self.is_root = world.comm, world.rank == ROOT
         self.gradients, self.parameters = own_buffers.gradients, own_buffers.parameters
@@ -226,11 +227,6 @@ COLLECTIVES = {
 }
 
 
-def made_alike(contender):
-    """A maker as all are, of a contender whose messages have the size that the library gives them."""
-    return lambda world, own_buffers, segment_bytes: contender(world, own_buffers)
-
-
 def strategy_makers(kind: type[Strategy]) -> dict:
     """{name, name/dedicated, name/bfloat16: what makes the contender of (world, own_buffers, segment_bytes=)}.
 
@@ -248,7 +244,7 @@ def makers() -> dict:
     result = {}
     for kind in STRATEGIES.values():
         result |= strategy_makers(kind)
-    return result | {name: made_alike(contender) for name, contender in COLLECTIVES.items()}
+    return result | COLLECTIVES
 
 
 def chosen(text: str, ranks: int) -> dict:

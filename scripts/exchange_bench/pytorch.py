@@ -20,7 +20,7 @@ class Gloo(Contender):
 
     family = "torch"
 
-    def __init__(self, world, own_buffers):
+    def __init__(self, world, own_buffers, segment_bytes=None):
         super().__init__(world, own_buffers)
         with world.together(UserError):
             address = address_toward(other_host(world))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2.errors import UserError
-from strategies import DEVICE_FORMS
+from strategies.tree import Tree
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
@@ -135,9 +135,8 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
 @pytest.mark.ranks(3)
 def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
     """Those that the transport, the wire and the nodes leave; through host memory where nothing else is there."""
-    from scripts.backends import auto_on_gpus
-
-    every, auto = auto_on_gpus.CANDIDATES, ["--backend", "cupy", "--strategy", "auto"]
+    every = ("reduce-scatter", "allreduce", "ring", "hierarchical", "hierarchical-sharded")
+    auto = ["--backend", "cupy", "--strategy", "auto"]
     one_node, two_nodes = on_nodes(comm, 3), on_nodes(comm, 2)
     for flags, world, machine, transport, tried in (
         ([], two_nodes, {}, "nccl", every),
@@ -158,16 +157,18 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
             assert settings["strategy"] in tried
 
 
-def test_a_strategy_without_a_line_in_the_table_goes_through_host_memory(monkeypatch):
+def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
     from scripts.backends.transports import Found, choose_transport
 
-    monkeypatch.delitem(DEVICE_FORMS, "tree")
-    settings = SimpleNamespace(strategy="tree", transport="auto", wire="float32", overlap=True)
-    all_there, no_line = Found(None, None, []), "has no line in the table of strategies/on_gpus.py"
-    assert choose_transport(settings, 2, all_there) == ("host", f"tree {no_line}")
+    class OnHosts(Tree):
+        on_gpus = None
+
+    settings, all_there = SimpleNamespace(transport="auto", wire="float32", overlap=True), Found(None, None, [])
+    why = "tree does not declare how it exchanges between GPUs"
+    assert choose_transport([OnHosts], settings, 2, all_there) == ("host", why)
     settings.transport = "nccl"
-    with pytest.raises(UserError, match=f"--transport nccl with --strategy tree, which {no_line}: use"):
-        choose_transport(settings, 2, all_there)
+    with pytest.raises(UserError, match="--transport nccl with --strategy tree, which declares no `on_gpus`: use"):
+        choose_transport([OnHosts], settings, 2, all_there)
 
 
 @pytest.mark.ranks(2)

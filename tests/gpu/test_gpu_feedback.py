@@ -11,7 +11,8 @@ from dist.gpu.buffers import device_zeros
 from dist.gpu.nccl import NcclComm
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
-from strategies import DEVICE_FORMS, STRATEGIES, Job
+from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
+from strategies import STRATEGIES, Job
 from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.gpu_trainer import on_nodes
@@ -30,10 +31,10 @@ class Copying:
         parameters[:] = gradients
 
 
-def job_of(world, buffers, bucket_bytes, **options):
+def job_of(world, buffers, bucket_bytes, new_exchange):
     return Job(
-        world, buffers, lambda start, stop: Copying(), lambda flat: 0.0, 0.0, Tracer(), wire="bfloat16",
-        error_feedback=True, segment_bytes=64, final_ranges=RANGES, bucket_bytes=bucket_bytes, **options,
+        world, buffers, lambda start, stop: Copying(), lambda flat: 0.0, 0.0, Tracer(), new_exchange=new_exchange,
+        final_ranges=RANGES, bucket_bytes=bucket_bytes,
     )  # fmt: skip
 
 
@@ -41,16 +42,18 @@ def in_host_memory(world, name, bucket_bytes):
     """(the strategy, what sets its gradients, what reads an array of its)."""
     kind = STRATEGIES[name]
     buffers = kind.buffers(world, SIZE)
-    return kind(job_of(world, buffers, bucket_bytes)), partial(np.copyto, buffers.gradients), np.array
+    exchange = partial(kind.host_exchange, wire="bfloat16", error_feedback=True, segment_bytes=64)
+    return kind(job_of(world, buffers, bucket_bytes, exchange)), partial(np.copyto, buffers.gradients), np.array
 
 
 def between_gpus(world, name, bucket_bytes):
-    device, form = Device(), DEVICE_FORMS[name]
+    device, kind = Device(), STRATEGIES[name]
     stream = device.cupy.cuda.Stream(non_blocking=True) if bucket_bytes else device.stream
     comm = NcclComm(world.comm, device, stream, world.local_comm)
     buffers = OwnBuffers(world, SIZE, zeros=partial(device_zeros, device))
-    job = job_of(replace(world, comm=comm), buffers, bucket_bytes, new_exchange=form.exchanges["bfloat16"])
-    return form.kind(job), buffers.gradients.set, device.download
+    exchange = exchange_on_gpus(kind, "bfloat16", error_feedback=True)
+    job = job_of(replace(world, comm=comm), buffers, bucket_bytes, exchange)
+    return form_on_gpus(kind, overlap=bool(bucket_bytes))(job), buffers.gradients.set, device.download
 
 
 def trained(made, rank):

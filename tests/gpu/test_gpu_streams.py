@@ -67,16 +67,16 @@ def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
 @pytest.mark.ranks(2)
 def test_nobody_waits_for_a_bucket_before_the_update(comm, trainer, monkeypatch):
     """All but the last are queued while backward goes on; the host has seen none of it happen, on either stream."""
-    from strategies.on_gpus import DeviceReduceScatter
+    from strategies.sharded import Sharded
 
-    update, seen = DeviceReduceScatter.update, []
+    update, seen = Sharded.update, []
 
     def look(strategy, lr):
-        waiting = strategy.exchange._comm.stream.queue
+        waiting = strategy.comm.stream.queue
         seen.append((strategy.started, len(strategy.buckets), len(waiting)))
         return update(strategy, lr)
 
-    monkeypatch.setattr(DeviceReduceScatter, "update", look)
+    monkeypatch.setattr(Sharded, "update", look)
     trainer.run("--backend", "cupy", "--overlap", lag="everything")
     for started, buckets, waiting in seen:
         assert started == buckets == 3

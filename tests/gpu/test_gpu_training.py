@@ -5,7 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from strategies import DEVICE_FORMS, STRATEGIES
+from scripts.backends.kinds import form_on_gpus
+from strategies import STRATEGIES
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 from tests.support.in_process import alone
 
@@ -23,17 +24,17 @@ def cases(ranks):
     Over GPU-aware MPI one of those that are alike there: what they exchange by has tests of its own, over it too.
     """
     device, tried = "alone" if ranks == 1 else "nccl", set()
-    for name in STRATEGIES:
-        if name == "none":
+    for name, kind in STRATEGIES.items():
+        if not kind.exchanges:
             continue
         yield ["--strategy", name, "--transport", "host"], "host"
-        if name in DEVICE_FORMS:
-            yield ["--strategy", name], device
-            if ranks > 1 and DEVICE_FORMS[name].kind not in tried:
-                yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
-            tried.add(DEVICE_FORMS[name].kind)
-            if DEVICE_FORMS[name].exchanges:
-                yield ["--strategy", name, "--overlap"], device
+        yield ["--strategy", name], device
+        form = form_on_gpus(kind, overlap=False)
+        if ranks > 1 and form not in tried:
+            yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
+        tried.add(form)
+        if kind.on_gpus.exchanges:
+            yield ["--strategy", name, "--overlap"], device
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"], "nccl"
         yield ["--strategy", "reduce-bcast", "--server", "dedicated", "--transport", "host"], "host"

@@ -14,7 +14,8 @@ from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, Job, hierarchical_sharded
+from strategies import STRATEGIES, hierarchical_sharded
+from tests.support.jobs import host_job
 from traces import Tracer
 
 CONFIG = GPT2Config(n_layer=3, n_head=1, n_embd=5, context=4, vocab_size=7)  # few of its ranges divide by anything
@@ -36,10 +37,11 @@ class Training:
             initialize(self.parameters, 3, self.buffers.filled)
         world.comm.Barrier()
         self.state = []  # elements of each AdamW
-        job = Job(
+        job = host_job(
+            STRATEGIES[name],
             world=world, buffers=self.buffers, new_optimizer=self._new_optimizer, max_norm=max_norm, tracer=Tracer(),
             sum_of_squares=KERNELS.sum_of_squares, final_ranges=self.layout.final_ranges(),
-            segment_bytes=100, **options,
+            **options,
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
         self.share = slice(*cut(GLOBAL_BATCH, world.size)[world.rank])

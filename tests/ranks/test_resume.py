@@ -9,7 +9,7 @@ from dist.world import start_world, world_of
 from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
 from gpt2.parameters import Layout, Parameters
-from strategies import OWN_EXCHANGES, STRATEGIES
+from strategies import STRATEGIES
 from tests.support.in_process import log, train
 
 SMALL = ["--n-layer", 2, "--n-head", 1, "--n-embd", 10, "--context", 8, "--vocab-size", 100, "--trace", "off"]
@@ -65,7 +65,7 @@ def cases(ranks):
         if name == "none":
             continue
         yield ["--strategy", name]
-        if issubclass(kind, OWN_EXCHANGES):
+        if kind.overlaps:
             yield ["--strategy", name, "--overlap", "--wire", "bfloat16"]
     yield ["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"]
     if ranks > 1:

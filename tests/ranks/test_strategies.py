@@ -13,7 +13,9 @@ from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, no_hook
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import OWN_EXCHANGES, STRATEGIES, Job, check_exchange, check_strategy, worker_count
+from strategies import STRATEGIES, Job
+from strategies.checks import check_exchange, check_server, worker_count
+from tests.support.jobs import host_job
 from traces import Tracer
 
 CONFIG = GPT2Config(
@@ -60,9 +62,10 @@ def new_strategy(world, name, **options):
     for start, stop in layout.ranges:
         gradients.flat[start : min(stop, layout.count)].fill(1e6)
     world.comm.Barrier()
-    job = Job(
+    job = host_job(
+        STRATEGIES[name],
         world=world, buffers=buffers, new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
-        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(), segment_bytes=100,
+        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(),
         final_ranges=layout.final_ranges(), **options,
     )  # fmt: skip
     return STRATEGIES[name](job), parameters, gradients
@@ -104,7 +107,7 @@ def cases(ranks):
     for name, strategy in STRATEGIES.items():
         if name != "none":
             yield name, {}
-        if issubclass(strategy, OWN_EXCHANGES):
+        if strategy.overlaps:
             yield name, {"bucket_bytes": 1000}
     if ranks > 1:
         yield "reduce-bcast", {"server": "dedicated"}
@@ -122,7 +125,7 @@ def test_every_strategy_is_one_serial_rank(comm):
     assert max(reference_norms) > MAX_NORM, "clipping must have been at work"
     assert comm.size == 1 or len(reference) % comm.size, "the parameter count must not divide"
     for name, options in cases(comm.size):
-        for world in placements(comm) if issubclass(STRATEGIES[name], OWN_EXCHANGES) else [next(placements(comm))]:
+        for world in placements(comm) if STRATEGIES[name].overlaps else [next(placements(comm))]:
             case = f"{name} {options} on {world.node_count} nodes"
             parameters, losses, norms, early = distributed(world, name, **options)
             others = comm.allgather(parameters.tobytes())
@@ -139,7 +142,7 @@ def test_every_strategy_is_one_serial_rank(comm):
 @pytest.mark.ranks(4)
 def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
     reference, _, _ = serial()
-    for name in [name for name, strategy in STRATEGIES.items() if issubclass(strategy, OWN_EXCHANGES)]:
+    for name in [name for name, strategy in STRATEGIES.items() if strategy.overlaps]:
         feedback = [] if name.startswith("zero") else [{"error_feedback": True}]
         for options in ({}, *feedback, {"bucket_bytes": 1000}):
             world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
@@ -184,7 +187,7 @@ def test_optimizer_state_is_sharded(comm):
 )
 def test_what_a_strategy_cannot_do(arguments, says):
     with pytest.raises(UserError, match=says):
-        check_strategy(*arguments)
+        check_server(STRATEGIES[arguments[0]], *arguments[1:])
 
 
 @pytest.mark.parametrize(
@@ -198,4 +201,4 @@ def test_what_a_strategy_cannot_do(arguments, says):
 )
 def test_what_our_own_exchanges_are_needed_for(arguments, says):
     with pytest.raises(UserError, match=says):
-        check_exchange(*arguments)
+        check_exchange(STRATEGIES[arguments[0]], *arguments[1:])

@@ -15,7 +15,8 @@ from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, Job
+from strategies import STRATEGIES
+from tests.support.jobs import host_job
 from traces import Tracer
 
 DEEP = GPT2Config(n_layer=5, n_head=1, n_embd=3, context=4, vocab_size=7)  # no range divides by 2 or 4, or by 3 and 4
@@ -36,7 +37,8 @@ class Training:
         self.parameters = Parameters(self.layout, buffers.parameters)
         self.gradients = Parameters(self.layout, buffers.gradients)
         initialize(self.parameters, 3, buffers.filled)
-        job = Job(
+        job = host_job(
+            STRATEGIES[name], segment_bytes=1 << 20,
             world=world, buffers=buffers, sum_of_squares=KERNELS.sum_of_squares, max_norm=0.3, tracer=Tracer(),
             new_optimizer=lambda start, stop: AdamW(KERNELS, self.layout, start, stop, ADAMW),
             final_ranges=self.layout.final_ranges(), **options,

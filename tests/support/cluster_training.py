@@ -9,7 +9,7 @@ import json
 import numpy as np
 
 from dist.world import start_world
-from strategies import OWN_EXCHANGES, STRATEGIES
+from strategies import STRATEGIES
 from tests.ranks import test_strategies
 from tests.ranks.test_strategies import cases, distributed, serial
 
@@ -20,7 +20,7 @@ def all_cases(ranks):
     """(strategy, options), every one of the tests at fewer ranks, and those with half the bytes."""
     yield from cases(ranks)
     for name, strategy in STRATEGIES.items():
-        if issubclass(strategy, OWN_EXCHANGES):
+        if strategy.overlaps:
             yield name, {"wire": "bfloat16"}
 
 

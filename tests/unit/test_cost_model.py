@@ -2,12 +2,22 @@
 
 import numpy as np
 import pytest
-from dist.cost.rank_memory import FORMULAS, rank_memory
-from dist.cost.schedules import SCHEDULES
 
-from dist.cost.model import TCP_HEADERS, Cluster, exposed_s, lower_bound_s, predict
+from dist.cost.model import TCP_HEADERS, Cluster, lower_bound_s
+from dist.cost.model import predict as predict_messages
+from dist.cost.overlap import Overlap
+from strategies import STRATEGIES
 
 RATE = 50e6
+
+
+def predict(strategy, *arguments):
+    """What the model says of a strategy's declared messages."""
+    return predict_messages(STRATEGIES[strategy].messages, *arguments)
+
+
+def memory_of(strategy, *arguments):
+    return STRATEGIES[strategy].memory.of_rank(*arguments)
 
 
 def cluster(placement, rate=RATE, **others):
@@ -80,12 +90,20 @@ def test_sliced_over_open_mpis_linear_reduces(hosts, measured_s):
     assert predict("sliced", alone, 8_000_000, "openmpi").seconds == pytest.approx(measured_s, rel=0.15)
 
 
+def test_a_slow_port_holds_up_one_direction():
+    """A ring takes as long as its slowest port's in; a leader's out counts as much."""
+    slow_in = Cluster([0, 1, 2, 3], np.array([RATE, RATE, RATE / 10, RATE]), RATE, 0.0, nominal=False)
+    assert predict("ring", slow_in, 8_000_000).seconds == pytest.approx(1.5 * 8e6 / (RATE / 10))
+    slow_out = Cluster([0, 0, 1, 1], RATE, np.array([RATE, RATE / 5]), 0.0, nominal=False)
+    assert predict("hierarchical", slow_out, 8_000_000).seconds == pytest.approx(8e6 / (RATE / 5))
+
+
 def test_thousands_of_nodes():
     """Every strategy there; nobody's port carries less than the bound, and the leaders' ring no more."""
     large = Cluster(np.arange(4096 * 8) // 8, 25e9, 25e9, 3e-6)
     size = 4 * 1_500_000_000
     bound_bytes = 2 * 4095 / 4096 * size
-    for strategy in SCHEDULES:
+    for strategy in (name for name, kind in STRATEGIES.items() if kind.exchanges):
         prediction = predict(strategy, large, size)
         assert prediction.bytes_in.sum() == prediction.bytes_out.sum()
         assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced"
@@ -94,17 +112,19 @@ def test_thousands_of_nodes():
 
 
 def test_exposed():
-    assert exposed_s(1.0, 0.0, 0.1) == 1.0
-    assert exposed_s(1.0, 0.4, 0.1) == pytest.approx(0.7)
-    assert exposed_s(1.0, 5.0, 0.1) == pytest.approx(0.1)
+    """Of an exchange of a second, a tenth of which always shows, beside half of the computing; and a part of it."""
+    overlap = Overlap(part=1.0, last=0.1, beside=0.5)
+    assert overlap.step_s(1.0, 0.0) == 1.0
+    assert overlap.step_s(1.0, 0.8) == pytest.approx(0.8 + 0.7)
+    assert overlap.step_s(1.0, 10.0) == pytest.approx(10.0 + 0.1)
+    assert Overlap(0.5, 0.1, 0.5).step_s(1.0, 10.0) == pytest.approx(10.0 + 0.5 + 0.05)
 
 
 def test_memory_of_a_rank():
-    assert set(FORMULAS) == set(SCHEDULES)
-    assert rank_memory("allreduce", 1000, 8, 4).total == 16_000
-    assert rank_memory("sliced", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
-    assert rank_memory("reduce-scatter", 1000, 8, 4).gradients == 4 * 1125
-    memory = rank_memory("zero-3", 1000, 8, 4)
+    assert memory_of("allreduce", 1000, 8, 4).total == 16_000
+    assert memory_of("sliced", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
+    assert memory_of("reduce-scatter", 1000, 8, 4).gradients == 4 * 1125
+    memory = memory_of("zero-3", 1000, 8, 4)
     assert (memory.parameters, memory.gradients, memory.optimizer) == (500, 500, 1000)
     assert memory.formula == "1/N + 1/N + 2/N"
-    assert rank_memory("hierarchical-sharded", 1000, 9, 4).optimizer == 4 * 250  # 9 on 4 nodes: 2 on the smallest
+    assert memory_of("hierarchical-sharded", 1000, 9, 4).optimizer == 4 * 250  # 9 on 4 nodes: 2 on the smallest

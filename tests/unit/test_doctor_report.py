@@ -2,11 +2,11 @@
 
 import pytest
 
-from scripts.checkup.check_memory import node_bytes
 from scripts.checkup.check_software import foreign_launcher
 from scripts.checkup.checks import find, verdict
 from scripts.checkup.findings import FAIL, NOTE, SLOW, on_hosts, rank_list
 from scripts.checkup.report import as_text, table
+from strategies import STRATEGIES
 from tests.support.doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
 
 
@@ -80,7 +80,10 @@ def test_a_foreign_launcher_is_said_before_mpi_starts(kind, family, variable, sa
 
 def test_memory_of_a_node():
     """Two ranks of a node, four in all, 100 parameters: in bytes, of float32 vectors."""
-    sizes = {name: node_bytes(name, 100, 2, 4, 2) for name in ("allreduce", "reduce-bcast", "hierarchical", "zero-3")}
+    sizes = {
+        name: STRATEGIES[name].memory.of_node(100, 2, 4, 2)
+        for name in ("allreduce", "reduce-bcast", "hierarchical", "zero-3")
+    }
     # p + g + 2 moments twice; one rank's moments; p once, g twice, a moment a rank; a quarter of all, twice.
     assert sizes == {"allreduce": 3200, "reduce-bcast": 2400, "hierarchical": 2000, "zero-3": 800}
 

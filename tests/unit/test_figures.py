@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
-from scripts.reports.message_matrix import message_matrix
 
 from scripts import plot
 from scripts.diagnose import diagnose
+from scripts.prediction.steps import message_matrix
 from scripts.reports.html_page import write_report
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, write_run
