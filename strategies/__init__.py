@@ -24,7 +24,10 @@ from strategies.tree import Tree
 from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
-__all__ = ["BASELINE", "CONTROL", "DEFAULT", "SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy", "find", "names"]
+__all__ = [
+    "AUTO", "BASELINE", "CONTROL", "DEFAULT", "OWN_FILE", "SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy",
+    "candidates", "find", "is_auto", "names",
+]  # fmt: skip
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.name: kind
@@ -40,6 +43,7 @@ CONTROL = NoExchange.name  # what computing alone takes
 SERVERS = ("colocated", "dedicated")
 WIRES = ("float32", "bfloat16")
 OWN_FILE = ".py"  # how a strategy's name ends that is a file of the user's
+AUTO = "auto"  # a strategy by model and trial; auto:FILE,FILE tries those files' strategies, too
 
 
 def find(name: str) -> type[Strategy]:
@@ -49,6 +53,21 @@ def find(name: str) -> type[Strategy]:
     if not name.endswith(OWN_FILE):
         raise UserError(f"no strategy {name!r}: expected one of {names()}, or a Python file that holds one")
     return _in_file(Path(name))
+
+
+def is_auto(strategy: str) -> bool:
+    """Whether --strategy leaves the choice to a trial."""
+    return strategy.partition(":")[0] == AUTO
+
+
+def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
+    """What `auto` or `auto:FILE,FILE` may take on a device, "host" or "gpus": {what --strategy would name: its class}.
+
+    A strategy of the user's own is tried wherever it can run.
+    """
+    files = [file for file in strategy.partition(":")[2].split(",") if file]
+    own = {file: find(file) for file in files if device == "host" or find(file).on_gpus}
+    return {name: kind for name, kind in STRATEGIES.items() if device in kind.auto} | own
 
 
 def names(kinds=None) -> str:

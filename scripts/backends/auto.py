@@ -17,18 +17,18 @@ from dist.world import World, library_name
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measured_seconds
-from scripts.settings.training import AUTO
-from strategies import STRATEGIES
+from strategies import Strategy, candidates, is_auto
 
 CANDIDATES, REPEAT = 3, 3
 TRIAL_S = 0.3  # predicted, of one exchange of the trial
 LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 20, 64 << 20
+LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
 def with_strategy(settings, world: World, size: int, links: list[dict], comm=None):
     """The settings, with `auto` decided. comm: a DeviceComm where exchanges are between GPUs. Collective."""
-    if settings.strategy != AUTO:
+    if not is_auto(settings.strategy):
         return settings
     if comm is None:
         name, why = choose_strategy(world, settings, size, links)
@@ -40,29 +40,42 @@ def with_strategy(settings, world: World, size: int, links: list[dict], comm=Non
 
 def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tuple[str, str]:
     """(name, why) for vectors of `size` elements over links as probe_links measured them. Collective."""
-    predicted = predictions(world, settings, size, links)
-    candidates = sorted(predicted, key=predicted.get)[:CANDIDATES]
-    longest_s = max(1e-6, *(predicted[name] for name in candidates))
+    kinds = candidates_on_host(settings)
+    predicted = predictions(world, settings, size, links, kinds)
+    tried = sorted(predicted, key=predicted.get)[:CANDIDATES]
+    longest_s = max([predicted[name] for name in tried] + [LEAST_S])
+    tried += [name for name in kinds if kinds[name].messages is None]
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
     trial_size = whole_shards(min(size, trial_bytes // 4), world.size)
-    seconds = trial(world, candidates, settings, trial_size, links)
+    seconds = trial(world, {name: kinds[name] for name in tried}, settings, trial_size, links)
     best = min(seconds, key=seconds.get)
-    tried = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms (model: {predicted[name]:.3g} s)" for name in candidates)
-    rest = ", ".join(f"{name} {predicted[name]:.3g} s" for name in predicted if name not in candidates)
-    why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial: {tried}; of {size * 4 / 1e6:.0f} MB by the model alone: {rest}"
+    said = {name: f"model: {predicted[name]:.3g} s" if name in predicted else "not modelled" for name in tried}
+    results = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms ({said[name]})" for name in tried)
+    rest = ", ".join(f"{name} {predicted[name]:.3g} s" for name in predicted if name not in tried)
+    megabytes = trial_size * 4 / 1e6, size * 4 / 1e6
+    why = f"of {megabytes[0]:.1f} MB in a trial: {results}; of {megabytes[1]:.0f} MB by the model alone: {rest}"
     return best, why
 
 
-def predictions(world: World, settings, size: int, links: list[dict]) -> dict[str, float]:
-    """Seconds of one exchange by the cost model, of each strategy that may run with these settings."""
+def candidates_on_host(settings) -> dict[str, type[Strategy]]:
+    """Those that may run with these settings, by what --strategy would name."""
+    return {
+        name: kind
+        for name, kind in candidates(settings.strategy, "host").items()
+        if settings.wire in kind.wires and (kind.overlaps or not settings.overlap)
+    }
+
+
+def predictions(world: World, settings, size: int, links: list[dict], kinds) -> dict[str, float]:
+    """Seconds of one exchange by the cost model, of each of these strategies whose messages are known."""
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     placement = [place["node"] for place in world.places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
     size_bytes, library = size * WIRE_BYTES[settings.wire], library_key(library_name())
     result = {}
-    for name, kind in STRATEGIES.items():
-        if "host" not in kind.auto or settings.wire not in kind.wires or settings.overlap > kind.overlaps:
+    for name, kind in kinds.items():
+        if kind.messages is None:
             continue
         try:
             result[name] = predict(kind.messages, cluster, size_bytes, library, settings.wire).seconds
@@ -71,11 +84,11 @@ def predictions(world: World, settings, size: int, links: list[dict]) -> dict[st
     return result
 
 
-def trial(world: World, names: list[str], settings, size: int, links: list[dict]) -> dict[str, float]:
+def trial(world: World, kinds: dict[str, type[Strategy]], settings, size: int, links: list[dict]) -> dict[str, float]:
     """Median seconds of each, in turns; the same on every rank."""
     own_buffers = OwnBuffers(world, size)
     options = {"wire": settings.wire, "segment_bytes": segment_bytes(rate_both_ways(links))}
-    contenders = {name: StrategyContender(world, own_buffers, STRATEGIES[name], **options) for name in names}
+    contenders = {name: StrategyContender(world, own_buffers, kind, **options) for name, kind in kinds.items()}
     seconds = measured_seconds(world, contenders, REPEAT)
     for contender in contenders.values():
         contender.close()
@@ -87,10 +100,8 @@ def choose_on_gpus(world: World, settings, size: int, comm) -> tuple[str, str]:
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
     contenders = {
-        kind.name: DeviceContender(
-            world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, settings.wire)
-        )
-        for kind in candidates_on_gpus(world, settings.wire)
+        name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, settings.wire))
+        for name, kind in candidates_on_gpus(world, settings).items()
     }
     seconds = measured_seconds(world, contenders, REPEAT)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
@@ -98,11 +109,14 @@ def choose_on_gpus(world: World, settings, size: int, comm) -> tuple[str, str]:
     return min(seconds, key=seconds.get), why
 
 
-def candidates_on_gpus(world: World, wire: str) -> list:
+def candidates_on_gpus(world: World, settings) -> dict[str, type[Strategy]]:
     """Those with an exchange for this wire; those that know nodes where there are some, of several ranks."""
     has_nodes = 1 < world.node_count < world.size
-    kinds = [kind for kind in STRATEGIES.values() if "gpus" in kind.auto and wire in kind.on_gpus.exchanges]
-    return [kind for kind in kinds if has_nodes or not kind.knows_nodes]
+    return {
+        name: kind
+        for name, kind in candidates(settings.strategy, "gpus").items()
+        if settings.wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
+    }
 
 
 def whole_shards(size: int, ranks: int) -> int:

@@ -12,8 +12,8 @@ from scripts.backends.auto import with_strategy
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports
-from scripts.settings.training import AUTO, check_arrays
-from strategies import STRATEGIES, Strategy, find
+from scripts.settings.training import check_arrays
+from strategies import Strategy, candidates, find, is_auto
 
 
 def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
@@ -47,9 +47,9 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
 
 def candidate_kinds(settings) -> list[type[Strategy]]:
     """The strategy asked for, or those that --strategy auto may take on GPUs."""
-    if settings.strategy != AUTO:
-        return [find(settings.strategy)]
-    return [kind for kind in STRATEGIES.values() if "gpus" in kind.auto]
+    if is_auto(settings.strategy):
+        return [*candidates(settings.strategy, "gpus").values()]
+    return [find(settings.strategy)]
 
 
 def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):

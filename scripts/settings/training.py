@@ -12,7 +12,7 @@ from gpt2.formats import weights
 from gpt2.learning_rate import SCHEDULES
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
-from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, WIRES, find
+from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, WIRES, find, is_auto
 from strategies.checks import (
     DEVICE_TRANSPORTS,
     TRANSPORTS,
@@ -28,10 +28,10 @@ from strategies.checks import (
 from traces import RunError
 from traces.record.recorder import parse_steps
 
-AUTO = "auto"  # a strategy by model and trial once links are measured; kernels and transport by what is there
+AUTO = "auto"  # kernels and transport by what is there
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
-STRATEGY_HELP = "how gradients are exchanged; or a Python file that holds a strategy of your own"
+STRATEGY_HELP = "how gradients are exchanged; or a Python file with a strategy of your own, auto:FILE to try it too"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -52,7 +52,10 @@ def positive(text: str) -> float:
 
 
 def strategy_name(text: str) -> str:
-    """A strategy's name, auto, or the full path of a Python file that holds one."""
+    """A strategy's name, auto, or the full path of a Python file that holds one; or auto:FILE,FILE with full paths."""
+    choice, colon, files = text.partition(":")
+    if choice == AUTO and files:
+        return choice + colon + ",".join(map(strategy_name, files.split(",")))
     if text not in (*STRATEGIES, AUTO) and not text.endswith(OWN_FILE):
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {STRATEGY_NAMES})")
     return str(Path(text).resolve()) if text.endswith(OWN_FILE) else text
@@ -154,7 +157,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
-    if settings.strategy != AUTO:
+    if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
         check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap)
@@ -197,7 +200,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
 
 def check_arrays(settings: Settings, why: str = "") -> None:
     """UserError where backend, dtype, transport and strategy do not go together. why: of a backend that auto took."""
-    kind = None if settings.strategy == AUTO else find(settings.strategy)
+    kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if settings.backend == "numpy" and settings.dtype != "float32":
         raise UserError(
             f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
@@ -245,7 +248,7 @@ def check_checkpoints(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
     for flag in ("resume", "checkpoint_every", "check_replicas"):
-        if settings.strategy != AUTO and not find(settings.strategy).exchanges and getattr(settings, flag):
+        if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
             raise UserError(
                 f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
                 "own: leave it out"

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from dist.host import exchange
 from dist.progress import poking
 from dist.ranges import cut
 from dist.waiting import Condition
@@ -14,7 +15,7 @@ from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, hierarchical_sharded
+from strategies import STRATEGIES
 from tests.support.jobs import host_job
 from traces import Tracer
 
@@ -153,8 +154,8 @@ def test_nobody_uses_parameters_that_have_not_arrived(comm, monkeypatch):
     that did not wait would read the old values."""
     world = nodes_of(comm, [1, 2])
     expected, _ = train(world, "hierarchical-sharded", bucket_bytes=0)
-    gates = Gates(hierarchical_sharded.ring)
-    monkeypatch.setattr(hierarchical_sharded, "ring", gates)
+    gates = Gates(exchange.ring)
+    monkeypatch.setattr(exchange, "ring", gates)
     training = Training(world, "hierarchical-sharded", bucket_bytes=0)
     strategy, (first, *others) = training.strategy, training.layout.ranges
     for batch in TOKENS[:-1]:

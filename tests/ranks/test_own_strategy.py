@@ -1,25 +1,36 @@
-"""The strategy in docs/own-strategy.md is one: it passes what the others pass."""
+"""The strategy in docs/own-strategy.md is one: it passes what the others pass, from a file elsewhere too."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dist.cost.model import TCP_HEADERS
 from dist.world import world_of
-from strategies import STRATEGIES
+from strategies import STRATEGIES, find
 from tests.ranks import test_strategies as small
+from tests.support.launch import launch
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-strategy.md"
+ROOT = Path(__file__).parents[2]
+CODE, MESSAGES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-strategy.md").read_text(), re.DOTALL)
+SHAPE = ["--n-layer", 1, "--n-head", 1, "--n-embd", 16, "--context", 16, "--batch-size", 1, "--steps", 3]
+
+
+def write_strategy(path: Path, messages: str = "") -> Path:
+    """The page's, in a file of its own."""
+    path.write_text(f"from dist.cost.stages import stage\n{CODE}{messages}" if messages else CODE)
+    return path
 
 
 @pytest.mark.ranks(1, 2, 4)
-def test_the_pages_strategy_is_one_serial_rank(comm, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(code.splitlines()) <= 45
-    names = {}
-    exec(compile(code, str(PAGE), "exec"), names)
-    monkeypatch.setitem(STRATEGIES, "chain", names["Chain"])
+def test_the_pages_strategy_is_one_serial_rank(comm, monkeypatch, tmp_path):
+    assert len(CODE.splitlines()) <= 49
+    chain = find(str(write_strategy(tmp_path / "chain.py")))
+    monkeypatch.setitem(STRATEGIES, chain.name, chain)
     world, (expected, losses, norms) = world_of(comm, comm.Split(comm.rank // 2, comm.rank)), small.serial()
     first, *numbers, _ = small.distributed(world, "chain")
     again, *_ = small.distributed(world, "chain")
@@ -27,3 +38,67 @@ def test_the_pages_strategy_is_one_serial_rank(comm, monkeypatch):
     np.testing.assert_allclose(first, expected, atol=1e-5)
     np.testing.assert_allclose(numbers, (losses, norms), rtol=1e-4)
     assert len(set(comm.allgather(first.tobytes()))) == 1
+
+
+def script(name: str, *arguments) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
+
+
+def answer(name: str, *arguments) -> str:
+    """What a program prints that needs no ranks."""
+    done = subprocess.run(script(name, *arguments), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("messages", ["", MESSAGES], ids=["without messages", "with messages"])
+def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
+    own, run = write_strategy(tmp_path / "chain.py", messages), tmp_path / "run"
+    trained = launch(3, script("train.py", "--strategy", own, *SHAPE, "--out", run))
+    assert trained.returncode == 0, trained.stderr
+    assert [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert "chain" in answer("plot.py", run)
+    assert (run / "plots" / "messages.svg").exists() == bool(messages)
+    assert json.loads(answer("diagnose.py", run, "--json"))["bottleneck"]
+    cluster = ["--nodes", 3, "--ranks", 3, "--link", "1gbit", "--latency", "50us"]
+    rows = json.loads(answer("advise.py", "--from-run", run, *cluster, "--json"))["strategies"]
+    (row,) = [row for row in rows if row["strategy"] == "chain"]
+    assert row["memory_formula"] == "1 + 2 + 2"
+    if messages:  # up the chain and down again: 4 vectors one after the other, of which the middle port takes two in
+        vector_s = row["bytes_in"] / 2 / 125e6
+        assert row["exchange_s"] == pytest.approx(4 * (vector_s * TCP_HEADERS + 50e-6), rel=0.02)
+    else:
+        assert row["exchange_s"] is None
+        assert row["unknown"] == "chain declares no messages"
+
+
+def test_auto_and_the_benchmark_try_it(tmp_path):
+    """For auto it is one more candidate, whether the model knows it or not."""
+    for messages in ("", MESSAGES):
+        own = write_strategy(tmp_path / f"chain{len(messages)}.py", messages)
+        trained = launch(2, script("train.py", "--strategy", f"auto:{own}", *SHAPE, "--out", tmp_path / own.stem))
+        assert trained.returncode == 0, trained.stderr
+        said = next(line for line in trained.stdout.splitlines() if line.startswith("--strategy auto takes "))
+        assert bool(messages) or f"{own} " in said.partition("in a trial: ")[2].partition("; of")[0]
+        assert str(own) in said
+    measured = launch(2, script("bench_exchange.py", "--strategies", f"{own},ring", "--bytes", "1MB", "--repeat", 1))
+    assert measured.returncode == 0, measured.stderr
+    assert re.search(r"^chain +[\d.]+", measured.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no such file"),
+        ("import nothing_of_that_name", "cannot be imported: ModuleNotFoundError"),
+        ("from strategies.ring import Ring", "defines 0 subclasses of Strategy"),
+    ],
+)
+def test_a_file_that_holds_none(tmp_path, text, says):
+    path = tmp_path / "own.py"
+    if text is not None:
+        path.write_text(text)
+    ended = launch(2, script("train.py", "--strategy", path, *SHAPE))
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert ended.stderr.count("\n") == 1
