@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
+from dist.gpu.copies import Copies
 from dist.gpu.exchange import StreamExchange
 from dist.sharded import Slots
 from gpt2.errors import UserError
@@ -19,9 +20,9 @@ from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.launch import round_parameters
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.rounding import RoundedParameters
-from scripts.backends.gpu_bridge import CastingBridge, FlatPair, HostBridge
-from scripts.backends.gpu_copies import Copies, StagedAdamW
 from strategies import Strategy, find
+from strategies.gpu.bridge import CastingBridge, FlatPair, HostBridge
+from strategies.gpu.staged_adamw import StagedAdamW
 
 BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
 

@@ -34,9 +34,9 @@ LATE = (
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
     """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
-    from scripts.backends import gpu_copies
+    from dist.gpu import copies
 
-    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)  # of 59 thousand parameters
+    monkeypatch.setattr(copies, "CHUNK", 9000)  # of 59 thousand parameters
     machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
     if comm.size > 1:
         machines = machines[:1] * 2
@@ -50,9 +50,9 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
 
 def broken_waits():
     """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
-    from scripts.backends import gpu_bridge
-    from scripts.backends.gpu_bridge import HostBridge
-    from scripts.backends.gpu_copies import Copied, Copies
+    from dist.gpu.copies import Copied, Copies
+    from strategies.gpu import bridge
+    from strategies.gpu.bridge import HostBridge
 
     into, computed = Copies.into, Copies.computed
 
@@ -76,16 +76,16 @@ def broken_waits():
         "copies out do not wait for compute": (Copies, "computed", never, host, "first stream"),
         "gradients go where AdamW still reads": (Copies, "into", at_once, host, "all but copies in"),
         "parameters go where kernels still read": (Copies, "into", at_once, zero, "all but copies in"),
-        "parameters come where copies still read": (gpu_bridge, "wait", lambda copied: None, zero, "everything"),
+        "parameters come where copies still read": (bridge, "wait", lambda copied: None, zero, "everything"),
         "two ranges are in one place": (HostBridge, "gradients_final", gradients_final, zero, "copies"),
     }  # fmt: skip
 
 
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
-    from scripts.backends import gpu_copies
+    from dist.gpu import copies
 
-    monkeypatch.setattr(gpu_copies, "CHUNK", 9000)
+    monkeypatch.setattr(copies, "CHUNK", 9000)
     for what, (kind, name, broken, flags, lag) in broken_waits().items():
         right, _ = trainer.run("--backend", "cupy", *flags, lag=lag)
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Copies between float32 vectors in host memory and a GPU's arrays, beside the compute; an AdamW that lives by them.
+"""Copies between float32 vectors in host memory and a GPU's arrays, beside the compute.
 
 Host memory is pinned where it lies: the exchange buffers, windows that ranks share included, are registered with the
 driver, so a copy is one transfer and nobody copies on the host. Where the driver refuses that, CUDA itself goes
@@ -8,7 +8,6 @@ through pinned memory of its own: the same numbers, but the host waits for each 
 import numpy as np
 
 from dist.ranges import cut
-from dist.waiting import wait
 
 CHUNK = 4 << 20  # elements that are cast, or updated, at once, while those before them are copied
 NOT_READY = 600  # cudaErrorNotReady
@@ -44,7 +43,7 @@ class Copies:
     def out(self, source, host) -> Copied:
         """Begin to bring `source`, as it will be when all that is queued so far is done, to `host` (n,) float32."""
         self._out.wait_event(self.computed().event)
-        for low, high in _chunks(len(host)):
+        for low, high in chunks(len(host)):
             part = source[low:high]
             if part.dtype != np.float32:
                 part = self._out_stage[: high - low]
@@ -65,7 +64,7 @@ class Copies:
         from element `low` on: queued on the stream that is CuPy's current one then."""
         if after is not None:
             self._into.wait_event(after.event)
-        for low, high in _chunks(len(host)):
+        for low, high in chunks(len(host)):
             values = self._into_stage[: high - low]
             values.data.copy_from_host_async(host[low:high].ctypes.data, values.nbytes, self._into)
             with self._into:
@@ -104,60 +103,6 @@ class Copies:
         return Copied(self._runtime, event)
 
 
-class StagedAdamW:
-    """gpt2.optimizer.AdamW of a range [start, stop) whose parameters and gradients lie in host memory.
-
-    Moments and the float32 master copy of the parameters stay on the GPU; each update sends gradients up and parameters
-    down, in chunks: while one is updated, the next goes up and the one before comes down. new_adamw(start, stop): an
-    AdamW on the GPU. allocate() comes before the first update.
-    """
-
-    def __init__(self, new_adamw, copies: Copies, start: int, stop: int):
-        self._new_adamw, self._copies = new_adamw, copies
-        self._start, self._chunks = start, _chunks(stop - start)
-        self._is_first, self._step, self._optimizers = True, 0, []
-
-    def allocate(self) -> None:
-        """Take the GPU memory for it; UserError where that is short."""
-        size = self._chunks[-1][1] if self._chunks else 0
-        self._master = self._copies.device.empty((size,), np.float32)
-        self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
-
-    @property
-    def step(self) -> int:
-        """How many updates it has made."""
-        return self._step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._step = step
-        for optimizer in self._optimizers:
-            optimizer.step = step
-
-    def moments(self) -> list:
-        return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
-
-    def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
-        """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
-        if gradient_scale is None:
-            return
-        copies = self._copies
-        self._step += 1
-        for array in (parameters, gradients):
-            copies.pin(array)
-        if self._is_first:
-            copies.before_compute(copies.into(parameters, self._master))
-            self._is_first = False
-        updated, down = [], None
-        for index, ((low, high), optimizer) in enumerate(zip(self._chunks, self._optimizers, strict=True)):
-            landing = copies.landings[index % 2][: high - low]
-            copies.before_compute(copies.into(gradients[low:high], landing, updated[-2] if index > 1 else None))
-            optimizer.update(self._master[low:high], landing, lr, gradient_scale)
-            updated.append(copies.computed())
-            down = copies.out(self._master[low:high], parameters[low:high])
-        if down is not None:
-            wait(down)
-
-
-def _chunks(count: int) -> list[tuple[int, int]]:
+def chunks(count: int) -> list[tuple[int, int]]:
+    """`count` elements cut into pieces of at most CHUNK."""
     return cut(count, -(-count // CHUNK))

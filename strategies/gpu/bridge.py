@@ -6,10 +6,11 @@ final, and new parameters back before the model uses them. Where both are the sa
 
 from dataclasses import dataclass
 
+from dist.gpu.copies import Copies
 from dist.sharded import Slots
 from dist.waiting import Pauses, wait
 from gpt2.rounding import RoundedParameters
-from scripts.backends.gpu_copies import Copies
+from strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class FlatPair:
     gradients: object
 
 
-class Bridge:
-    """What both bridges share. model, exchanged: the FlatPairs on either side.
+class Bridge(Strategy):
+    """A strategy around a strategy, which does what it is asked for. model, exchanged: the FlatPairs on either side.
 
     rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
     """

@@ -1,0 +1,61 @@
+"""AdamW on a GPU for parameters and gradients that lie in host memory: each update's chunks go up, and come down."""
+
+import numpy as np
+
+from dist.gpu.copies import Copies, chunks
+from dist.waiting import wait
+
+
+class StagedAdamW:
+    """gpt2.optimizer.AdamW of a range [start, stop) whose parameters and gradients lie in host memory.
+
+    Moments and the float32 master copy of the parameters stay on the GPU; each update sends gradients up and parameters
+    down, in chunks: while one is updated, the next goes up and the one before comes down. new_adamw(start, stop): an
+    AdamW on the GPU. allocate() comes before the first update.
+    """
+
+    def __init__(self, new_adamw, copies: Copies, start: int, stop: int):
+        self._new_adamw, self._copies = new_adamw, copies
+        self._start, self._chunks = start, chunks(stop - start)
+        self._is_first, self._step, self._optimizers = True, 0, []
+
+    def allocate(self) -> None:
+        """Take the GPU memory for it; UserError where that is short."""
+        size = self._chunks[-1][1] if self._chunks else 0
+        self._master = self._copies.device.empty((size,), np.float32)
+        self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
+
+    @property
+    def step(self) -> int:
+        """How many updates it has made."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        for optimizer in self._optimizers:
+            optimizer.step = step
+
+    def moments(self) -> list:
+        return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
+
+    def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
+        """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
+        if gradient_scale is None:
+            return
+        copies = self._copies
+        self._step += 1
+        for array in (parameters, gradients):
+            copies.pin(array)
+        if self._is_first:
+            copies.before_compute(copies.into(parameters, self._master))
+            self._is_first = False
+        updated, down = [], None
+        for index, ((low, high), optimizer) in enumerate(zip(self._chunks, self._optimizers, strict=True)):
+            landing = copies.landings[index % 2][: high - low]
+            copies.before_compute(copies.into(gradients[low:high], landing, updated[-2] if index > 1 else None))
+            optimizer.update(self._master[low:high], landing, lr, gradient_scale)
+            updated.append(copies.computed())
+            down = copies.out(self._master[low:high], parameters[low:high])
+        if down is not None:
+            wait(down)
