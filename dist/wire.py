@@ -4,11 +4,44 @@ An exchange sends each element of its vector at most once as a partial sum (`pac
 in the all-gather: its owner rounds it (`rounded`), everyone passes on the same bits (`gathered`, `arrived`).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.ranges import cut
 
+WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
 LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """How an exchange sends its vectors: decided once, where a job is made, for all that it exchanges.
+
+    wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
+    whether what rounding takes away is kept and added to the next sum.
+    """
+
+    wire: str = "float32"
+    segment_bytes: int = MOST_SEGMENT_BYTES
+    error_feedback: bool = False
+
+    @property
+    def rounds(self) -> bool:
+        return self.wire != "float32"
+
+    @property
+    def item_bytes(self) -> int:
+        return WIRE_BYTES[self.wire]
+
+    def new(self, size: int) -> "Wire":
+        """For vectors of `size` elements in host memory."""
+        return (
+            BFloat16Wire(size, self.segment_bytes, self.error_feedback)
+            if self.rounds
+            else Float32Wire(self.segment_bytes)
+        )
 
 
 class Wire:
@@ -114,8 +147,3 @@ def round_to_bfloat16(values: np.ndarray, half: np.ndarray, scratch: np.ndarray)
     if not np.isfinite(values).all():  # the carry may turn a NaN into zero, and a training that diverged must show it
         special = ~np.isfinite(values)
         half[special] = (bits[special] >> 16) | (np.isnan(values[special]) << 6)
-
-
-def new_wire(dtype: str, size: int, segment_bytes: int, error_feedback: bool = False) -> Wire:
-    """The wire of --wire float32 or bfloat16, for vectors of `size` elements."""
-    return BFloat16Wire(size, segment_bytes, error_feedback) if dtype == "bfloat16" else Float32Wire(segment_bytes)

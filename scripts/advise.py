@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
 from dist.ranges import cut
+from dist.wire import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.cluster.hosts import ClusterError
@@ -102,7 +102,7 @@ def described_training(arguments) -> Training:
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # No embeddings that anybody knows of, and layers of equal size.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
-    return Training(parameters, compute_s, arguments.wire or "float32", ranges, micro_steps)
+    return Training(parameters, compute_s, WIRE_BYTES[arguments.wire or "float32"], ranges, micro_steps)
 
 
 def parser() -> argparse.ArgumentParser:

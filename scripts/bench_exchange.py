@@ -17,6 +17,7 @@ from pathlib import Path
 from dist.buffers import OwnBuffers
 from dist.probe.links import probe_links, rate_both_ways, segment_bytes
 from dist.probe.ports import Ports
+from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
 from scripts.exchange_bench.contenders import chosen
@@ -99,8 +100,8 @@ def describe(settings, world, ports: Ports) -> dict:
 def bench(world, makers: dict, size_bytes: int, repeat: int, link: dict, ports: Ports) -> dict:
     """Every contender at one size, rounded up so that each rank's shard is whole. Collective."""
     size = vector_size(size_bytes, world.size)
-    own_buffers, segments = OwnBuffers(world, size), segment_bytes(link["bytes_per_s"])
-    contenders = {name: make(world, own_buffers, segment_bytes=segments) for name, make in makers.items()}
+    own_buffers, wire_format = OwnBuffers(world, size), WireFormat(segment_bytes=segment_bytes(link["bytes_per_s"]))
+    contenders = {name: make(world, own_buffers, wire_format) for name, make in makers.items()}
     results = measure(world, contenders, repeat, ports)
     bound_s = lower_bound_s(FLOAT32 * size, world.node_count, link["bytes_per_s"])
     figures = {

@@ -25,7 +25,7 @@ from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 __all__ = [
-    "AUTO", "BASELINE", "CONTROL", "DEFAULT", "OWN_FILE", "SERVERS", "STRATEGIES", "WIRES", "Job", "Strategy",
+    "AUTO", "BASELINE", "CONTROL", "DEFAULT", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy",
     "candidates", "find", "is_auto", "names",
 ]  # fmt: skip
 
@@ -41,7 +41,6 @@ BASELINE = ReduceBcast.name  # what advice compares with: where everybody starts
 CONTROL = NoExchange.name  # what computing alone takes
 
 SERVERS = ("colocated", "dedicated")
-WIRES = ("float32", "bfloat16")
 OWN_FILE = ".py"  # how a strategy's name ends that is a file of the user's
 AUTO = "auto"  # a strategy by model and trial; auto:FILE,FILE tries those files' strategies, too
 

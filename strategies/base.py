@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dist.buffers import NodeBuffers, OwnBuffers
-from dist.cost.memory import Memory
+from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
 from dist.gpu.buffers import DeviceBuffers
 from dist.host.exchange import RingExchange
+from dist.wire import WIRE_BYTES
 from dist.world import World
 from gpt2.clipping import Clipping
 from gpt2.optimizer import AdamW
@@ -29,8 +30,7 @@ class Job:
 
     For strategies that do not call MPI's collectives themselves:
 
-    new_exchange    (comm, ranges): what exchanges ranges where the buffers lie, with the wire asked for
-                    (dist/host/exchange.py)
+    new_exchange    (comm, ranges): what exchanges ranges where the buffers lie (dist/host/exchange.py)
     final_ranges    the parts of the flat buffer in the order in which backward makes them final
     bucket_bytes    exchange them during backward, that much at once or more; None: after it
     """
@@ -61,7 +61,7 @@ class Updated:
 class OnGpus:
     """How a strategy exchanges arrays that lie on GPUs.
 
-    exchanges: by wire, what moves ranges there (dist/gpu); none for a page of calls on the communicator, which are of
+    exchanges: by --wire, what moves ranges there (dist/gpu); none for a page of calls on the communicator, which are of
     float32 and come after backward. form: the class that runs there, where the strategy's own cannot; overlapped: the
     one for --overlap, where each bucket has to be a call of its own. The strategy's file says why there is one.
     """
@@ -96,6 +96,11 @@ class Strategy:
     @staticmethod
     def overlap(training: Training) -> Overlap | None:
         """What of its exchange --overlap can hide, for the cost model; None: nothing."""
+
+    @classmethod
+    def item_bytes(cls, asked: int) -> int:
+        """Bytes of one gradient as it travels where so many are asked for: calls of MPI's own send float32 always."""
+        return asked if asked in (WIRE_BYTES[wire] for wire in cls.wires) else VECTOR_BYTES
 
     buffers = OwnBuffers  # the kind of memory it wants
     keeps_gradients = True  # until the update; False: each micro-step's are taken away as they become final

@@ -4,8 +4,8 @@
     each bucket: its lanes' ring all-gathers of the parameters
 
 The bytes of hierarchical, 2 (M-1)/M D through a node's port each way. A node holds 1/M of the optimizer state, a rank
-of it 2 D / N where nodes are alike (ZeRO-1). With bfloat16 on the wire each rank also keeps its part of the parameters
-in float32, as what is gathered is rounded.
+of it 2 D / N where nodes are alike (ZeRO-1). Where what travels is rounded each rank also keeps its part of the
+parameters in float32.
 
 --overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
 of the exchange, and forward is a third of the compute: too little. So a third of each bucket is all-reduced during

@@ -2,7 +2,7 @@
 
     each range: reduce-scatter of its gradients;  AdamW on the own part;  each range: all-gather of its parameters
 
-A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. With bfloat16 on the wire it also
+A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. Where what travels is rounded it also
 holds the parameters of its parts in float32 (D / N): what is gathered is rounded, and updates must add up unrounded.
 """
 

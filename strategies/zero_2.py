@@ -8,8 +8,8 @@
 The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
 and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write theirs in two buffers in turn,
 one travelling while the next is computed (--overlap), and the embeddings have one of their own. Through each rank go
-(N-1)/N D in and out a micro-step, and as much a step for the parameters. With bfloat16 on the wire a rank also keeps
-its part of the parameters in float32 (D / N), as what is gathered is rounded.
+(N-1)/N D in and out a micro-step, and as much a step for the parameters. Where what travels is rounded a rank also
+keeps its part of the parameters in float32 (D / N).
 """
 
 from dist.cost.memory import Memory

@@ -18,7 +18,7 @@ from dist.cost.stages import Stage, barrier, stage
 from dist.host.double_tree import double_tree
 from dist.ranges import cut
 
-WIRE_BYTES = {"float32": 4, "bfloat16": 2}
+FLOAT32_BYTES = 4
 # Rooted calls in turn: up to this many roots are looked at one by one. Of more, a few evenly spread ones stand for all.
 MOST_ROOTS, FEW_ROOTS = 64, 16
 
@@ -31,8 +31,8 @@ NORM: Messages = ([barrier()], [])
 class Setting:
     """What is exchanged, and among whom.
 
-    placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element on the
-    wire. ranges: elements of what a strategy exchanges range by range, () if not known. micro_steps: of one step.
+    placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element as it
+    travels. ranges: elements of what a strategy exchanges range by range, () if not known. micro_steps: of one step.
     """
 
     placement: np.ndarray
@@ -140,26 +140,25 @@ def message_schedule(
     placement: list[int],
     size_bytes: int,
     library: str = "mpich",
-    wire: str = "float32",
+    item_bytes: int = FLOAT32_BYTES,
     ranges: tuple[int, ...] = (),
     micro_steps: int = 1,
 ) -> Messages:
-    """What a strategy's `messages` give for one step; nothing on one rank. size_bytes: the whole vector on the wire.
+    """What a strategy's `messages` give for one step; nothing on one rank. size_bytes: the whole vector, as it travels.
 
     placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of what is exchanged range by
-    range, in order; micro_steps: in each of which it may be. ValueError with one line for an unknown library or wire
-    dtype, a placement with gaps, a vector that is no whole number of elements, or ranges that do not make it up;
+    range, in order; micro_steps: in each of which it may be. ValueError with one line for an unknown library, a
+    placement with gaps, a vector that is no whole number of elements, or ranges that do not make it up;
     mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of rooted calls on
     more than MOST_ROOTS ranks are estimates.
     """
-    for what, name, known in (("MPI library", library, LIBRARIES), ("wire dtype", wire, WIRE_BYTES)):
-        if name not in known:
-            raise ValueError(f"no {what} {name!r}: expected one of {', '.join(known)}")
-    nodes, item = np.asarray(placement, np.int64), WIRE_BYTES[wire]
+    if library not in LIBRARIES:
+        raise ValueError(f"no MPI library {library!r}: expected one of {', '.join(LIBRARIES)}")
+    nodes, item = np.asarray(placement, np.int64), item_bytes
     if not len(nodes) or nodes.min() or len(np.unique(nodes)) != nodes.max() + 1:
         raise ValueError("a placement gives each rank its node, numbered from 0 without gaps")
     if size_bytes <= 0 or size_bytes % item:
-        raise ValueError(f"a vector of {size_bytes} bytes: expected a positive multiple of {item}, the bytes of {wire}")
+        raise ValueError(f"a vector of {size_bytes} bytes: expected a positive multiple of {item}, of an element")
     if (ranges and sum(ranges) * item != size_bytes) or min(ranges, default=1) < 0 or micro_steps < 1:
         raise ValueError(
             f"{len(ranges)} ranges of {sum(ranges)} elements in {micro_steps} micro-steps: expected ranges that make "

@@ -17,7 +17,7 @@ from itertools import groupby
 
 import numpy as np
 
-from dist.cost.messages import Messages, Setting, message_schedule
+from dist.cost.messages import FLOAT32_BYTES, Messages, Setting, message_schedule
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.cost.replay import Links, replay_seconds
 from dist.cost.stages import Stage, node_traffic
@@ -82,15 +82,17 @@ def predict(
     cluster: Cluster,
     size_bytes: int,
     library: str = "mpich",
-    wire: str = "float32",
+    item_bytes: int = FLOAT32_BYTES,
     ranges: tuple[int, ...] = (),
     micro_steps: int = 1,
 ) -> Prediction:
-    """What a step exchanges, a vector of size_bytes on the wire. Arguments and errors are message_schedule's.
+    """What a step exchanges, a vector of size_bytes as it travels. Arguments and errors are message_schedule's.
 
     A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
-    stages, algorithms = message_schedule(messages, cluster.placement, size_bytes, library, wire, ranges, micro_steps)
+    stages, algorithms = message_schedule(
+        messages, cluster.placement, size_bytes, library, item_bytes, ranges, micro_steps
+    )
     into, out = node_traffic(stages, cluster.placement)
     seconds = exchange_seconds(stages, cluster, library)
     steps = sum(stage.steps * stage.repeat for stage in stages)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dist.cost.messages import WIRE_BYTES
+from dist.cost.messages import FLOAT32_BYTES
 
 # Of a step's computing backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
@@ -12,13 +12,14 @@ BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 
 @dataclass(frozen=True)
 class Training:
-    """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; update_s: AdamW over
-    the whole vector on one rank; ranges, micro_steps: as dist.cost.messages.Setting's.
+    """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; item_bytes: of one
+    gradient as it travels; update_s: AdamW over the whole vector on one rank; ranges, micro_steps: as
+    dist.cost.messages.Setting's.
     """
 
     parameters: int
     compute_s: float
-    wire: str = "float32"
+    item_bytes: int = FLOAT32_BYTES
     ranges: tuple[int, ...] = ()
     micro_steps: int = 1
     update_s: float = 0.0
@@ -42,7 +43,7 @@ class Overlap:
 
 def of_buckets(training: Training, beside: float = BACKWARD) -> Overlap:
     """Buckets wait for the last micro-step's backward, and the last bucket shows."""
-    last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * WIRE_BYTES[training.wire]))
+    last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * training.item_bytes))
     return Overlap(1.0, last, beside / training.micro_steps)
 
 

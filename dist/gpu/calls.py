@@ -1,6 +1,6 @@
 """Exchanges between GPUs by calls of a communicator, one for each: how its ranks speak is the library's business.
 
-wire: "float32", there is no other.
+Their sums are float32, and so is what they send.
 """
 
 from dist.gpu.buffers import device_zeros
@@ -13,7 +13,7 @@ from dist.ranges import cut, longest
 class AllreduceCall:
     """An exchange, see exchange.py, of whole ranges alone; it needs no memory."""
 
-    def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None):
+    def __init__(self, comm: DeviceComm, ranges, wire_format=None):
         self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
 
     def allreduce(self, flat):
@@ -24,9 +24,7 @@ class AllreduceCall:
 class DeviceCalls:
     """An exchange of ranges in parts. owners: only the first so many ranks own a part, all if None."""
 
-    rounds = False
-
-    def __init__(self, comm: DeviceComm, ranges, wire="float32", segment_bytes=None, owners: int | None = None):
+    def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
         self._comm, self._owners = comm, owners or comm.size
         self.progress = StreamProgress(comm.device, comm.stream)
         most = -(-longest(ranges) // self._owners) if comm.size > 1 else 0

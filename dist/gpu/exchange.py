@@ -2,22 +2,22 @@
 messages that are queued on a stream."""
 
 from dist.gpu.buffers import device_zeros
+from dist.host.exchange import FLOAT32
+from dist.wire import WireFormat
 
 
 class StreamExchange:
     """kind: what exchanges: DeviceCalls, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
 
-    error_feedback: what rounding takes from this rank's sums is kept in `errors` and added in the next exchange. One
-    stream does one thing after the other, so one_at_a_time, which the host's exchanges want to know, changes nothing.
+    With error feedback, what rounding takes from this rank's sums is kept in `errors` and added in the next exchange.
+    One stream does one thing after the other, so one_at_a_time, which the host's want to know, changes nothing.
     """
 
-    def __init__(
-        self, kind, comm, ranges, wire="float32", segment_bytes=None, error_feedback=False, one_at_a_time=False
-    ):
-        self._exchange = kind(comm, ranges, wire, segment_bytes)
-        self.progress, self.rounds = self._exchange.progress, wire != "float32"
+    def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
+        self._exchange = kind(comm, ranges, wire_format)
+        self.progress, self.rounds = self._exchange.progress, wire_format.rounds
         size = max(stop for _, stop in ranges)
-        self.errors = device_zeros(comm.device, size) if error_feedback else None
+        self.errors = device_zeros(comm.device, size) if wire_format.error_feedback else None
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return self._exchange.own_part(start, stop)

@@ -5,26 +5,27 @@
 
 There are as many lanes as the smallest node has ranks; other ranks own nothing, and get all. A rank owns the part of
 its lane that the ring leaves on its node. Through a node's port goes 2 (M-1)/M of the vector each way, M the nodes: the
-bound (strategies/hierarchical.py). Only what goes between nodes is rounded to the wire's dtype.
+bound (strategies/hierarchical.py). Only what goes between nodes is rounded.
 """
 
 from dist.gpu.calls import DeviceCalls
 from dist.gpu.comm import DeviceComm
 from dist.gpu.ring import DeviceRing
 from dist.mpi import MPI
+from dist.wire import WireFormat
 
 
 class NodeExchange:
     """An exchange, see exchange.py. Collective: what waits for other ranks comes before what may find no memory."""
 
-    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+    def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         in_node = comm.split_by_node()
         lanes = comm.allreduce(in_node.size, MPI.MIN)
         between = comm.Split(in_node.rank if in_node.rank < lanes else MPI.UNDEFINED, comm.rank)
         self._in_node = DeviceCalls(in_node, ranges, owners=lanes)
         parts = [self._in_node.own_part(*part) for part in ranges]
-        self._between = None if between is None else DeviceRing(between, parts, wire)
-        self.progress, self.rounds = self._in_node.progress, wire != "float32"
+        self._between = None if between is None else DeviceRing(between, parts, wire_format)
+        self.progress = self._in_node.progress
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         lane_part = self._in_node.own_part(start, stop)

@@ -11,18 +11,18 @@ from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
 from dist.host import ring
 from dist.ranges import cut, longest
+from dist.wire import WireFormat
 
 
 class DeviceRing:
-    """An exchange, see exchange.py. wire: "float32", or "bfloat16", which is rounded as by wire.py: each partial sum
+    """An exchange, see exchange.py. bfloat16 is rounded as in host memory: each partial sum
     when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
 
-    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+    def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
         most = longest(ranges) if comm.size > 1 else 0
         chunk = -(-most // comm.size)
-        self._wire = new_device_wire(comm.device, wire, most, chunk)
-        self.rounds = self._wire.rounds
+        self._wire = new_device_wire(comm.device, wire_format, most, chunk)
         self._landing = device_zeros(comm.device, chunk, self._wire.dtype)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
 from dist.host.double_tree import double_tree
 from dist.ranges import cut, longest
+from dist.wire import WireFormat
 
 PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
 MOST_CHILDREN = 2  # of a rank, in both trees together
@@ -30,17 +31,17 @@ class Place(NamedTuple):
 
 
 class DeviceTree:
-    """An exchange, see exchange.py, of whole ranges alone. wire: as DeviceRing's, the final values rounded by the
-    root. The additions have the order of tree.py, and their bits."""
+    """An exchange, see exchange.py, of whole ranges alone. Partial sums are rounded as DeviceRing's, the final values
+    by the root. The additions have the order of tree.py, and their bits."""
 
-    def __init__(self, comm: DeviceComm, ranges, wire: str, segment_bytes=None):
+    def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
         trees = double_tree(comm.size)
         self._places = [_place(parents, comm.rank) for parents in trees]
         self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have one shape
         most = longest(ranges) if comm.size > 1 else 0
-        self._piece_length = min(PIECE_BYTES // (2 if wire == "bfloat16" else 4), -(-most // 2))
-        self._wire = new_device_wire(comm.device, wire, most, self._piece_length)
+        self._piece_length = min(PIECE_BYTES // wire_format.item_bytes, -(-most // 2))
+        self._wire = new_device_wire(comm.device, wire_format, most, self._piece_length)
         self._landings = [device_zeros(comm.device, self._piece_length, self._wire.dtype) for _ in range(MOST_CHILDREN)]
 
     def allreduce(self, flat, errors=None):

@@ -12,6 +12,7 @@ rounded, and added to the same element in the next exchange.
 import numpy as np
 
 from dist.gpu.buffers import array_dtype, device_zeros
+from dist.wire import WireFormat
 
 
 class DeviceFloat32Wire:
@@ -68,6 +69,6 @@ class DeviceBFloat16Wire:
         flat[part] = self._half[part]
 
 
-def new_device_wire(device, dtype: str, size: int, longest: int):
-    """The wire of --wire float32 or bfloat16."""
-    return DeviceBFloat16Wire(device, size, longest) if dtype == "bfloat16" else DeviceFloat32Wire()
+def new_device_wire(device, wire_format: WireFormat, size: int, longest: int):
+    """What makes that format of vectors on a GPU."""
+    return DeviceBFloat16Wire(device, size, longest) if wire_format.rounds else DeviceFloat32Wire()

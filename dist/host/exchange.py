@@ -1,26 +1,27 @@
 """Exchanges of ranges of vectors in host memory, as strategies use them: ring.py and tree.py with what they need.
 
-An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges) and has:
+An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges, wire_format) and has:
 
     allreduce, reduce_scatter, all_gather (vector, start, stop)   generators, to be started with its `progress`, in one
                                       order on all ranks; the sum of [start, stop) comes to all ranks, or each
                                       rank's own part of it does, or the owners' parts come to all ranks
     start_allreduce(vector, start, stop)    begin one
     own_part(start, stop)             the part of a range that this rank owns, perhaps none
-    rounds                            whether values arrive rounded to the wire's dtype
+    rounds                            whether values arrive rounded
     errors                            (size,) float32: what rounding took from this rank's sums so far, or None
 
-Vectors are float32. What the exchange sends, and in which pieces, is decided where it is made, for all strategies.
+Vectors are float32. In what format they travel is decided where a job is made, for all strategies.
 """
 
 import itertools
+from dataclasses import replace
 
 from dist.host import ring, tree
-from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.progress import Progress
 from dist.ranges import longest
-from dist.wire import new_wire
+from dist.wire import WireFormat
 
+FLOAT32 = WireFormat()
 TAGS = 1 << 14  # of exchanges that may be under way together; every MPI allows twice as many
 
 
@@ -31,22 +32,19 @@ def nothing(start: int, stop: int) -> None:
 class RingExchange:
     """Around one ring of the ranks of comm (ring.py). Collective.
 
-    wire, segment_bytes, error_feedback: as dist.wire.new_wire's. addends: more vectors of this rank's node, which are
+    addends: more vectors of this rank's node, which are
     added to its own on the way. one_at_a_time: no exchange begins before the last one has ended, so the wire's memory
     is that of the longest range, and a vector need only exist where it is exchanged (dist/sharded.py).
     """
 
-    def __init__(
-        self, comm, ranges, wire="float32", segment_bytes=MOST_SEGMENT_BYTES, error_feedback=False, addends=(),
-        one_at_a_time=False,
-    ):  # fmt: skip
+    def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
         self._comm, self._addends, self._one_at_a_time = comm.Dup(), addends, one_at_a_time
         self.progress = Progress(in_flight=1) if one_at_a_time else Progress()
         size = longest(ranges) if one_at_a_time else max(stop for _, stop in ranges)
-        self._wire = new_wire(wire, size, segment_bytes, error_feedback)
+        self._wire, self.rounds = wire_format.new(size), wire_format.rounds
+        self.errors = self._wire.errors
         # What is gathered is no sum of this rank's: its rounding must not mix with the errors that are fed back.
-        self._gathering_wire = self._wire if one_at_a_time else new_wire(wire, size, segment_bytes)
-        self.errors, self.rounds = self._wire.errors, wire != "float32"
+        self._gathering_wire = self._wire if one_at_a_time else replace(wire_format, error_feedback=False).new(size)
         self._tags = itertools.cycle(range(1, TAGS))
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
@@ -77,13 +75,12 @@ class RingExchange:
 
 
 class TreeExchange:
-    """All-reduces over two binary trees of the ranks of comm (tree.py). Collective. Options as RingExchange's."""
+    """All-reduces over two binary trees of the ranks of comm (tree.py). Collective."""
 
-    def __init__(self, comm, ranges, wire="float32", segment_bytes=MOST_SEGMENT_BYTES, error_feedback=False):
+    def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32):
         self._comm, self.progress = comm.Dup(), Progress()
-        size = max(stop for _, stop in ranges)
-        self._wire = new_wire(wire, size, segment_bytes, error_feedback)
-        self.errors, self.rounds = self._wire.errors, wire != "float32"
+        self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
+        self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
 
     def start_allreduce(self, vector, start: int, stop: int) -> None:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from dist.buffers import OwnBuffers
-from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.gpu.buffers import device_zeros
-from dist.probe.links import rate_both_ways, segment_bytes
+from dist.wire import WireFormat
 from dist.world import World, library_name
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
@@ -26,28 +25,28 @@ LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
-def with_strategy(settings, world: World, size: int, links: list[dict], comm=None):
+def with_strategy(settings, world: World, size: int, links: list[dict], wire_format: WireFormat, comm=None):
     """The settings, with `auto` decided. comm: a DeviceComm where exchanges are between GPUs. Collective."""
     if not is_auto(settings.strategy):
         return settings
     if comm is None:
-        name, why = choose_strategy(world, settings, size, links)
+        name, why = choose_strategy(world, settings, size, links, wire_format)
     else:
-        name, why = choose_on_gpus(world, settings, size, comm)
+        name, why = choose_on_gpus(world, settings.strategy, size, wire_format, comm)
     world.print(f"--strategy auto takes {name}; {why}")
     return replace(settings, strategy=name)
 
 
-def choose_strategy(world: World, settings, size: int, links: list[dict]) -> tuple[str, str]:
+def choose_strategy(world: World, settings, size: int, links: list[dict], wire_format: WireFormat) -> tuple[str, str]:
     """(name, why) for vectors of `size` elements over links as probe_links measured them. Collective."""
     kinds = candidates_on_host(settings)
-    predicted = predictions(world, settings, size, links, kinds)
+    predicted = predictions(world, kinds, size, links, wire_format.item_bytes)
     tried = sorted(predicted, key=predicted.get)[:CANDIDATES]
     longest_s = max([predicted[name] for name in tried] + [LEAST_S])
     tried += [name for name in kinds if kinds[name].messages is None]
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
     trial_size = whole_shards(min(size, trial_bytes // 4), world.size)
-    seconds = trial(world, {name: kinds[name] for name in tried}, settings, trial_size, links)
+    seconds = trial(world, {name: kinds[name] for name in tried}, trial_size, wire_format)
     best = min(seconds, key=seconds.get)
     said = {name: f"model: {predicted[name]:.3g} s" if name in predicted else "not modelled" for name in tried}
     results = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms ({said[name]})" for name in tried)
@@ -66,42 +65,42 @@ def candidates_on_host(settings) -> dict[str, type[Strategy]]:
     }
 
 
-def predictions(world: World, settings, size: int, links: list[dict], kinds) -> dict[str, float]:
+def predictions(world: World, kinds, size: int, links: list[dict], item_bytes: int) -> dict[str, float]:
     """Seconds of one exchange by the cost model, of each of these strategies whose messages are known."""
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     placement = [place["node"] for place in world.places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    size_bytes, library = size * WIRE_BYTES[settings.wire], library_key(library_name())
+    library = library_key(library_name())
     result = {}
     for name, kind in kinds.items():
         if kind.messages is None:
             continue
         try:
-            result[name] = predict(kind.messages, cluster, size_bytes, library, settings.wire).seconds
+            result[name] = predict(kind.messages, cluster, size * item_bytes, library, item_bytes).seconds
         except UnknownChoice:
             continue
     return result
 
 
-def trial(world: World, kinds: dict[str, type[Strategy]], settings, size: int, links: list[dict]) -> dict[str, float]:
+def trial(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict[str, float]:
     """Median seconds of each, in turns; the same on every rank."""
     own_buffers = OwnBuffers(world, size)
-    options = {"wire": settings.wire, "segment_bytes": segment_bytes(rate_both_ways(links))}
-    contenders = {name: StrategyContender(world, own_buffers, kind, **options) for name, kind in kinds.items()}
+    contenders = {name: StrategyContender(world, own_buffers, wire_format, kind) for name, kind in kinds.items()}
     seconds = measured_seconds(world, contenders, REPEAT)
     for contender in contenders.values():
         contender.close()
     return seconds
 
 
-def choose_on_gpus(world: World, settings, size: int, comm) -> tuple[str, str]:
+def choose_on_gpus(world: World, strategy: str, size: int, wire_format: WireFormat, comm) -> tuple[str, str]:
     """(name, why) for vectors of `size` elements, exchanged over comm. Collective."""
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
+    without_feedback = replace(wire_format, error_feedback=False)
     contenders = {
-        name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, settings.wire))
-        for name, kind in candidates_on_gpus(world, settings).items()
+        name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
+        for name, kind in candidates_on_gpus(world, strategy, wire_format.wire).items()
     }
     seconds = measured_seconds(world, contenders, REPEAT)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
@@ -109,13 +108,13 @@ def choose_on_gpus(world: World, settings, size: int, comm) -> tuple[str, str]:
     return min(seconds, key=seconds.get), why
 
 
-def candidates_on_gpus(world: World, settings) -> dict[str, type[Strategy]]:
+def candidates_on_gpus(world: World, strategy: str, wire: str) -> dict[str, type[Strategy]]:
     """Those with an exchange for this wire; those that know nodes where there are some, of several ranks."""
     has_nodes = 1 < world.node_count < world.size
     return {
         name: kind
-        for name, kind in candidates(settings.strategy, "gpus").items()
-        if settings.wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
+        for name, kind in candidates(strategy, "gpus").items()
+        if wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
     }
 
 

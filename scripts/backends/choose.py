@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from dist.probe.links import rate_both_ways, segment_bytes
+from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
@@ -21,14 +22,14 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
 
     Collective. Nothing large stays allocated before the backend is made, which is collective, too.
     """
-    segments = segment_bytes(rate_both_ways(links))
+    wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback)
     kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
-        settings = with_strategy(replace(settings, transport="host"), world, layout.size, links)
-        made_by = partial(OnCores, settings, world, layout, adamw, segments, load_kernels("numpy", threads))
+        settings = with_strategy(replace(settings, transport="host"), world, layout.size, links, wire_format)
+        made_by = partial(OnCores, settings, world, layout, adamw, wire_format, load_kernels("numpy", threads))
         return settings, made_by, {"backend_why": why}
     identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
     shared = shared_gpus(world.places, identities)
@@ -39,9 +40,9 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         transport, transport_why = choose_transport(candidate_kinds(settings), settings, world.size, found)
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
-    settings = with_strategy(settings, world, layout.size, links, comm)
+    settings = with_strategy(settings, world, layout.size, links, wire_format, comm)
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
-    made_by = partial(kind, settings, world, layout, adamw, segments, kernels, more)
+    made_by = partial(kind, settings, world, layout, adamw, wire_format, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
 
 

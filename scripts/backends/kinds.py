@@ -15,6 +15,7 @@ from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
 from dist.gpu.copies import Copies
 from dist.gpu.exchange import StreamExchange
 from dist.sharded import Slots
+from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.launch import round_parameters
@@ -30,12 +31,9 @@ BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the 
 class OnCores:
     """NumPy: model and strategy share the arrays, in host memory."""
 
-    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels):
+    def __init__(self, settings, world, layout, adamw, wire_format, kernels):
         self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
-        self.new_exchange = partial(
-            self.kind.host_exchange, wire=settings.wire, segment_bytes=segment_bytes,
-            error_feedback=settings.error_feedback,
-        )  # fmt: skip
+        self.new_exchange = partial(self.kind.host_exchange, wire_format=wire_format)
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         self.buffers = self.kind.buffers(world, layout.size, layout.ranges)
@@ -55,8 +53,8 @@ class OnCores:
 class OnGpuThroughHost(OnCores):
     """CuPy: exchange buffers as OnCores has them; model and AdamW's state on the GPU, copies in between."""
 
-    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels, threads):
-        super().__init__(settings, world, layout, adamw, segment_bytes, kernels)
+    def __init__(self, settings, world, layout, adamw, wire_format, kernels, threads):
+        super().__init__(settings, world, layout, adamw, wire_format, kernels)
         self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
         with world.together(UserError):
             self.copies = Copies(kernels.device)
@@ -88,10 +86,10 @@ class OnGpuThroughHost(OnCores):
 class OnGpu:
     """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
 
-    def __init__(self, settings, world, layout, adamw, segment_bytes, kernels, comm):
+    def __init__(self, settings, world, layout, adamw, wire_format, kernels, comm):
         self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
         self.kind = form_on_gpus(find(settings.strategy), settings.overlap)
-        self.new_exchange = exchange_on_gpus(find(settings.strategy), settings.wire, settings.error_feedback)
+        self.new_exchange = exchange_on_gpus(find(settings.strategy), wire_format)
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
         with self.together(UserError):
             self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
@@ -122,10 +120,10 @@ def form_on_gpus(kind: type[Strategy], overlap: bool) -> type[Strategy]:
     return (overlap and kind.on_gpus.overlapped) or kind.on_gpus.form or kind
 
 
-def exchange_on_gpus(kind: type[Strategy], wire: str, error_feedback: bool = False):
+def exchange_on_gpus(kind: type[Strategy], wire_format: WireFormat):
     """What makes a strategy's exchange of (comm, ranges) there; None for a page that calls the communicator itself."""
-    moves = kind.on_gpus.exchanges.get(wire)
-    return moves and partial(StreamExchange, moves, wire=wire, error_feedback=error_feedback)
+    moves = kind.on_gpus.exchanges.get(wire_format.wire)
+    return moves and partial(StreamExchange, moves, wire_format=wire_format)
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:

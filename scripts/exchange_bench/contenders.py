@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 
 from dist.buffers import OwnBuffers
+from dist.host.exchange import FLOAT32
 from dist.mpi import MPI
-from dist.probe.links import MOST_SEGMENT_BYTES
+from dist.wire import WireFormat
 from dist.world import World
 from gpt2.errors import UserError
 from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
@@ -34,8 +35,8 @@ class Contender:
 
     family, wire, whole = "mpi", "float32", True
 
-    def __init__(self, world: World, own_buffers: OwnBuffers, segment_bytes: int = MOST_SEGMENT_BYTES):
-        """segment_bytes: the most that one message holds, for those that cut their vectors themselves."""
+    def __init__(self, world: World, own_buffers: OwnBuffers, wire_format: WireFormat = FLOAT32):
+        """wire_format: how vectors travel, where that is up to the contender."""
         self.world, self.buffers = world, own_buffers
         self.know_sums([True] * world.size)
 
@@ -94,20 +95,18 @@ def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> J
 
 
 class StrategyContender(Contender):
-    """A strategy's real update. wire, segment_bytes: of its exchange. server: as Job's."""
+    """A strategy's real update. wire: instead of wire_format's. server: as Job's."""
 
-    def __init__(
-        self, world, own_buffers, kind: type[Strategy], wire="float32", segment_bytes=MOST_SEGMENT_BYTES,
-        server="colocated",
-    ):  # fmt: skip
+    def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, server="colocated"):
         super().__init__(world, own_buffers)
-        self.wire, self.family = wire, "own" if kind.overlaps else "strategy"
+        wire_format = replace(wire_format, wire=wire or wire_format.wire, error_feedback=False)
+        self.wire, self.family = wire_format.wire, "own" if kind.overlaps else "strategy"
         self.size, self.optimizers = len(own_buffers.gradients), []
         self.shares_memory = kind.buffers is not OwnBuffers
         if self.shares_memory:  # it may count in there what happened before
             self.buffers = kind.buffers(world, self.size)
         self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
-        exchange = partial(kind.host_exchange, wire=wire, segment_bytes=segment_bytes)
+        exchange = partial(kind.host_exchange, wire_format=wire_format)
         job = copying_job(
             world, self.buffers, self.size, self._remember_optimizer, new_exchange=exchange, server=server
         )
@@ -165,7 +164,7 @@ class DeviceContender(Contender):
 class Collective(Contender):
     """MPI's own: gradients of all ranks, parameters the sums."""
 
-    def __init__(self, world, own_buffers, segment_bytes=None):
+    def __init__(self, world, own_buffers, wire_format=FLOAT32):
         super().__init__(world, own_buffers)
         self.comm, self.is_root = world.comm, world.rank == ROOT
         self.gradients, self.parameters = own_buffers.gradients, own_buffers.parameters
@@ -228,7 +227,7 @@ COLLECTIVES = {
 
 
 def strategy_makers(kind: type[Strategy]) -> dict:
-    """{name, name/dedicated, name/bfloat16: what makes the contender of (world, own_buffers, segment_bytes=)}.
+    """{name, name/dedicated, name/bfloat16: what makes the contender of (world, own_buffers, wire_format)}.
 
     Nothing for a control, nor for a strategy that exchanges a layer at a time because no rank holds the whole vector.
     """

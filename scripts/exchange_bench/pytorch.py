@@ -20,7 +20,7 @@ class Gloo(Contender):
 
     family = "torch"
 
-    def __init__(self, world, own_buffers, segment_bytes=None):
+    def __init__(self, world, own_buffers, wire_format=None):
         super().__init__(world, own_buffers)
         with world.together(UserError):
             address = address_toward(other_host(world))

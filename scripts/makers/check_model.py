@@ -19,6 +19,7 @@ from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.probe.links import probe_links, segment_bytes
 from dist.probe.local_rates import probe_local_rates
 from dist.probe.ports import Ports
+from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
 from scripts.advise import duration_s
@@ -83,8 +84,8 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
     """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
     size = vector_size(size_bytes, world.size)
     rate = float(min(np.min(cluster.rate_in), np.min(cluster.rate_out)))
-    own_buffers, make = OwnBuffers(world, size), makers()
-    contenders = {name: make[name](world, own_buffers, segment_bytes=segment_bytes(rate)) for name in names}
+    own_buffers, make, wire_format = OwnBuffers(world, size), makers(), WireFormat(segment_bytes=segment_bytes(rate))
+    contenders = {name: make[name](world, own_buffers, wire_format) for name in names}
     results = measure(world, contenders, repeat, Ports())
     for contender in contenders.values():
         contender.close()

@@ -1,6 +1,5 @@
 """The rows that advise.py prints, and which strategy to take."""
 
-from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster, lower_bound_s
 from dist.cost.overlap import Training
 from scripts.prediction.predictor import PredictedStep, predicted_steps
@@ -14,7 +13,7 @@ def advise(cluster: Cluster, training: Training, library: str, own: type[Strateg
 
     Times are seconds; bytes_in and bytes_out are the largest over the nodes. own: as predicted_steps'.
     """
-    bound_s = lower_bound_s(cluster, training.parameters * WIRE_BYTES[training.wire])
+    bound_s = lower_bound_s(cluster, training.parameters * training.item_bytes)
     steps = predicted_steps(cluster, training, library, own)
     steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
     return [row(step, bound_s) for step in steps]

@@ -9,6 +9,7 @@ from dist.cost.mpi_choices import library_key
 from dist.cost.overlap import Training
 from scripts.prediction.advice import advise
 from scripts.prediction.measured_run import MeasuredRun, read_measured_run
+from scripts.prediction.steps import item_bytes
 from traces.record.files import RunError
 
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
@@ -24,7 +25,7 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     ranks, settings = len(cluster.placement), run.settings
     compute_s = run.work_s * run.workers / ranks  # the same global batch
     training = Training(
-        run.parameters, compute_s, settings.get("wire", "float32"), run.ranges, settings.get("grad_accum", 1),
+        run.parameters, compute_s, item_bytes(settings), run.ranges, settings.get("grad_accum", 1),
         run.update_s,
     )  # fmt: skip
     rows = advise(cluster, training, library or library_key(run.library), own=run.kind)

@@ -7,7 +7,6 @@ measured.
 from dataclasses import dataclass
 
 from dist.cost.memory import RankMemory
-from dist.cost.messages import WIRE_BYTES
 from dist.cost.model import Cluster, Prediction, predict
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Training
@@ -32,15 +31,12 @@ class PredictedStep:
 
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
-    """UnknownChoice where the MPI library's algorithm, or the strategy's messages, are not known.
-
-    A strategy that calls MPI's collectives sends float32, whatever --wire says.
-    """
+    """UnknownChoice where the MPI library's algorithm, or the strategy's messages, are not known."""
     if kind.messages is None:
         raise UnknownChoice(f"{kind.name} declares no messages")
-    wire = training.wire if training.wire in kind.wires else kind.wires[0]
-    size = training.parameters * WIRE_BYTES[wire]
-    return predict(kind.messages, cluster, size, library, wire, training.ranges, training.micro_steps)
+    item = kind.item_bytes(training.item_bytes)
+    size = training.parameters * item
+    return predict(kind.messages, cluster, size, library, item, training.ranges, training.micro_steps)
 
 
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from dist.cost.messages import WIRE_BYTES, message_schedule
+from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, Prediction
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
+from dist.wire import WIRE_BYTES
 from gpt2.errors import UserError
 from scripts.prediction.predictor import predicted_exchange
 from strategies import STRATEGIES, Strategy, find
@@ -20,6 +21,11 @@ def strategy_of(run: Run) -> type[Strategy] | None:
     except UserError:
         return None
     return kind if kind.exchanges else None
+
+
+def item_bytes(settings: dict) -> int:
+    """Bytes of one gradient as a run with these settings sends it. Runs of old say nothing: they sent float32."""
+    return WIRE_BYTES[settings.get("wire") or "float32"]
 
 
 def cluster_of(run: Run) -> Cluster | None:
@@ -53,7 +59,7 @@ def own_exchange(run: Run, kind: type[Strategy] | None = None) -> Prediction | N
     kind, cluster = kind or strategy_of(run), cluster_of(run)
     if kind is None or cluster is None or "parameters" not in run.config:
         return None
-    training = Training(run.config["parameters"], 0.0, run.config["settings"].get("wire") or "float32")
+    training = Training(run.config["parameters"], 0.0, item_bytes(run.config["settings"]))
     try:
         return predicted_exchange(kind, cluster, training, library_of(run))
     except UnknownChoice:
@@ -77,7 +83,7 @@ def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
     for name, kind in STRATEGIES.items():
         predicted = own_exchange(run, kind) if kind.exchanges and name != settings["strategy"] else None
         if predicted is not None:
-            training = Training(run.config["parameters"], rest_s, settings.get("wire") or "float32")
+            training = Training(run.config["parameters"], rest_s, item_bytes(settings))
             # A run with overlap would keep it with a strategy that can.
             overlap = kind.overlap(training) if settings.get("overlap") else None
             seconds = overlap.step_s(predicted.seconds, rest_s) if overlap else rest_s + predicted.seconds
@@ -91,10 +97,9 @@ def message_matrix(run: Run) -> np.ndarray | None:
     kind, places, parameters = strategy_of(run), run.config.get("ranks"), run.config.get("parameters")
     if not places or not parameters or len(places) < 2 or kind is None or kind.messages is None:
         return None
-    wire = run.config["settings"].get("wire") or "float32"
-    size, library = parameters * WIRE_BYTES[wire], library_of(run)
+    item = kind.item_bytes(item_bytes(run.config["settings"]))
     try:
-        stages, _ = message_schedule(kind.messages, placement_of(run), size, library, wire)
+        stages, _ = message_schedule(kind.messages, placement_of(run), parameters * item, library_of(run), item)
     except ValueError:  # UnknownChoice too
         return None
     matrix = np.zeros((len(places), len(places)))

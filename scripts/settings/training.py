@@ -4,6 +4,7 @@ import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+from dist.wire import WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.tokenizers import TOKENIZERS
@@ -12,7 +13,7 @@ from gpt2.formats import weights
 from gpt2.learning_rate import SCHEDULES
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
-from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, WIRES, find, is_auto
+from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, find, is_auto
 from strategies.checks import (
     DEVICE_TRANSPORTS,
     TRANSPORTS,
@@ -70,7 +71,7 @@ class Settings:
     )
     strategy: str = setting(DEFAULT, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
     server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
-    wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRES)
+    wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRE_BYTES)
     error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
     overlap: bool = setting(False, "exchange while the model computes: in our own exchanges, or over NCCL")
     no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")

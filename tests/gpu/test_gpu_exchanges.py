@@ -18,7 +18,7 @@ from dist.gpu.tree import DeviceTree
 from dist.host import tree
 from dist.host.ring import allreduce as ring_allreduce
 from dist.progress import Progress
-from dist.wire import new_wire
+from dist.wire import WireFormat
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
 from tests.gpu.cuda_shim import fake_cupy, fake_nccl
@@ -62,7 +62,7 @@ def cases(comm, new_comm, exchanges):
             for kind, wire in exchanges:
                 if per_node == 1 or kind is NodeExchange:  # to the others nodes are all the same
                     device_comm = new_comm(transport, world)
-                    exchange = kind(device_comm, [(0, LENGTHS[0])], wire, None)
+                    exchange = kind(device_comm, [(0, LENGTHS[0])], WireFormat(wire))
                     yield exchange, device_comm, wire, f"{kind.__name__} {wire} {transport}, {per_node} a node"
 
 
@@ -117,7 +117,7 @@ def test_ring_and_tree_have_the_bits_of_those_in_host_memory(comm, new_comm):
     for exchange, device_comm, wire, case in cases(comm, new_comm, exchanges):
         for feedback in (False, True) if wire == "bfloat16" else (False,):
             for length in LENGTHS:
-                host_wire = new_wire(wire, length, 16, feedback)
+                host_wire = WireFormat(wire, 16, feedback).new(length)
                 errors = [device_comm.device.empty((length,), np.float32)] if feedback else []
                 for step in range(3 if feedback else 1):
                     values = rank_values(comm.rank, length, step)
@@ -153,7 +153,7 @@ def test_the_tree_sums_at_every_number_of_ranks(monkeypatch):
 
     def summed(rank, size, boxes):
         flat = (np.arange(length) % (rank + 2)).astype(np.float32)
-        for _ in DeviceTree(ThreadsComm(rank, size, boxes), [(0, length)], "float32").allreduce(flat):
+        for _ in DeviceTree(ThreadsComm(rank, size, boxes), [(0, length)], WireFormat()).allreduce(flat):
             pass
         return flat
 

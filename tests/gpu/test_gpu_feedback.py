@@ -9,6 +9,7 @@ import pytest
 from dist.buffers import OwnBuffers
 from dist.gpu.buffers import device_zeros
 from dist.gpu.nccl import NcclComm
+from dist.wire import WireFormat
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
@@ -21,6 +22,7 @@ from traces import Tracer
 SIZE, STEPS = 203, 4
 RANGES = (120, SIZE), (50, 120), (0, 50)  # as backward finishes them
 BUCKETS = {"after backward": None, "during it": 4 * 60}
+ROUNDED = WireFormat("bfloat16", segment_bytes=64, error_feedback=True)
 NAMES = ("ring", "tree", "hierarchical", "hierarchical-sharded")
 
 
@@ -42,7 +44,7 @@ def in_host_memory(world, name, bucket_bytes):
     """(the strategy, what sets its gradients, what reads an array of its)."""
     kind = STRATEGIES[name]
     buffers = kind.buffers(world, SIZE)
-    exchange = partial(kind.host_exchange, wire="bfloat16", error_feedback=True, segment_bytes=64)
+    exchange = partial(kind.host_exchange, wire_format=ROUNDED)
     return kind(job_of(world, buffers, bucket_bytes, exchange)), partial(np.copyto, buffers.gradients), np.array
 
 
@@ -51,7 +53,7 @@ def between_gpus(world, name, bucket_bytes):
     stream = device.cupy.cuda.Stream(non_blocking=True) if bucket_bytes else device.stream
     comm = NcclComm(world.comm, device, stream, world.local_comm)
     buffers = OwnBuffers(world, SIZE, zeros=partial(device_zeros, device))
-    exchange = exchange_on_gpus(kind, "bfloat16", error_feedback=True)
+    exchange = exchange_on_gpus(kind, ROUNDED)
     job = job_of(replace(world, comm=comm), buffers, bucket_bytes, exchange)
     return form_on_gpus(kind, overlap=bool(bucket_bytes))(job), buffers.gradients.set, device.download
 

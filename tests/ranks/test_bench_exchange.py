@@ -11,7 +11,7 @@ import pytest
 
 from dist.buffers import OwnBuffers
 from dist.probe.ports import Ports
-from dist.wire import round_to_bfloat16, widen
+from dist.wire import WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from gpt2.errors import UserError
 from scripts.exchange_bench.contenders import Allreduce, chosen, makers
@@ -84,7 +84,7 @@ def test_every_contender_sums_right(comm):
     assert {name for name in names if not name.startswith("MPI_")} == expected
     for world in placements(comm):
         own_buffers = OwnBuffers(world, 16 * 1000 * comm.size)
-        contenders = {name: makers()[name](world, own_buffers, segment_bytes=1 << 20) for name in names}
+        contenders = {name: makers()[name](world, own_buffers, WireFormat()) for name in names}
         results = measure(world, contenders, 2, Ports())
         for name in names:
             assert len(results[name]) == 2

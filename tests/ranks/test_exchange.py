@@ -13,7 +13,7 @@ from dist.host.early_sum import EarlySum
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import Progress, poking
 from dist.waiting import Condition, sum_everywhere, wait
-from dist.wire import BFloat16Wire, Float32Wire, new_wire, round_to_bfloat16, widen
+from dist.wire import BFloat16Wire, Float32Wire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from strategies.bucketed import plan_buckets
 
@@ -74,7 +74,7 @@ def test_tree_sums_exactly(comm):
         for wire in ("float32", "bfloat16"):
             flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
             everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
-            for exchange in tree.allreduce(comm, flat, 0, size, new_wire(wire, size, SEGMENT_BYTES), tags=(3, 4)):
+            for exchange in tree.allreduce(comm, flat, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tags=(3, 4)):
                 progress.start(exchange)
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
@@ -91,7 +91,9 @@ def test_ring_sums_exactly(comm):
             everyone = sum((np.arange(size) + rank) % 17 + rank % 3 for rank in range(comm.size))
             flat = mine.astype(np.float32)
             addends = [addend.astype(np.float32)]
-            progress.start(ring.allreduce(comm, flat, addends, 0, size, new_wire(wire, size, SEGMENT_BYTES), tag=3))
+            progress.start(
+                ring.allreduce(comm, flat, addends, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tag=3)
+            )
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
 

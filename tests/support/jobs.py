@@ -2,12 +2,13 @@
 
 from functools import partial
 
+from dist.wire import WireFormat
 from strategies import STRATEGIES, Job, Strategy
 
 
 def host_job(kind: type[Strategy], wire="float32", error_feedback=False, segment_bytes=100, **parts) -> Job:
     """Job(**parts) with the strategy's exchange, in small segments."""
-    exchange = partial(kind.host_exchange, wire=wire, error_feedback=error_feedback, segment_bytes=segment_bytes)
+    exchange = partial(kind.host_exchange, wire_format=WireFormat(wire, segment_bytes, error_feedback))
     return Job(new_exchange=exchange, **parts)
 
 
