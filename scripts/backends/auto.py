@@ -16,7 +16,7 @@ from dist.world import World, library_name
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measured_seconds
-from strategies import Strategy, candidates, is_auto
+from strategies import Strategy, candidates
 
 CANDIDATES, REPEAT = 3, 3
 TRIAL_S = 0.3  # predicted, of one exchange of the trial
@@ -25,10 +25,8 @@ LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
-def with_strategy(settings, world: World, size: int, links: list[dict], wire_format: WireFormat, comm=None):
-    """The settings, with `auto` decided. comm: a DeviceComm where exchanges are between GPUs. Collective."""
-    if not is_auto(settings.strategy):
-        return settings
+def with_strategy_tried(settings, world: World, size: int, links: list[dict], wire_format: WireFormat, comm=None):
+    """The settings, with the strategy that a trial found. comm: a DeviceComm between GPUs. Collective."""
     if comm is None:
         name, why = choose_strategy(world, settings, size, links, wire_format)
     else:

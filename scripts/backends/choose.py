@@ -9,7 +9,6 @@ from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
-from scripts.backends.auto import with_strategy
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports
@@ -44,6 +43,15 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
     made_by = partial(kind, settings, world, layout, adamw, wire_format, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
+
+
+def with_strategy(settings, *situation):
+    """The settings, with --strategy auto decided; `situation` as its. Collective."""
+    if not is_auto(settings.strategy):
+        return settings
+    from scripts.backends.auto import with_strategy_tried  # with the benchmark, which nobody else needs to load
+
+    return with_strategy_tried(settings, *situation)
 
 
 def candidate_kinds(settings) -> list[type[Strategy]]:
