@@ -11,6 +11,7 @@ from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import PRESETS
 from scripts.checkup.facts import variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, plural
+from scripts.checkup.network import infiniband_cards
 from scripts.machine import host
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SRUN_CPUS_PER_TASK")
@@ -161,10 +162,11 @@ def node_bytes(strategy: str, parameters: int, members: int, ranks: int, node_co
 def memory(ranks, model):
     """With --model: strategies whose parameters, gradients and moments do not fit on some node."""
     short, nodes = {}, ranks.nodes if model else []
+    parameters = _layout(model).count if model else 0
     for members in (members for members in nodes if "memory" in members[0]):
         room = min(members.values("memory/free")[:1] + members.values("memory/limit")[:1])
         for strategy in FORMULAS:
-            needed = node_bytes(strategy, _layout(model).count, len(members), len(ranks), len(nodes))
+            needed = node_bytes(strategy, parameters, len(members), len(ranks), len(nodes))
             if needed > room:
                 short.setdefault(strategy, (needed, room, members))
     if short:
@@ -181,15 +183,18 @@ def memory(ranks, model):
 
 def buffers(ranks, model):
     """The buffers that a node's ranks share; without --model, those of the smallest GPT-2."""
-    short, asked = Ranks(), model or USUAL_MODEL
-    for members in ranks.nodes:
-        needed = (len(members) + 1) * _layout(asked).size * VECTOR_BYTES
-        short += members.where("shared memory/free", lambda free, needed=needed: free < needed)
-    if short:
+    asked = model or USUAL_MODEL
+    vector = _layout(asked).size * VECTOR_BYTES
+
+    def needed(facts):
+        return (facts["place"]["local_size"] + 1) * vector
+
+    having = ranks.where("shared memory/free")
+    if short := Ranks(facts for facts in having if facts["shared memory"]["free"] < needed(facts)):
         folder, free = short[0]["shared memory"].values()
         text = (
             f"{folder} on {short.hosts} has {bytes_text(free)} free, and --strategy {' and '.join(SHARING)} take "
-            f"{bytes_text(needed)} of it for {asked}"
+            f"{bytes_text(needed(short[0]))} of it for {asked}"
         )
         fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; "
         fix += "or use another strategy (ring, reduce-scatter)"
@@ -223,8 +228,7 @@ def folder(ranks, model):
 
 def limits(ranks, model):
     """Memory that InfiniBand registers counts as locked; a connection counts as an open file."""
-    with_cards = ranks.where("interfaces", lambda ports: any(port["kind"] == "infiniband" for port in ports))
-    if short := with_cards.where("limits/locked_memory"):
+    if short := ranks.where("interfaces", infiniband_cards).where("limits/locked_memory"):
         limit = bytes_text(short[0]["limits"]["locked_memory"])
         text = f"ulimit -l is {limit} on {short.hosts}, and InfiniBand locks what it sends"
         fix = "ulimit -l unlimited (limits.conf; SLURM: LimitMEMLOCK=infinity for slurmd), "

@@ -60,22 +60,15 @@ def slow_links(ranks, model):
 
 def ports(ranks, model):
     """Links measured far below what the interface in use says of itself; InfiniBand that is there and idle."""
-    slow, beside = Ranks(), Ranks()
-    for facts in ranks.leaders.where("link"):
-        port, best = _port_in_use(facts), _best(facts)
-        if port and port["rate"] and best < SLOWER_THAN_SAID * port["rate"]:
-            slow.append(facts)
-        if port and port["kind"] == "ethernet" and _cards(facts):
-            beside.append(facts)
-    if slow:
+    using = Ranks(facts | {"port": _port_in_use(facts)} for facts in ranks.leaders.where("link"))
+    if slow := Ranks(facts for facts in using.where("port/rate") if _best(facts) < _said(facts) * SLOWER_THAN_SAID):
         slowest = min(slow, key=_best)
-        port, best = _port_in_use(slowest), _best(slowest)
-        text = f"{bytes_text(best)}/s through {port['name']} of {slow.hosts}, "
-        text += f"which is a link of {bytes_text(port['rate'])}/s"
+        best, said = bytes_text(_best(slowest)), bytes_text(_said(slowest))
+        text = f"{best}/s through {slowest['port']['name']} of {slow.hosts}, which is a link of {said}/s"
         fix = "look who else uses the network, and whether MPI takes the fast path (UCX_NET_DEVICES; RDMA, not TCP)"
         yield Finding(SLOW, "network", text, fix)
-    if beside:
-        used, idle = _port_in_use(beside[0])["name"], _cards(beside[0])[0]
+    if beside := using.where("port/kind", lambda kind: kind == "ethernet").where("interfaces", infiniband_cards):
+        used, idle = beside[0]["port"]["name"], infiniband_cards(beside[0]["interfaces"])[0]
         text = f"MPI on {beside.hosts} sends through {used}, and {idle} is idle"
         fix = "use the site's MPI, built with UCX or verbs (one from PyPI may lack them); Open MPI: --mca pml ucx"
         yield Finding(SLOW, "network", text, fix)
@@ -85,17 +78,21 @@ def _port_in_use(facts: dict) -> dict | None:
     """The interface that most of what the probe has sent left through; None where none or no one stands out."""
     traffic = facts.get("traffic", {})
     total = sum(traffic.values())
-    ports = (port for port in facts.get("interfaces", []) if traffic.get(port["name"], 0) > MOSTLY * total)
-    return next(ports, None)
-
-
-def _cards(facts: dict) -> list[str]:
-    """InfiniBand's interfaces."""
-    return [port["name"] for port in facts["interfaces"] if port["kind"] == "infiniband"]
+    found = (port for port in facts.get("interfaces", []) if traffic.get(port["name"], 0) > MOSTLY * total)
+    return next(found, None)
 
 
 def _best(facts: dict) -> float:
     return max(facts["link"]["out"], facts["link"]["in"])
+
+
+def _said(facts: dict) -> float:
+    return facts["port"]["rate"]
+
+
+def infiniband_cards(ports: list[dict]) -> list[str]:
+    """The names of a node's InfiniBand ports."""
+    return [port["name"] for port in ports if port["kind"] == "infiniband"]
 
 
 def _milliseconds(seconds: float) -> str:

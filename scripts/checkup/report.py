@@ -34,18 +34,20 @@ def as_dict(ranks: list[dict], findings: list[Finding]) -> dict:
 
 def as_text(ranks: list[dict], findings: list[Finding]) -> str:
     ranks, first = Ranks(ranks), Known(ranks[0])
-    host = "this host" if len(ranks.nodes) == 1 else "rank 0's host"
-    lines = [
-        *("software", *_aligned(_software(first)), "", "launch", *_aligned(_launch(first)), ""),
-        *(host, *_aligned(_host(first)), "", *table(_node_rows(ranks)), ""),
-    ]
-    for rows in (_link_rows(ranks), _gpu_rows(ranks)):
-        lines += [*table(rows), ""] if len(rows) > 1 else []
+    said = []
     for finding in findings:
-        lines += _wrapped(f"{finding.severity:<{SEVERITY}}", finding.text, SEVERITY)
-        lines += _wrapped(f"{'':<{SEVERITY}}fix: ", finding.fix, SEVERITY + 5)
-    lines += [*([] if findings else ["no findings"]), "", f"verdict: {verdict(findings, ranks[0]['place'])}"]
-    return "\n".join(lines)
+        said += _wrapped(f"{finding.severity:<{SEVERITY}}", finding.text, SEVERITY)
+        said += _wrapped(f"{'':<{SEVERITY}}fix: ", finding.fix, SEVERITY + 5)
+    parts = [
+        ["software", *_aligned(_software(first))],
+        ["launch", *_aligned(_launch(first))],
+        ["this host" if len(ranks.nodes) == 1 else "rank 0's host", *_aligned(_host(first))],
+        table(_node_rows(ranks)),
+        *(table(rows) for rows in (_link_rows(ranks), _gpu_rows(ranks)) if len(rows) > 1),
+        said or ["no findings"],
+        [f"verdict: {verdict(findings, first['place'])}"],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _software(first: Known) -> dict:
@@ -78,7 +80,8 @@ def _launch(first: Known) -> dict:
 
 
 def _host(first: Known) -> dict:
-    cores, memory, limits, gpus = (first[name] for name in ("cores", "memory", "limits", "GPUs"))
+    cores, memory, gpus = first["cores"], first["memory"], first["GPUs"]
+    ulimits = zip(("-l", "-n"), first["limits"].values(), strict=False)  # empty where they are not known
     ports = [f"{port['name']} ({_rate(port['rate'])})" for port in first["interfaces"]]
     folder, tokenizer = first["run folder"], first["tokenizer"]
     return {
@@ -87,10 +90,7 @@ def _host(first: Known) -> dict:
         "threads": _settings(Known(cores)["variables"]) or "no variable limits them",
         "memory limit": memory and (bytes_text(memory["limit"]) if memory["limit"] else "none of a cgroup"),
         "CPU quota": cores and (f"{cores['quota']:g} cores" if cores["quota"] else "none of a cgroup"),
-        "ulimit": limits
-        and "-l {locked_memory}, -n {open_files}".format_map(
-            {name: "unlimited" if limit is None else limit for name, limit in limits.items()}
-        ),
+        "ulimit": ", ".join(f"{flag} {'unlimited' if limit is None else limit}" for flag, limit in ulimits),
         "interfaces": ", ".join(ports),
         "run folder": folder and f"{folder['path']}: {folder['problem'] or bytes_text(folder['free']) + ' free'}",
         "gpt2 tokenizer": tokenizer and ("needs the network" if tokenizer["missing"] else tokenizer["folder"]),
@@ -106,13 +106,11 @@ def _settings(variables: dict) -> str:
 def _node_rows(ranks: Ranks) -> list[list[str]]:
     rows = [["node", "host", "ranks", "cores", "a rank's", "threads", "GFLOP/s a rank", "memory free", "/dev/shm free"]]
     for members in ranks.nodes:
-        cores, memory, shared = (
-            members.values(path)[:1] for path in ("cores/count", "memory/free", "shared memory/free")
-        )
-        own = [len(affinity) for affinity in members.values("cores/affinity")]
+        cores, own = members.values("cores/count"), [len(affinity) for affinity in members.values("cores/affinity")]
         speeds = [round(speed / 1e9) for speed in members.values("speed")]
-        numbers = [members.numbers, *map(_span, (cores, own, members.values("threads"), speeds))]
-        rows.append([*_place(members[0], "node"), *numbers, _span(memory, bytes_text), _span(shared, bytes_text)])
+        numbers = map(_span, (cores, own, members.values("threads"), speeds))
+        free = (_span(members.values(path)[:1], bytes_text) for path in ("memory/free", "shared memory/free"))
+        rows.append([*_place(members[0], "node"), members.numbers, *numbers, *free])
     return rows
 
 
@@ -164,9 +162,8 @@ def _wrapped(label: str, text: str, indent: int) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * indent, **options)
 
 
-def _span(values, form=str) -> str:
+def _span(values: list, form=str) -> str:
     """ "4", "2-4"; "-" where nothing is known."""
-    values = list(values)
     return "-".join(dict.fromkeys((form(min(values)), form(max(values))))) if values else "-"
 
 

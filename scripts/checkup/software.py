@@ -210,11 +210,10 @@ def blas_threads(ranks, model):
     for members in ranks.nodes:
         free = [library for libraries in members.values("BLAS") for library in libraries if library["held_to"] != 1]
         if free:
-            text = (
-                f"{free[0]['name']} keeps {plural(free[0]['threads'], 'thread')} in each of {plural(len(free), 'rank')}"
-            )
+            threads, some = plural(free[0]["threads"], "thread"), plural(len(free), "rank")
             cores = plural(len(fact(members[0], "cores/affinity") or []), "core")
-            yield Finding(SLOW, "BLAS", f"{text} on {members.hosts}, of {cores}", ONE_BLAS_THREAD)
+            text = f"{free[0]['name']} keeps {threads} in each of {some} on {members.hosts}, of {cores}"
+            yield Finding(SLOW, "BLAS", text, ONE_BLAS_THREAD)
 
 
 def caches(ranks, model):
