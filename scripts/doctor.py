@@ -14,22 +14,21 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpt2.config import PRESETS
-from scripts.checkup import gpu, machine, software
-from scripts.checkup.check_software import foreign_launcher
-from scripts.checkup.checks import find
-from scripts.checkup.facts import gather, new_facts
-from scripts.checkup.findings import FAIL
-from scripts.checkup.limit import TimeLimit
-from scripts.checkup.report import as_dict, as_text, one_line
+from scripts.checkup import gpus, machine, network, software
+from scripts.checkup.facts import TimeLimit, gather, new_facts
+from scripts.checkup.findings import FAIL, find
+from scripts.checkup.report import as_dict, as_text
+from scripts.machine.launcher import RANKS, is_first
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+CHECKS = (*software.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
 
 
 def main():
@@ -37,10 +36,14 @@ def main():
     limit, facts = TimeLimit(settings.limit), new_facts()
     limit.stage = "looking at its own machine"
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
-    gather(facts, software.sections() | machine.sections(settings.out) | gpu.sections())
+    gather(facts, software.SECTIONS | machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS)
     if "MPI" in facts["errors"]:
-        raise SystemExit(report([facts], settings, brief=not is_first()))
-    warn(facts)
+        raise SystemExit(report([facts], settings, brief=not is_first(RANKS)))
+    launcher = facts.get("launcher", {"kind": "", "variables": {}})
+    if warning := software.foreign_launcher(launcher["kind"], facts["MPI"]["family"], launcher["variables"]):
+        # MPI may end this process when it starts, with an error of its own that names no fix.
+        print(f"doctor: if MPI ends here: {warning}", file=sys.stderr, flush=True)
+        time.sleep(PRINTING_S)
     raise SystemExit(examine_together(facts, settings, limit))
 
 
@@ -55,19 +58,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def is_first() -> bool:
-    """Whether this process is rank 0, or none of several, as far as its launcher says."""
-    return all(os.environ.get(name, "0") == "0" for name in RANKS)
-
-
-def warn(facts: dict) -> None:
-    """Before MPI starts: it may end this process, with an error of its own that names no fix; the first ends all."""
-    launcher = facts.get("launcher", {"kind": "", "variables": {}})
-    if warning := foreign_launcher(launcher["kind"], facts["MPI"]["family"], launcher["variables"]):
-        print(f"doctor: if MPI ends here: {warning}", file=sys.stderr, flush=True)
-        time.sleep(PRINTING_S)
-
-
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     """The exit code, on all ranks. What a rank meets on its own has become facts: all make the same calls."""
     from mpi4py import MPI
@@ -78,17 +68,17 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     limit.stage = "starting MPI: does the launcher fit the library (srun --mpi=list), do the nodes reach each other?"
     comm = start_mpi()
     install_abort_hook(comm)
-    facts["MPI"]["thread_level"] = thread_level(MPI)
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    facts["MPI"]["thread_level"] = levels[MPI.Query_thread()]
     if problem := lost_ranks(comm.size, settings.expect_ranks, os.environ):
         facts["lost"] = problem
         if comm.size == 1:  # one of many copies that all say so
             return report([facts], settings, brief=True)
     limit.stage = "meeting the other ranks: one of them may have ended, or not be reachable"
     world = world_of(comm, comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
-    facts["place"] = world.places[world.rank] | {
-        "size": world.size, "nodes": world.node_count, "local_size": world.local_size,
-    }  # fmt: skip
-    gather(facts, gpu.rank_sections(world.local_rank))
+    sizes = {"size": world.size, "nodes": world.node_count, "local_size": world.local_size}
+    facts["place"] = world.places[world.rank] | sizes
+    gather(facts, gpus.rank_sections(world.local_rank))
     measure(facts, world, limit)
     everyone = comm.gather(facts)
     return comm.bcast(report(everyone, settings) if world.rank == 0 else None)
@@ -96,31 +86,23 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
 
 def measure(facts: dict, world, limit: TimeLimit) -> None:
     """What takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
-
-    def find_tools():
-        pass
-
-    gather(facts, {"measuring": find_tools})
+    tools = []
+    gather(facts, {"measuring": lambda: tools.append(import_module("scripts.checkup.together"))})
     if all(world.comm.allgather("measuring" not in facts["errors"])):
-        from scripts.checkup.network import measure
-
         limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
-        facts.update(measure(world, facts.get("run folder", {}).get("place")))
-
-
-def thread_level(MPI) -> str:
-    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-    return {getattr(MPI, f"THREAD_{name}"): name for name in names}[MPI.Query_thread()]
+        facts.update(tools[0].measure(world, facts.get("run folder", {}).get("place")))
 
 
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
-    """Print and write what was found; the exit code."""
-    findings = find(ranks, settings.model)
-    whole = json.dumps(as_dict(ranks, findings), indent=1) if settings.json else ""
+    """Print and write what was found, in one line if `brief`; the exit code."""
+    findings = find(CHECKS, ranks, settings.model)
+    whole = json.dumps(as_dict(ranks, findings), indent=1)
     if settings.json == "-":
         print(whole, flush=True)
+    elif brief:
+        print(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}", flush=True)
     else:
-        print(one_line(findings) if brief else as_text(ranks, findings), flush=True)
+        print(as_text(ranks, findings), flush=True)
     if settings.json not in (None, "-"):
         try:
             Path(settings.json).write_text(whole + "\n")

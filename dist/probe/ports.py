@@ -36,6 +36,10 @@ class Ports:
                 totals[way] += unit * counter()
         return totals[0], totals[1]
 
+    def sent(self) -> dict[str, int]:
+        """The bytes out of each port since its start, by its name."""
+        return {name: unit * out() for name, (unit, _, out) in zip(self.names, self._counters, strict=True)}
+
     def stalls(self) -> int:
         """Ticks that InfiniBand ports waited to send, all together; 0 without such ports."""
         return sum(counter() for counter in self._stalls)

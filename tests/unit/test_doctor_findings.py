@@ -1,12 +1,15 @@
 """doctor.py's findings: each is provoked by invented facts, alone, and a healthy job has none."""
 
-import importlib
+import ast
+import inspect
+import sys
 
 import pytest
 
-from scripts.checkup import checks
-from scripts.checkup.checks import find, verdict
-from scripts.checkup.findings import FAIL, NOTE, SLOW
+from scripts.checkup import gpus, machine, network, software
+from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, find
+from scripts.checkup.report import verdict
+from scripts.doctor import CHECKS
 from tests.support.doctor_job import (
     ALL_CORES,
     ALONE,
@@ -24,9 +27,10 @@ from tests.support.doctor_job import (
     healthy,
 )
 
+SUBJECTS = (software, machine, network, gpus)
 MISSING = {"vocab.bpe": "6d1c"}
 
-# check: (what is changed, severity, words of the finding's text, words of its fix), for each that the check can say
+# what is found: (what is changed, severity, words of the finding's text, words of its fix)
 CASES = {
     "lost": [(change("lost", "a world of 1 rank, but 4 started; use --mpi=pmix"), FAIL, "but 4 started", "--mpi=pmix")],
     "no_mpi": [(error("MPI", "RuntimeError: cannot load MPI library", 2), FAIL, "rank 2 on node1: Run", "module")],
@@ -165,20 +169,35 @@ CASES = {
 FLAT_CASES = [pytest.param(*case, id=f"{name} {i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
 
-def all_checks() -> list[str]:
-    modules = (importlib.import_module(f"scripts.checkup.{name}") for name in checks.MODULES)
-    return [check.__name__ for module in modules for check in module.CHECKS]
+def test_every_finding_has_a_case(monkeypatch):
+    """Each place that makes one is reached."""
+    made = set()
 
+    def noted(*parts):
+        caller = sys._getframe(1)
+        made.add((caller.f_globals["__name__"], caller.f_lineno))
+        return Finding(*parts)
 
-def test_every_check_has_a_case():
-    assert sorted(CASES) == sorted(all_checks())
+    for module in SUBJECTS:
+        monkeypatch.setattr(module, "Finding", noted)
+    for case in FLAT_CASES:
+        ranks = healthy()
+        case.values[0](ranks)
+        find(CHECKS, ranks, "gpt2-124M")
+    places = {
+        (module.__name__, node.lineno)
+        for module in SUBJECTS
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Finding"
+    }
+    assert made == places
 
 
 @pytest.mark.parametrize("model", [None, "tiny", "gpt2-124M"])
 @pytest.mark.parametrize("shape", [{}, {"nodes": 1}, {"nodes": 2, "ranks_per_node": 2}, {"nodes": 9}])
 def test_a_healthy_job_has_no_findings(shape, model):
     ranks = healthy(**shape)
-    assert find(ranks, model) == []
+    assert find(CHECKS, ranks, model) == []
     assert "nothing found" in verdict([], ranks[0]["place"])
 
 
@@ -186,7 +205,7 @@ def test_a_healthy_job_has_no_findings(shape, model):
 def test_a_finding_is_provoked_alone(changed, severity, text, fix):
     ranks = healthy()
     changed(ranks)
-    findings = find(ranks, "gpt2-124M")
+    findings = find(CHECKS, ranks, "gpt2-124M")
     assert len(findings) == 1, findings
     assert findings[0].severity == severity
     assert text in findings[0].text

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scripts.checkup.check_software import foreign_launcher
-from scripts.checkup.checks import find, verdict
-from scripts.checkup.findings import FAIL, NOTE, SLOW, on_hosts, rank_list
-from scripts.checkup.report import as_text, table
+from scripts.checkup.findings import FAIL, NOTE, SLOW, Ranks, find
+from scripts.checkup.report import as_text, table, verdict
+from scripts.checkup.software import foreign_launcher
+from scripts.doctor import CHECKS
 from strategies import STRATEGIES
 from tests.support.doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
 
@@ -15,15 +15,15 @@ def test_without_a_model_sizes_are_notes():
     change("shared memory/free", 64 << 20, 0)(ranks)
     change("run folder/free", GB // 2)(ranks)
     change("memory/free", 1 << 20)(ranks)
-    assert [finding.severity for finding in find(ranks)] == [NOTE, NOTE]
-    assert [finding.about for finding in find(ranks)] == ["shared memory", "run folder"]
+    assert [finding.severity for finding in find(CHECKS, ranks)] == [NOTE, NOTE]
+    assert [finding.about for finding in find(CHECKS, ranks)] == ["shared memory", "run folder"]
 
 
 def test_what_fails_comes_first():
     ranks = healthy()
     for one in (change("clock/error_s", 1.0), change("speed", 1e9, 5), change("run folder/problem", "No space")):
         one(ranks)
-    findings = find(ranks)
+    findings = find(CHECKS, ranks)
     assert [finding.severity for finding in findings] == [FAIL, SLOW, NOTE]
     assert verdict(findings, ranks[0]["place"]) == "8 ranks on 4 nodes: training will fail: run folder"
     assert verdict(findings[1:], ranks[0]["place"]).endswith("slower than it could: speed")
@@ -35,7 +35,7 @@ def test_a_missing_section_stops_no_check(section):
     for where in ((1,), (2,), ()):
         ranks = healthy()
         error(section, "ValueError: odd", *where)(ranks)
-        findings = find(ranks, "gpt2-124M")
+        findings = find(CHECKS, ranks, "gpt2-124M")
         assert [finding.about for finding in findings] == [section], findings
         assert findings[0].severity == (FAIL if section == "MPI" else NOTE)
         assert as_text(ranks, findings).splitlines()[-1].startswith("verdict: 8 ranks on 4 nodes: ")
@@ -44,9 +44,9 @@ def test_a_missing_section_stops_no_check(section):
 def test_a_check_that_raises_is_a_finding():
     ranks = healthy()
     change("speed", "fast")(ranks)
-    (finding,) = find(ranks)
+    (finding,) = find(CHECKS, ranks)
     assert (finding.severity, finding.about) == (NOTE, "doctor")
-    assert "slow_ranks ended with TypeError" in finding.text
+    assert "speed ended with TypeError" in finding.text
     assert "not every check could be made" in verdict([finding], ranks[0]["place"])
 
 
@@ -58,7 +58,7 @@ def test_crowded_ranks_are_not_called_slow():
         facts["speed"] = 90e9 if rank else 30e9
         facts["own GPU"] = NO_GPU
         facts["GPUs"]["listed"] = []
-    assert [finding.text for finding in find(ranks)] == ["4 ranks share 2 cores of node0"]
+    assert [finding.text for finding in find(CHECKS, ranks)] == ["4 ranks share 2 cores of node0"]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_memory_of_a_node():
 
 
 def test_words():
-    assert rank_list([5, 0, 1, 2]) == "0-2 and 5"
-    assert rank_list([0, 2, 4]) == "0, 2 and 4"
-    assert on_hosts(healthy(nodes=9)) == "node0, node1, node2 and 6 more hosts"
+    assert Ranks(rank_facts(rank) for rank in (5, 0, 1, 2)).numbers == "0-2 and 5"
+    assert Ranks(rank_facts(rank) for rank in (0, 2, 4)).numbers == "0, 2 and 4"
+    assert Ranks(healthy(nodes=9)).hosts == "node0, node1, node2 and 6 more hosts"
     rows = table([["a", "b"]] + [[str(number), "x" * number] for number in range(50)])
     assert rows[0] == "a   b"
     assert rows[-1] == "... and 10 more: --json has all"

@@ -42,6 +42,7 @@ def test_a_hosts_ports(tmp_path):
     ports = Ports(system)
     assert ports.names == ["eth0", "eth1", "mlx5_0:1"]
     assert ports.read() == (1100 + 4 * 10, 2200 + 4 * 20)
+    assert ports.sent() == {"eth0": 2000, "eth1": 200, "mlx5_0:1": 4 * 20}
     assert ports.stalls() == 5
     write_tree(system, infiniband("mlx5_0", 1, 11, 20) | interface("eth1", 1, 150, 207, device=""))
     assert ports.read() == (1150 + 4 * 11, 2207 + 4 * 20)

@@ -1,0 +1,76 @@
+"""What started this process, and whose MPI a library or an mpirun is. Needs no MPI."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from dist.probe.launcher import find_mpirun
+from dist.probe.tool_output import tool_output
+from scripts.machine.host import text_of
+
+# What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
+# mpirun's own processes.
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+# The processes that start ranks; the nearest one above a rank is its launcher.
+LAUNCHERS = {
+    "hydra_pmi_proxy": "mpirun (MPICH's Hydra)",
+    **dict.fromkeys(("prterun", "prted", "orterun", "orted"), "mpirun (Open MPI)"),
+    "slurmstepd": "srun",
+}
+# Words by which a library or an mpirun says whose it is. The mpiruns of a family start the libraries of that family.
+FAMILIES = {
+    "Open MPI": ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
+    "MPICH": ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
+}
+
+
+def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
+    """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
+    return next((environment[name] for name in names if name in environment), "0") == "0"
+
+
+def mpi_family(text: str) -> str | None:
+    """A key of FAMILIES; None if the text (of a library or an mpirun) does not say."""
+    upper = text.upper()
+    return next((family for family, words in FAMILIES.items() if any(word.upper() in upper for word in words)), None)
+
+
+def find_launcher(environment=os.environ) -> str:
+    """What started this process, in words."""
+    return launcher_kind(next((name for name in _processes_above() if name in LAUNCHERS), None), environment)
+
+
+def launcher_kind(above: str | None, environment) -> str:
+    """In words; above: the nearest launcher process over this one, a key of LAUNCHERS, None if none is seen."""
+    if above == "slurmstepd" and "SLURM_STEP_ID" not in environment:
+        return "none, a batch script's own process"
+    if above or "OMPI_COMM_WORLD_SIZE" in environment:
+        return LAUNCHERS[above or "prterun"]
+    return "one that speaks PMI" if "PMI_SIZE" in environment else "none"
+
+
+def _processes_above():
+    """Names of this process's ancestors, nearest first; the kernel cuts them at 15 characters, titles at a colon."""
+    process = os.getppid()
+    while process > 1 and (status := text_of(Path(f"/proc/{process}/stat"))):
+        before, _, after = status.rpartition(")")
+        yield before.partition("(")[2].split(":")[0]
+        process = int(after.split()[1])
+
+
+def find_mpiruns() -> list[dict]:
+    """The mpirun on PATH and, if it is another, that beside this Python."""
+    found = []
+    for path, where in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):
+        if path and not any(os.path.samefile(path, other["path"]) for other in found):
+            text = tool_output(path, "--version") or ""
+            found.append({"path": path, "where": where, "family": mpi_family(text), "version": version_in(text)})
+    return found
+
+
+def version_in(text: str) -> str:
+    """The first word that is a version number."""
+    number = re.search(r"\b\d+\.[^\s,()]+", text)
+    return number[0] if number else "version unknown"
