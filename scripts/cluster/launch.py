@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dist.probe.launcher import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
+from scripts.settings.units import UnitError
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
 # mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.
@@ -53,12 +54,12 @@ def raise_stopped(signal_number, frame):
 
 
 def end_with(work: Callable[[], int]) -> None:
-    """End this process with what `work` returns; Ctrl-C and SIGTERM stop it, and a ClusterError is one line."""
+    """End this process with what `work` returns; Ctrl-C and SIGTERM stop it, and a mistake is one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, raise_stopped)
     try:
         raise SystemExit(work())
-    except ClusterError as error:
+    except (ClusterError, UnitError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(USER_MISTAKE) from None
     except Stopped as stopped:

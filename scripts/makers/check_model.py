@@ -26,11 +26,11 @@ from dist.probe.local_rates import probe_local_rates
 from dist.probe.ports import Ports
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-from scripts.advise import duration_s
 from scripts.exchange_bench.contenders import chosen, makers
 from scripts.exchange_bench.rounds import measure
 from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
 from scripts.machine.host import machine, versions
+from scripts.settings.units import duration_s
 from strategies import STRATEGIES
 
 DEFAULT_LATENCY_S = 50e-6
