@@ -8,7 +8,7 @@ from scripts.settings.units import bits_per_s
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's
 MOST_NODES = 250
-DIRECTIONS = ("in", "out")
+DIRECTIONS = {"in": "incoming", "out": "outgoing"}
 TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
 # A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one.
 LEAST_BURST_BYTES = 1 << 17
@@ -43,14 +43,14 @@ def node_ports(nodes: int, rate: str, slow: list[str]) -> list[Port]:
     bits_per_s(rate)
     ports = {node_name(node): Port(rate, rate) for node in range(nodes)}
     for text in slow:
-        name, *direction, slow_rate = text.split(":") if ":" in text else (text, "", "")
-        if len(direction) > 1 or not set(direction) <= set(DIRECTIONS):
+        name, *words = text.split(":")
+        if not 1 <= len(words) <= 2 or not set(words[:-1]) <= DIRECTIONS.keys():
             raise ClusterError(f"--slow {text}: expected node2:100mbit, node2:in:100mbit or node2:out:100mbit")
         if name not in ports:
             raise ClusterError(f"--slow {text}: no host {name!r}, they are node0 to node{nodes - 1}")
+        *direction, slow_rate = words
         bits_per_s(slow_rate)
-        changed = {f"{way}going" if way == "out" else f"{way}coming": slow_rate for way in direction or DIRECTIONS}
-        ports[name] = replace(ports[name], **changed)
+        ports[name] = replace(ports[name], **{DIRECTIONS[way]: slow_rate for way in direction or DIRECTIONS})
     return list(ports.values())
 
 

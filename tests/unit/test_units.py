@@ -14,7 +14,7 @@ SMALL = partial(units.integer, low=2, high=4096)
 READ = [
     (units.bits_per_s, {"400mbit": 4e8, "2.5gbit": 2.5e9, "800KBIT": 8e5, "1000bit": 1e3, "1Tbit": 1e12}),
     (units.bytes_per_s, {"400mbit": 5e7}),
-    (units.duration_s, {"20us": 20 * 1e-6, "1.5ms": 1.5e-3, "3ns": 3e-9, "2s": 2}),
+    (units.duration_s, {"20us": 20 * 1e-6, "1.5ms": 1.5e-3, "3ns": 3 * 1e-9, "2s": 2}),
     (units.parameter_count, {"124M": 124_000_000, "1.5b": 1_500_000_000, "7": 7, "2k": 2000}),
     (units.sizes, {"8MB,64mib": [8_000_000, 64 << 20], "8000000": [8_000_000], "1.5 K,2B": [1500, 2]}),
     (units.file_size, {"5GB": 5_000_000_000, "500MB": 500_000_000}),
