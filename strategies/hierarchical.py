@@ -13,9 +13,8 @@ from mpi4py import MPI
 
 from dist.buffers import NodeBuffers
 from dist.host import ring
-from dist.host.early_sum import EarlySum
 from dist.ranges import cut
-from dist.waiting import wait
+from dist.waiting import EarlySum, wait
 from strategies.bucketed import Bucketed
 
 

@@ -7,25 +7,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stage:
-    """Messages that are under way at the same time.
+    """K messages under way at the same time. A stage of several dependent steps (a ring) holds the bytes of all."""
 
-    source, destination, size: int64 (K,): ranks, and bytes. A stage of several dependent steps (a ring) holds the
-    bytes of all of them. steps: messages that wait for one another. added: bytes that the busiest rank adds to its own
-    when the messages have come, the wire idle; added_meanwhile: while they come. exchange_apart: the messages are
-    exchanges of pairs, and the two of a pair come to it at different times (message_replay.py says why that matters).
-    all_together: no rank is ahead of the others: a pipeline of segments, or a barrier. repeat: the stage happens so
-    many times, with as many bytes each time.
-    """
-
-    source: np.ndarray
+    source: np.ndarray  # ranks, int64 (K,)
     destination: np.ndarray
-    size: np.ndarray
-    steps: int = 1
-    added: int = 0
-    added_meanwhile: int = 0
-    exchange_apart: bool = False
-    all_together: bool = False
-    repeat: int = 1
+    size: np.ndarray  # bytes, int64 (K,)
+    steps: int = 1  # messages that wait for one another
+    added: int = 0  # bytes that the busiest rank adds to its own when the messages have come, the wire idle
+    added_meanwhile: int = 0  # bytes that it adds while they come
+    exchange_apart: bool = False  # pairs exchange, and the two of a pair begin at different times: replay.py says more
+    all_together: bool = False  # no rank is ahead of the others: a pipeline of segments, or a barrier
+    repeat: int = 1  # the stage happens so many times, with as many bytes each time
 
 
 def stage(source, destination, size, **properties) -> Stage:
@@ -36,8 +28,13 @@ def stage(source, destination, size, **properties) -> Stage:
     return Stage(source[sent], destination[sent], size[sent], **properties)
 
 
+def backwards(stages: list[Stage]) -> list[Stage]:
+    """The same messages sent back, the last stage first, nothing added: a broadcast, of what was a sum's tree."""
+    return [stage(one.destination, one.source, one.size) for one in reversed(stages)]
+
+
 def barrier() -> Stage:
-    """All ranks wait for one another: the few bytes that this takes are not counted."""
+    """All ranks wait for one another. The few bytes that this takes are not counted."""
     return stage([], [], [], all_together=True)
 
 

@@ -1,5 +1,6 @@
 """Findings about what is installed and how ranks were started."""
 
+from dist.probe.programs import mpi_family
 from scripts.checkup.findings import (
     FAIL,
     NOTE,
@@ -13,7 +14,7 @@ from scripts.checkup.findings import (
     on_ranks,
     plural,
 )
-from scripts.checkup.software import REQUIRED, mpi_family
+from scripts.checkup.software import REQUIRED
 
 INSTALL = "pip install -e . in the environment that every rank runs in"
 MPI_FIX = (

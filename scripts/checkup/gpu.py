@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import tool_output
 from scripts.checkup.facts import error_text, is_first_on_node, variables
 
 COLUMNS = ("index", "name", "driver_version", "memory.total", "memory.used")

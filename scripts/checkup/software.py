@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import mpi_family, tool_output
 from scripts.checkup.facts import is_first_on_node, variables
 from scripts.machine.host import machine, versions
 
@@ -89,16 +89,6 @@ def mpi() -> dict:
     return {"library": library_name(), "family": mpi_family(MPI.Get_library_version()), "thread_level": None}
 
 
-def mpi_family(text: str) -> str | None:
-    """Whose mpirun can start it: "Open MPI" or "MPICH"; None if the text (of a library or an mpirun) does not say."""
-    families = {
-        "Open MPI": ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
-        "MPICH": ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
-    }
-    upper = text.upper()
-    return next((family for family, words in families.items() if any(word.upper() in upper for word in words)), None)
-
-
 def launcher() -> dict:
     """What started this process, what the launcher left in its environment, and which mpirun and srun are found."""
     above = next((name for name in _processes_above() if name in LAUNCHERS), None)
@@ -135,7 +125,7 @@ def _processes_above():
 
 def _mpiruns() -> list[dict]:
     """{"path", "family", "version"} of the mpirun on PATH and of that beside this Python, "beside" saying which."""
-    from dist.probe.launcher import find_mpirun
+    from dist.probe.programs import find_mpirun
 
     found = []
     for path, name in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dist.probe.launcher import find_mpirun, is_open_mpi, mpirun_environment
+from dist.probe.programs import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
 from scripts.cluster.program import exit_code
 

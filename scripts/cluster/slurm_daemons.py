@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-from dist.probe.launcher import OPEN_MPI_AS_ROOT
+from dist.probe.programs import OPEN_MPI_AS_ROOT
 from scripts.cluster.hosts import ClusterError, Host, output_of, running_hosts
 from scripts.cluster.launch import PLACEMENT_VARIABLES
 from scripts.cluster.network import Port, connect, host_addresses

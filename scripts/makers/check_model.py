@@ -21,8 +21,7 @@ from dist.buffers import OwnBuffers
 from dist.cost.model import Cluster, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.schedules import SCHEDULES
-from dist.probe.links import probe_links, segment_bytes
-from dist.probe.local_rates import probe_local_rates
+from dist.probe.links import probe_links, probe_local_rates, segment_bytes
 from dist.probe.ports import Ports
 from dist.world import library_name, start_world
 from gpt2.errors import UserError

@@ -1,7 +1,7 @@
 """What a step of a run would take with every other strategy: the run's computing, and the cost model's exchange."""
 
 from dist.cost.model import Cluster, Prediction, predict
-from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.schedules import SCHEDULES, WIRE_BYTES
 from scripts.prediction.advice import Training, overlapped_step_s
 from traces.read.runs import Run
@@ -29,7 +29,7 @@ def predicted_exchange(run: Run, strategy: str) -> Prediction | None:
     latency_s = max(link["latency_s"] for link in links)
     placement = [nodes.index(place["node"]) for place in places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    library = "openmpi" if "Open MPI" in config.get("mpi_library", "") else "mpich"
+    library = library_key(config.get("mpi_library") or "")
     try:
         return predict(strategy, cluster, config["parameters"] * WIRE_BYTES[wire], library, wire)
     except UnknownChoice:

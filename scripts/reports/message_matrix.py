@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.schedules import SCHEDULES, WIRE_BYTES, schedule
 from traces.read.runs import Run
 
@@ -16,7 +16,7 @@ def message_matrix(run: Run) -> np.ndarray | None:
     nodes = sorted({place["node"] for place in places})
     placement = [nodes.index(place["node"]) for place in places]
     wire = settings.get("wire") or "float32"
-    library = "openmpi" if "Open MPI" in (config.get("mpi_library") or "") else "mpich"
+    library = library_key(config.get("mpi_library") or "")
     try:
         stages, _ = schedule(run.strategy, placement, parameters * WIRE_BYTES[wire], library, wire)
     except (UnknownChoice, ValueError):

@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import mpi_family, tool_output
 from scripts.checkup import gpu, machine
 from scripts.checkup.facts import gather, is_first_on_node, new_facts
-from scripts.checkup.software import launcher_kind, mpi_family, source_hash
+from scripts.checkup.software import launcher_kind, source_hash
 
 
 def test_no_section_stops_or_holds_up_the_others():

@@ -5,6 +5,7 @@ import pytest
 
 from dist.cost.model import Cluster, stage_seconds
 from dist.cost.mpi_algorithms import pairwise_reduce_scatter
+from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
 from dist.cost.schedules import SCHEDULES, schedule
 from dist.cost.stages import node_traffic, rank_traffic, stage
@@ -88,7 +89,7 @@ def test_mpich_sums_among_leaders(placement):
 def test_alike_rounds_of_pairwise_stand_for_each_other():
     """65 ranks, 3 a node: bytes and seconds of all 64 rounds."""
     nodes, count = np.arange(65) // 3, 65
-    short = pairwise_reduce_scatter(np.arange(count), nodes, 65_000)
+    short = pairwise_reduce_scatter(Call("mpich", "reduce_scatter_block", Group(np.arange(count), nodes), 65_000, 4))
     assert len(short) < 10
     into, out = np.zeros(22, int), np.zeros(22, int)
     seconds = 0.0
