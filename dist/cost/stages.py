@@ -38,23 +38,15 @@ def barrier() -> Stage:
     return stage([], [], [], all_together=True)
 
 
-def rank_traffic(stages: list[Stage], ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes into, bytes out of) every rank, int64 (ranks,), messages inside nodes included."""
-    return _tally(stages, np.arange(ranks), inside_too=True)
-
-
 def node_traffic(stages: list[Stage], placement: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """(bytes into, bytes out of) every node's port, int64 (nodes,). placement: the node of each rank."""
-    return _tally(stages, np.asarray(placement), inside_too=False)
-
-
-def _tally(stages, place, inside_too):
-    count = int(place.max()) + 1
+    node = np.asarray(placement)
+    count = int(node.max()) + 1
     into, out = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for one in stages:
-        source, destination = place[one.source], place[one.destination]
-        counted = one.size * one.repeat * (inside_too | (source != destination))
+        source, destination = node[one.source], node[one.destination]
+        crossing = one.size * one.repeat * (source != destination)
         # Sums of whole numbers below 2**53: exact in float64.
-        into += np.bincount(destination, counted, count).astype(np.int64)
-        out += np.bincount(source, counted, count).astype(np.int64)
+        into += np.bincount(destination, crossing, count).astype(np.int64)
+        out += np.bincount(source, crossing, count).astype(np.int64)
     return into, out

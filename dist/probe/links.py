@@ -130,9 +130,9 @@ def _rate(leaders, size: int, direction: int, sends: bool, receives: bool) -> fl
 def probe_local_rates(world: World) -> dict[str, float]:
     """{"local_rate", "local_reduce_rate", "add_rate"} of dist.cost.model.Cluster, in bytes/s. Collective.
 
-    They are the slowest node's medians of MPI_Bcast and MPI_Reduce inside the node, and of NumPy's addition. Where every
-    node has one rank, there is add_rate alone. All ranks are at it at the same time: where ranks that wait in MPI share cores with those that work, an
-    addition takes many times as long as on a free core.
+    They are the slowest node's medians of MPI_Bcast and MPI_Reduce inside the node, and of NumPy's addition. Where
+    every node has one rank, there is add_rate alone. All ranks are at it at the same time: where ranks that wait in MPI
+    share cores with those that work, an addition takes many times as long as on a free core.
     """
     vector, other = np.ones(LOCAL_BYTES // 4, np.float32), np.ones(LOCAL_BYTES // 4, np.float32)
     comm, seconds = world.local_comm, {"local_rate": [], "local_reduce_rate": [], "add_rate": []}
@@ -183,12 +183,11 @@ def _tell_time(comm, leader: int) -> None:
 
 
 def _ask_time(comm) -> dict[str, int]:
-    best_round_trip, best_offset, sent_at = None, 0, 0
+    answers = []
     for _ in range(CLOCK_ROUNDS):
         sent = time.perf_counter_ns()
         comm.send(None, dest=0)
         theirs = comm.recv(source=0)
-        round_trip = time.perf_counter_ns() - sent
-        if best_round_trip is None or round_trip < best_round_trip:
-            best_round_trip, best_offset, sent_at = round_trip, theirs - (sent + round_trip // 2), sent
-    return {"offset_ns": best_offset, "error_ns": best_round_trip // 2, "at_ns": sent_at}
+        answers.append((time.perf_counter_ns() - sent, sent, theirs))
+    round_trip, sent, theirs = min(answers)
+    return {"offset_ns": theirs - (sent + round_trip // 2), "error_ns": round_trip // 2, "at_ns": sent}

@@ -7,7 +7,7 @@ from scripts.settings.units import bits_per_s
 
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's
-MOST_NODES = 250
+MOST_NODES = 250  # the last byte of an address, with the head at 254
 DIRECTIONS = {"in": "incoming", "out": "outgoing"}
 TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
 # A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one.

@@ -17,7 +17,7 @@ from scripts.cluster.network import Port, connect, host_addresses
 from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
 
 START_LIMIT_S = 30
-KEY_BYTES = 128
+KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
 # A job may bring another MPI than this process's.
 MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
     # Else a rank that waits never leaves its core to one that works: all hosts share the machine's.
