@@ -1,37 +1,24 @@
-"""The calls of an mpi4py communicator where nobody is there to exchange with, for arrays of any kind."""
+"""A communicator of one rank, for arrays of any kind: also those that no MPI library takes."""
 
 from dist.gpu.comm import DeviceComm
 from dist.mpi import MPI
 
 
 class AloneComm(DeviceComm):
-    """Every sum is this rank's own vector, every broadcast its own. rank, size: those of `comm`."""
+    """The calls of mpi4py where nobody is there to exchange with: every sum is this rank's own vector."""
 
-    def Reduce(self, send, receive, root: int) -> None:
-        _copy(send, receive)
+    def Allreduce(self, send, receive, counts=None, root=0) -> None:
+        if send is not MPI.IN_PLACE and receive is not None:
+            receive[:] = send
 
-    def Bcast(self, buffer, root: int) -> None:
-        """It has it."""
-
-    def Allreduce(self, send, receive) -> None:
-        _copy(send, receive)
-
-    def Reduce_scatter_block(self, send, receive) -> None:
-        _copy(send, receive)
-
-    def Reduce_scatter(self, send, receive, counts) -> None:
-        _copy(send, receive)
-
-    def Allgather(self, send, receive) -> None:
-        _copy(send, receive)
+    Reduce = Reduce_scatter = Reduce_scatter_block = Allgather = Allreduce
 
     def Allgatherv(self, send, receive) -> None:
-        _copy(send, receive[0])
+        """receive: [array, counts], as in mpi4py."""
+        self.Allreduce(send, receive[0])
+
+    def Bcast(self, buffer, root: int) -> None:
+        """The only rank has it."""
 
     def allreduce(self, number, op=None):
         return number
-
-
-def _copy(send, receive) -> None:
-    if send is not MPI.IN_PLACE and receive is not None:
-        receive[:] = send

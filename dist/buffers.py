@@ -17,10 +17,10 @@ def host_zeros(length: int) -> np.ndarray:
 
 
 class OwnBuffers:
-    """`parameters` and `gradients` (size,) float32, zeroed, of this rank alone.
+    """`parameters` and `gradients` of this rank alone: (size,) float32, zeroed.
 
-    ranges: what is used together, for buffers that do not hold all of it at once (sharded.py). zeros(length) makes the
-    memory: the host's, or a GPU's (device_buffers.py).
+    ranges: the [start, stop) that are used together; only buffers that do not hold all ranges at once look at them
+    (sharded.py). zeros(length) makes the memory: the host's, or a GPU's (dist/gpu/buffers.py).
     """
 
     fills_parameters = True
@@ -36,10 +36,10 @@ class OwnBuffers:
 
 
 class NodeBuffers:
-    """One copy of the `parameters` for the ranks of a node, and a window on each other's `gradients`. Collective.
+    """One copy of the `parameters` for all ranks of a node, and a window on each other's `gradients`. Collective.
 
-    local_gradients[i] are those of local rank i; the node's sum is made in local_gradients[0]. Who writes what, and
-    when, is up to the strategy, by `arrive` and `arrived`; the first parameters are for one rank to fill in.
+    local_gradients[i] are those of local rank i; the node's sum is made in local_gradients[0]. Only the leader fills in
+    the first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when.
     """
 
     def __init__(self, world: World, size: int, ranges=()):
@@ -50,7 +50,8 @@ class NodeBuffers:
         (self.parameters, *_) = self._share(local_comm, size if world.local_rank == 0 else 0, np.float32)
         self.local_gradients = self._share(local_comm, size, np.float32)
         self.gradients = self.local_gradients[world.local_rank]
-        self._counts = self._share(local_comm, 8, np.int64)  # a cache line each
+        # Of 8 numbers only the first counts: on a cache line of its own, no rank's writes slow down another's reads.
+        self._counts = self._share(local_comm, 8, np.int64)
         self._local_rank, self._local_comm = world.local_rank, local_comm
         barrier(local_comm)
 
@@ -58,12 +59,12 @@ class NodeBuffers:
         """The first parameters of a range have been written."""
 
     def arrive(self) -> None:
-        """This rank has written what it was to write: what it wrote is seen by whoever sees it arrive."""
+        """Say that this rank has written its part. Whoever sees it arrive sees what it wrote before."""
         self._synchronize()
         self._counts[self._local_rank][0] += 1
 
     def arrived(self, local_ranks, count: int) -> Condition:
-        """Each of these local ranks has arrived `count` times, counted from the start."""
+        """The condition that each of these local ranks has arrived `count` times, counted from the start."""
 
         def holds():
             if any(self._counts[local_rank][0] < count for local_rank in local_ranks):
@@ -82,7 +83,7 @@ class NodeBuffers:
         self._windows = []
 
     def _share(self, local_comm, count: int, dtype) -> list[np.ndarray]:
-        """The zeroed arrays of all local ranks, in order; this rank's holds `count` elements."""
+        """The zeroed arrays of all local ranks, by local rank; this rank's holds `count` elements. Collective."""
         itemsize = np.dtype(dtype).itemsize
         window = MPI.Win.Allocate_shared(count * itemsize, itemsize, comm=local_comm)
         window.Lock_all()
@@ -101,7 +102,10 @@ class NodeBuffers:
 
     @staticmethod
     def _check_memory(world: World, size: int) -> None:
-        """End the job where a node's shared memory cannot hold it: touching what is not there kills without a word."""
+        """End the job with one line where a node's shared memory cannot hold the buffers. Collective.
+
+        The window would be made all the same; the first touch of a page that is not there kills a rank without a word.
+        """
         needed = (world.local_size + 1) * size * 4
         free = _free_bytes(SHARED_MEMORY)
         short = world.comm.allgather(free is not None and world.local_rank == 0 and free < needed)

@@ -1,7 +1,7 @@
 """Exchanges under way: generators that yield what they wait for, moved on between pieces of compute or to the end.
 
-One algorithm, written once, so runs after backward or during it. An exchange yields anything with Test(): an MPI
-request, or a Condition. All ranks start theirs in the same order.
+So an algorithm is written once, and runs after backward or during it. An exchange yields anything with Test(): an MPI
+request, or a Condition. All ranks start their exchanges in the same order.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from dist.waiting import Condition, Pauses
 
 
 class Progress:
-    """Exchanges that were started and have not ended; at most `in_flight` of them at once, the others queue."""
+    """Exchanges that were started and have not ended. At most `in_flight` of them are under way; the others queue."""
 
     def __init__(self, in_flight: int = 4):
         self._in_flight = in_flight
@@ -74,9 +74,9 @@ class Progress:
 
 
 def poking(functions: SimpleNamespace, poke: Callable[[], object]) -> SimpleNamespace:
-    """The same functions, each followed by a poke: so that exchanges move on between pieces of compute.
+    """The same functions, each followed by a poke, so that exchanges move on between pieces of compute.
 
-    What is no function (the device they run on) stays as it is.
+    A member that is no function (the device they run on) stays as it is.
     """
 
     def followed(function):

@@ -10,9 +10,10 @@ def cut(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:
-    """Parts that tile what the ranks hold of [0, stop), each for one rank that holds it, by rank; held: ranges by rank.
+    """Share out what the ranks hold of [0, stop), so that each element goes to one rank that holds it.
 
-    What several ranks hold is cut among them.
+    held: each rank's ranges; the result: each rank's parts of them. What several ranks hold is cut among them; what
+    nobody holds is in no part.
     """
     points = sorted({0, stop} | {min(point, stop) for ranges in held for one in ranges for point in one})
     parts = [[] for _ in held]

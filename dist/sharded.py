@@ -1,6 +1,6 @@
-"""Flat vectors that no rank holds whole: the parts it owns, and room for the ranges that are in use (ZeRO).
+"""Flat vectors that no rank holds whole: the shard it owns, and room for the ranges that are in use (ZeRO).
 
-zeros(length) makes their memory: the host's, or a GPU's (device_buffers.py).
+zeros(length) makes their memory: the host's, or a GPU's (dist/gpu/buffers.py).
 """
 
 from itertools import accumulate
@@ -15,9 +15,10 @@ LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, t
 
 
 class Parts:
-    """A rank's part of each range, zeroed: about 1/N of the vector. bounds[start, stop]: where that of a range lies.
+    """What a rank owns of each range, zeroed: about 1/N of the vector.
 
-    `flat` holds the parts side by side; `parts[start, stop]` is that of one range, a view.
+    bounds: {(start, stop) of a range: [low, high) of this rank's part of it}. `flat` holds the parts side by side;
+    `parts[start, stop]` is a view of the part of one range.
     """
 
     def __init__(self, bounds: dict[tuple[int, int], tuple[int, int]], zeros=host_zeros):
@@ -38,9 +39,11 @@ class Parts:
 class Slots:
     """Stands in for a flat vector of which a range exists only while its turn lasts.
 
-    The first range and the last have memory of their own; those between, the layers, take turns in LAYER_SLOTS slots:
-    neighbours never meet. slot_of[start, stop] is a range's slot. Indexed [start:stop] within one range it gives a
-    view, as a whole vector would; whoever uses it sees to it that what lies there is that range's.
+    The first range and the last have memory of their own. Those between, the layers, take turns in LAYER_SLOTS slots,
+    so that a layer and its neighbour never lie in the same one. slot_of: {(start, stop) of a range: its slot}.
+
+    slots[start:stop], within one range, is a view, as of a whole vector. It cannot tell which range's values lie there:
+    that is for its users to know.
     """
 
     def __init__(self, ranges, zeros=host_zeros):
@@ -59,21 +62,21 @@ class Slots:
 
 
 class ShardedGradients(OwnBuffers):
-    """All `parameters`, and of the `gradients` the ranges that backward is at."""
+    """All of the `parameters`, and room for the ranges of the `gradients` that backward is at (ZeRO-2)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         self._world, self._zeros, self.ranges = world, zeros, ranges
         self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
 
     def new_parts(self) -> Parts:
-        """Room for this rank's part of each range of a vector, where the buffers lie: the one whose sum a ring's
-        reduce-scatter leaves here."""
+        """Room for this rank's part of each range, on the buffers' device: the part whose sum a ring's reduce-scatter
+        leaves here."""
         size, rank = self._world.size, self._world.rank
         return Parts({part: ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):
-    """Of both `parameters` and `gradients` the ranges that are in use; `own`: this rank's Parts of the parameters."""
+    """Room for the ranges of `parameters` and `gradients` that are in use; `own`: this rank's parameters (ZeRO-3)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         self._world, self._zeros, self.ranges = world, zeros, ranges
@@ -81,5 +84,5 @@ class ShardedParameters(ShardedGradients):
         self.own = self.new_parts()
 
     def filled(self, start: int, stop: int) -> None:
-        """Keep this rank's part of the first parameters that have been written."""
+        """Keep this rank's part of the range's first parameters, before the next range takes their memory."""
         self.own[start, stop][:] = self.parameters[slice(*self.own.bounds[start, stop])]

@@ -1,4 +1,4 @@
-"""Waiting that leaves the core to those who work: test, and sleep between two tests.
+"""Waiting that leaves the core to those who work: test, and sleep between two tests. Sums of numbers, so waited for.
 
 A rank blocked in an MPI call burns its core in every MPI library, also when other ranks need it.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+# Linux adds up to 50 us of timer slack to each (prctl(2)): a shorter pause than the first would not end earlier.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 3e-4
 
 
@@ -27,7 +28,7 @@ class Pauses:
 
 
 class Condition:
-    """Something to wait for that is no MPI request: `holds()` becomes true by another rank's doing."""
+    """Something to wait for that is no MPI request: `holds()` becomes true by what another rank does."""
 
     def __init__(self, holds: Callable[[], bool]):
         self.Test = holds
@@ -45,7 +46,7 @@ def barrier(comm) -> None:
 
 
 def gather_everywhere(comm, *numbers: float) -> np.ndarray:
-    """(ranks, numbers) float64: what every rank of comm gave, on all of them."""
+    """(ranks, numbers) float64: what every rank of comm gave, on all of them. Collective."""
     gathered = np.empty((comm.size, len(numbers)))
     own = np.array(numbers, float)
     wait(comm.Iallgather(own, gathered))
@@ -53,5 +54,41 @@ def gather_everywhere(comm, *numbers: float) -> np.ndarray:
 
 
 def sum_everywhere(comm, *numbers: float) -> list[float]:
-    """Each number's sum over the ranks of comm, with the same bits on all of them: gathered, then added exactly."""
+    """Each number's sum over the ranks of comm. Collective.
+
+    All ranks get the same bits: they gather the numbers and add them exactly (math.fsum), in which no order matters.
+    """
     return [math.fsum(column) for column in gather_everywhere(comm, *numbers).T]
+
+
+class EarlySum:
+    """A number summed over the ranks of comm while something larger is still under way.
+
+    Each rank adds it in `parts` parts; the rank's sum travels as soon as it has the last one. Between its last part and
+    its `result`, a rank begins no other collective on comm. All ranks get the same bits, as from sum_everywhere.
+    """
+
+    def __init__(self, comm, parts: int):
+        self._comm, self._parts = comm, parts
+        self._gathered = np.empty(comm.size)
+        self._begin()
+
+    def add(self, part: float) -> None:
+        self._own.append(part)
+        if len(self._own) == self._parts:
+            self._send()
+
+    def result(self) -> float:
+        """Return when all ranks have all their parts; the next sum begins. Collective."""
+        if self._parts == 0:  # this rank owns nothing, and no `add` has sent for it
+            self._send()
+        wait(self._request)
+        self._begin()
+        return math.fsum(self._gathered)
+
+    def _begin(self):
+        self._own, self._request = [], None
+
+    def _send(self):
+        self._sum = np.array([math.fsum(self._own)])
+        self._request = self._comm.Iallgather(self._sum, self._gathered)

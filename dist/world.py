@@ -1,27 +1,29 @@
-"""The ranks of the job, the nodes they sit on, and speaking with one voice."""
+"""The ranks of the job and the nodes they sit on; how a job starts, speaks with one voice, and ends on all ranks."""
 
 import atexit
 import os
 import signal
 import socket
 import sys
-from contextlib import contextmanager
+import time
+import traceback
+from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from dist.abort import USER_MISTAKE, install_abort_hook
 from dist.mpi import MPI
+
+USER_MISTAKE = 2  # exit code, as argparse's
+PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
+ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place: `rank` of `size`; `local_rank` among the `local_size` ranks of `node` (0 .. node_count-1).
-
-    Nodes are numbered in the order of their first ranks, the leaders. `places` says it of every rank:
-    [{"rank", "node", "host", "local_rank"}, ...].
-    """
+    """One rank's place in the job. Nodes are numbered from 0, in the order of their first ranks, the leaders."""
 
     comm: "MPI.Intracomm"
-    local_comm: "MPI.Intracomm"
+    local_comm: "MPI.Intracomm"  # of the node's ranks, which share a memory
     rank: int
     size: int
     node: int
@@ -29,7 +31,7 @@ class World:
     local_rank: int
     local_size: int
     host: str
-    places: list
+    places: list  # of every rank: [{"rank", "node", "host", "local_rank"}, ...]
 
     def print(self, *text) -> None:
         """print on rank 0 only, at once."""
@@ -61,30 +63,58 @@ def end_with_one_line(comm, text: str):
     raise SystemExit(USER_MISTAKE)
 
 
+def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:
+    """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
+
+    Without this, the rank would wait in MPI_Finalize for the others, who wait for it in a collective. An exception of
+    one of the types in `mistakes`, which are the user's, prints its text alone.
+    """
+
+    def abort(kind, error, trace):
+        where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
+        sys.stdout.flush()
+        if isinstance(error, mistakes):
+            end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
+        what = "".join(traceback.format_exception_only(error)).strip()
+        end_job(comm, f"{where} ends the job: {what}\n{''.join(traceback.format_exception(kind, error, trace))}")
+
+    sys.excepthook = abort
+
+
+def end_job(comm, text: str, code: int = 1) -> None:
+    """Print the text and end all ranks, from any thread of any rank. Does not return."""
+    with suppress(OSError):  # who would read it may be gone
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    time.sleep(PRINTING_S)
+    # mpi4py keeps Python's lock in Abort. If that hangs, no thread of ours can do anything, but the kernel's timer can.
+    signal.setitimer(signal.ITIMER_REAL, ABORTING_S)
+    comm.Abort(code)
+    # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
+    os._exit(code)
+
+
 def library_name() -> str:
     """The MPI library and its version, in one line."""
     return " ".join(MPI.Get_library_version().splitlines()[0].split()).split(", package")[0].replace("Version: ", "")
 
 
 def start_mpi() -> "MPI.Intracomm":
-    """The world's communicator; MPI is initialized if nobody has done it yet. ImportError or RuntimeError without MPI.
-
-    At the end all ranks meet in MPI_Finalize. srun --kill-on-bad-exit sends SIGTERM to those that still are in there
-    when the first one has left with an exit code of ours: that code is to count, not the signal.
-    """
+    """The world's communicator. It initializes MPI if nobody has; without an MPI it raises what mpi4py raises."""
     if MPI is None:
         from mpi4py import MPI as missing  # noqa: F401  raises again what was wrong
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    # At the end all ranks meet in MPI_Finalize. When the first one leaves it with an exit code of ours, srun
+    # --kill-on-bad-exit sends SIGTERM to those that are still in there. The code is to count, not the signal.
     atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
     return MPI.COMM_WORLD
 
 
 def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception], ...] = ()) -> World:
-    """Set up the world of this job; from here on an exception on any rank ends it, one of the types in `mistakes` with
-    its text alone. Collective.
+    """Set up the world of this job; from here on an exception on any rank ends it (install_abort_hook). Collective.
 
-    A world smaller than SLURM, the launcher or `expect_ranks` meant ends here with the fix.
+    A world smaller than SLURM, the launcher or `expect_ranks` meant ends here, with a line that says what to do.
     """
     comm = start_mpi()
     install_abort_hook(comm, mistakes)
@@ -113,7 +143,7 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
     """What is wrong with a world of `size`, or None.
 
     srun without the right --mpi, or the mpirun of another MPI, gives N worlds of size 1 and no error: N separate
-    trainings. But the launchers leave the number of ranks they started in the environment.
+    trainings. But launchers leave the number of ranks that they started in the environment.
     """
     if expect_ranks and size != expect_ranks:
         return f"{size} ranks, expected {expect_ranks} (--expect-ranks): check the launch line, mpirun -n or srun -n"
@@ -129,3 +159,17 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
         f"a world of 1 rank, but the launcher started {meant} ({name}): it and this MPI ({library_name()}) do not know "
         "each other; start with the mpirun of this MPI, or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
     )
+
+
+def threads_per_rank(world: World) -> int:
+    """How many threads this rank may run, so that a node's ranks share its cores without crowding. Collective.
+
+    A core that several local ranks may run on counts as a share for each. So where the launcher or SLURM binds ranks to
+    cores, it is the number of cores bound; elsewhere, the node's cores divided by its ranks. OMP_NUM_THREADS and
+    SLURM_CPUS_PER_TASK, where set, limit it.
+    """
+    own = os.sched_getaffinity(0)
+    sharers = Counter(core for cores in world.local_comm.allgather(own) for core in cores)
+    threads = max(1, int(sum(1 / sharers[core] for core in own) + 1e-9))  # three thirds are one, rounding or not
+    limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
+    return min([threads, *(int(limit) for limit in limits if limit.isdigit() and int(limit) > 0)])

@@ -14,7 +14,6 @@ The global batch is the same in all rows. Ends in a second or two for thousands 
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -27,18 +26,13 @@ from dist.ranges import cut
 from dist.wire import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.cluster.hosts import ClusterError
-from scripts.cluster.network import bits_per_s
 from scripts.prediction.advice import advice_sentence, advise
 from scripts.prediction.from_run import advise_from_run
+from scripts.settings.units import bytes_per_s, duration_s, parameter_count
 from traces.record.files import RunError
 
-SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 MOST_RANKS = 10**6
 USER_MISTAKE = 2  # exit code, as argparse's
-
-
 DEFAULT_LAYERS, DEFAULT_LATENCY = 12, "50us"
 
 
@@ -51,7 +45,7 @@ def main():
         else:
             rows = advise(described_cluster(arguments), described_training(arguments), arguments.library or "mpich")
             report = {"strategies": rows, "notes": []}
-    except (ValueError, ClusterError, RunError) as error:
+    except (ValueError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE) from None
     rows = report["strategies"]
@@ -83,7 +77,7 @@ def overrides(arguments) -> tuple:
         if not arguments.nodes:
             raise ValueError("--ranks without --nodes: say how many nodes they sit on")
         placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
-    rate = bits_per_s(arguments.link) / 8 if arguments.link else None
+    rate = bytes_per_s(arguments.link) if arguments.link else None
     return placement, rate, duration_s(arguments.latency) if arguments.latency else None, arguments.library
 
 
@@ -128,8 +122,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def described_cluster(arguments) -> Cluster:
-    """ValueError or ClusterError with one line for what is no cluster."""
-    rate = bits_per_s(arguments.link) / 8
+    """ValueError with one line for what is no cluster."""
+    rate = bytes_per_s(arguments.link)
     if not 0 < arguments.memory_rate < float("inf"):
         raise ValueError(f"--memory-rate {arguments.memory_rate:g}: expected more than 0")
     memory = arguments.memory_rate * 1e9
@@ -154,23 +148,6 @@ def place_ranks(nodes: int, ranks: int | None, per_node: int | None) -> np.ndarr
             f"{nodes * per_node} ranks; change --ranks, --nodes or --ranks-per-node"
         )
     return np.arange(ranks) // per_node
-
-
-def duration_s(text: str) -> float:
-    """2e-5 for "20us". ValueError for what is no time."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
-    if match is None:
-        raise ValueError(f"{text!r} is no time: expected 20us, 1.5ms or the like")
-    return float(match[1]) * SECONDS[match[2]]
-
-
-def parameter_count(text: str) -> int:
-    """124000000 for "124M". ValueError for what is no count."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.upper())
-    count = round(float(match[1]) * COUNTS[match[2]]) if match else 0
-    if count < 1:
-        raise ValueError(f"{text!r} is no count of parameters: expected 124M, 1.5B or a number")
-    return count
 
 
 def table(rows: list[dict]) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from dist.probe.launcher import mpirun_command, mpirun_environment
+from dist.probe.programs import mpirun_command, mpirun_environment
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.

@@ -62,8 +62,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     """The exit code, on all ranks. What a rank meets on its own has become facts: all make the same calls."""
     from mpi4py import MPI
 
-    from dist.abort import install_abort_hook
-    from dist.world import lost_ranks, start_mpi, world_of
+    from dist.world import install_abort_hook, lost_ranks, start_mpi, world_of
 
     limit.stage = "starting MPI: does the launcher fit the library (srun --mpi=list), do the nodes reach each other?"
     comm = start_mpi()

@@ -10,7 +10,6 @@ A trace whose name ends in .gz is compressed. RUN may also be a file or folder o
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from gpt2.errors import UserError
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
+from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.read.runs import read_log
-
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def export_paraver(settings) -> list[Path]:
@@ -86,21 +84,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--format", choices=FORMATS, required=True, help="what to write")
     add("--out", metavar="PATH", type=Path, required=True, help="where to")
     add("--dtype", choices=WRITTEN, help=f"of the weights written ({WRITTEN[0]}); rounded to nearest even")
-    add("--shard-size", metavar="SIZE", type=size, help="huggingface: of one file, like 500MB (5GB)")
+    add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: of one file, like 500MB (5GB)")
     settings = parser.parse_args(arguments)
     for name, formats in FLAGS.items():
         if getattr(settings, name) is not None and settings.format not in formats:
             flag = name.replace("_", "-")
             parser.error(f"--{flag} with --format {settings.format}: it is for --format {' or '.join(formats)}")
     return settings
-
-
-def size(text: str) -> int:
-    """500000000 for "500MB"."""
-    match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: expected a whole number with KB, MB or GB, like 5GB")
-    return int(match[1]) * UNITS[match[2]]
 
 
 if __name__ == "__main__":

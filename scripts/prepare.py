@@ -42,6 +42,7 @@ from scripts.preparation.processes import ordered_map
 from scripts.preparation.progress import Progress
 from scripts.preparation.shards import ShardWriter
 from scripts.preparation.survey import check_text, survey, total
+from scripts.settings.units import integer, percent
 from scripts.training.signals import INTERRUPTED
 
 SPLITS = {"train": "training", "val": "validation"}
@@ -190,18 +191,6 @@ def token_count(text: str) -> int:
 
 def process_count(text: str) -> int:
     return integer(text, 1, 4096)
-
-
-def integer(text: str, low: int, high: int) -> int:
-    if not re.fullmatch(r"\d+(_\d+)*", text) or not low <= int(text) <= high:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected an integer from {low} to {high}")
-    return int(text)
-
-
-def percent(text: str) -> Fraction:
-    if not re.fullmatch(r"\d{1,2}(\.\d{0,6})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 0 to below 100, such as 0.5")
-    return Fraction(text)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ its own. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun
 """
 
 import argparse
-import os
-import shutil
 import sys
 
-from scripts.cluster.hosts import ClusterError, end_clusters, running_hosts
-from scripts.cluster.launch import end_with, mpirun_here, place_ranks, rank_range, run_ranks
+from scripts.cluster.hosts import end_clusters, running_hosts
+from scripts.cluster.launch import mpirun_here, place_ranks, rank_range, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
-
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+from scripts.cluster.program import check_command, check_machine, end_with, split_command
 
 
 def main():
@@ -47,30 +44,10 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and what follows the first -- untouched: the command may have -- and flags of its own."""
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
-def check_machine() -> None:
-    """ClusterError unless this process may make namespaces and has the tools."""
-    if sys.platform != "linux":
-        raise ClusterError("hosts are made of Linux namespaces; this is not Linux")
-    if os.geteuid() != 0:
-        raise ClusterError("only root may make hosts and networks: start it with sudo")
-    for tool, package in TOOLS.items():
-        if shutil.which(tool) is None:
-            raise ClusterError(f"no command {tool!r}: install {package}")
-
-
 def run(arguments, command: list[str]) -> int:
     """One cluster for one command; its exit code."""
     check_machine()
-    if not command:
-        raise ClusterError("no command: end the line with -- COMMAND...")
+    check_command(command)
     addresses = host_addresses(arguments.nodes)
     placement = place_ranks(arguments.ranks, arguments.nodes, arguments.ranks_per_node, arguments.first_node)
     ports = node_ports(arguments.nodes, arguments.rate, arguments.slow)

@@ -11,27 +11,27 @@ code is the command's, or 2 for a mistake.
 """
 
 import argparse
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
+from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, end_clusters
-from scripts.cluster.launch import Stopped, end_with, raise_stopped
-from scripts.cluster.network import bits_per_s, host_addresses
+from scripts.cluster.network import host_addresses
 from scripts.cluster.slurm_daemons import Slurm, running_slurm
-from scripts.virtual_cluster import check_machine, split_command
+from scripts.settings.units import bits_per_s
 
-TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "munged": "munge"}
+INSTALL = "(apt-get install slurm-wlm munge libpmix-dev)"
+TOOLS = dict.fromkeys(("slurmctld", "slurmd", "srun"), f"slurm-wlm {INSTALL}") | {"munged": f"munge {INSTALL}"}
 POLL_S = 0.5
 GRACE_S = 5  # for a command that is told to end
 
 
 def main():
-    own, command = split_command(sys.argv[1:])
+    own, command = program.split_command(sys.argv[1:])
     arguments = parser().parse_args(own)
-    end_with(lambda: run(arguments, command))
+    program.end_with(lambda: run(arguments, command))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,17 +49,14 @@ def parser() -> argparse.ArgumentParser:
 
 def check_slurm() -> None:
     """ClusterError unless this machine can have virtual hosts and has SLURM's programs."""
-    check_machine()
-    for tool, package in TOOLS.items():
-        if shutil.which(tool) is None:
-            raise ClusterError(f"no command {tool!r}: install {package} (apt-get install slurm-wlm munge libpmix-dev)")
+    program.check_machine()
+    program.check_tools(TOOLS)
 
 
 def run(arguments, command: list[str]) -> int:
     """One SLURM for one command and the jobs it leaves; the command's exit code."""
     check_slurm()
-    if not command:
-        raise ClusterError("no command: end the line with -- COMMAND...")
+    program.check_command(command)
     if arguments.ranks_per_node < 1 or arguments.gpus_per_node < 0:
         raise ClusterError("--ranks-per-node is 1 or more, --gpus-per-node 0 or more")
     host_addresses(arguments.nodes)
@@ -78,17 +75,17 @@ def run_command(slurm: Slurm, command: list[str]) -> int:
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches the command as well
     try:
-        code = process.wait()
-    except Stopped:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        raise
+        return program.exit_code(process, stop_command)
     finally:
-        signal.signal(signal.SIGINT, raise_stopped)
-    return code if code >= 0 else 128 - code
+        signal.signal(signal.SIGINT, program.raise_stopped)
+
+
+def stop_command(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def wait_for_jobs(slurm: Slurm) -> None:

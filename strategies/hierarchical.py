@@ -16,10 +16,9 @@ from dist.buffers import NodeBuffers
 from dist.cost.memory import Memory
 from dist.cost.messages import ring_of_nodes
 from dist.gpu.node_exchange import NodeExchange
-from dist.host.early_sum import EarlySum
 from dist.mpi import MPI
 from dist.ranges import cut
-from dist.waiting import wait
+from dist.waiting import EarlySum, wait
 from strategies.base import OnGpus
 from strategies.bucketed import InBuckets
 from strategies.replicated import Replicated

@@ -1,24 +1,25 @@
-"""The algorithms behind the MPI libraries' collectives, as stages of messages (message_stages.py).
+"""The algorithms behind the MPI libraries' collectives, as stages of messages (stages.py).
 
-Each function takes the member ranks in their order in the communicator, int64 (count,), the bytes of the whole vector,
-and, where there is one, the root as an index into the members. Costs in the literature's terms: Thakur, Rabenseifner
-and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005. Which library picks
-which of them when: mpi_choices.py.
+Most functions take the call (mpi_calls.py). Those that are parts of several algorithms take the member ranks in their
+order, int64 (count,), and the bytes of each member's block, (count,). mpi_choices.py says which library picks which
+algorithm when. The algorithms and their costs: Thakur, Rabenseifner and Gropp, "Optimization of collective
+communication operations in MPICH", IJHPCA 19(1), 2005.
 """
 
 import numpy as np
 
-from dist.cost.stages import Stage, stage
+from dist.cost.mpi_calls import Call
+from dist.cost.stages import Stage, backwards, stage
 
-# UCX sends a vector of less than this at once, into buffers of the receiver; a larger one waits until the receiver
-# answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB, not from 4 MB, under
-# MPICH 5.0.2, and waited from 128 KB under Open MPI 5.0.11.
+# UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
+# answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB under MPICH 5.0.2 and
+# waited from 4 MB on; under Open MPI 5.0.11 it waited from 128 KB on.
 RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
-MOST_ROUNDS = 64
+MOST_ROUNDS = 64  # of a ring that are looked at one by one
 
 
 def ring_reduce_scatter(members, blocks) -> list[Stage]:
-    """Member r sends every block but its own, the last to arrive there summed. blocks: bytes of each member's.
+    """Each member sends every block but its own; its own arrives last, as the sum of all.
 
     In segments, so that a segment is added while the next one comes.
     """
@@ -28,7 +29,7 @@ def ring_reduce_scatter(members, blocks) -> list[Stage]:
 
 
 def ring_all_gather(members, blocks) -> list[Stage]:
-    """Member r passes on every block but that of its right neighbour, in segments."""
+    """Each member passes on every block but that of its right neighbour, in segments."""
     sent = blocks.sum() - np.roll(blocks, -1)
     return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1), all_together=True)]
 
@@ -36,7 +37,7 @@ def ring_all_gather(members, blocks) -> list[Stage]:
 def ring_rounds(members, blocks) -> list[Stage]:
     """The all-gather as the libraries do it: in each round everybody passes on the block that came in the one before.
 
-    Of more than MOST_ROUNDS rounds, which are alike, one stage stands for all.
+    The rounds are alike: of more than MOST_ROUNDS, one stage stands for all.
     """
     count = len(members)
     if count > MOST_ROUNDS:
@@ -45,67 +46,67 @@ def ring_rounds(members, blocks) -> list[Stage]:
     return [stage(members, np.roll(members, -1), blocks[(place - shift) % count]) for shift in range(count - 1)]
 
 
-def linear_reduce(members, size, root=0) -> list[Stage]:
+def linear_reduce(call: Call) -> list[Stage]:
     """Open MPI's: the root receives from one after another, the last first (coll_base_reduce.c, basic_linear)."""
-    others = np.delete(members, root)[::-1]
-    return [stage(other, members[root], size, added=size) for other in others]
+    others = np.delete(call.members, call.root)[::-1]
+    return [stage(other, call.members[call.root], call.size, added=call.size) for other in others]
 
 
-def linear_bcast(members, size, root=0) -> list[Stage]:
-    return [stage(members[root], members, size)]
+def linear_bcast(call: Call) -> list[Stage]:
+    return [stage(call.members[call.root], call.members, call.size)]
 
 
-def chain_reduce(members, size, root=0) -> list[Stage]:
-    """One after another, from the last to the root, not cut into segments."""
-    order = np.roll(members, -root)
-    return [stage(order[place], order[place - 1], size, added=size) for place in range(len(order) - 1, 0, -1)]
-
-
-def chain_bcast(members, size, root=0) -> list[Stage]:
-    order = np.roll(members, -root)
-    return [stage(order[place - 1], order[place], size) for place in range(1, len(order))]
-
-
-def binomial_reduce(members, size, root=0) -> list[Stage]:
-    """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
-    order, stages, distance = np.roll(members, -root), [], 1
-    while distance < len(order):
-        senders = np.arange(distance, len(order), 2 * distance)
-        stages.append(stage(order[senders], order[senders - distance], size, added=size))
-        distance *= 2
-    return stages
-
-
-def binomial_bcast(members, size, root=0) -> list[Stage]:
-    """binomial_reduce backwards: the farthest first."""
-    return [stage(one.destination, one.source, one.size) for one in reversed(binomial_reduce(members, size, root))]
-
-
-def doubling_bcast(members, size, root=0) -> list[Stage]:
-    """The binomial tree grown the other way: in round k the 2^k members that have it send it 2^k further."""
-    order, stages, distance = np.roll(members, -root), [], 1
-    while distance < len(order):
-        receivers = np.arange(distance, min(2 * distance, len(order)))
-        stages.append(stage(order[receivers - distance], order[receivers], size))
-        distance *= 2
-    return stages
-
-
-def linear_scatter(members, size, root=0) -> list[Stage]:
+def linear_scatter(call: Call) -> list[Stage]:
     """One blocking send after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
-    return [stage(members[root], other, size // len(members)) for other in np.delete(members, root)]
+    others = np.delete(call.members, call.root)
+    return [stage(call.members[call.root], other, call.block) for other in others]
 
 
-def scatter_ring_bcast(members, size, root=0) -> list[Stage]:
+def chain_reduce(call: Call) -> list[Stage]:
+    """One after another, from the last to the root, not cut into segments."""
+    order = call.from_root
+    return [stage(order[place], order[place - 1], call.size, added=call.size) for place in range(call.count - 1, 0, -1)]
+
+
+def chain_bcast(call: Call) -> list[Stage]:
+    return backwards(chain_reduce(call))
+
+
+def binomial_reduce(call: Call) -> list[Stage]:
+    """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
+    order, stages, distance = call.from_root, [], 1
+    while distance < call.count:
+        senders = np.arange(distance, call.count, 2 * distance)
+        stages.append(stage(order[senders], order[senders - distance], call.size, added=call.size))
+        distance *= 2
+    return stages
+
+
+def binomial_bcast(call: Call) -> list[Stage]:
+    """binomial_reduce backwards: the farthest first."""
+    return backwards(binomial_reduce(call))
+
+
+def doubling_bcast(call: Call) -> list[Stage]:
+    """The binomial tree grown the other way: in round k the 2^k members that have it send it 2^k further."""
+    order, stages, distance = call.from_root, [], 1
+    while distance < call.count:
+        receivers = np.arange(distance, min(2 * distance, call.count))
+        stages.append(stage(order[receivers - distance], order[receivers], call.size))
+        distance *= 2
+    return stages
+
+
+def scatter_ring_bcast(call: Call) -> list[Stage]:
     """van de Geijn's: blocks scattered down a binomial tree, then gathered on a ring."""
-    order = np.roll(members, -root)
-    return binomial_scatter(order, size) + ring_rounds(order, scattered_blocks(len(order), size))
+    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
+    return binomial_scatter(order, blocks) + ring_rounds(order, blocks)
 
 
-def scatter_doubling_bcast(members, size, root=0) -> list[Stage]:
+def scatter_doubling_bcast(call: Call) -> list[Stage]:
     """The same with the blocks gathered by recursive doubling, for a power of two of members."""
-    order = np.roll(members, -root)
-    return binomial_scatter(order, size) + doubling_all_gather(order, scattered_blocks(len(order), size))
+    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
+    return binomial_scatter(order, blocks) + doubling_all_gather(order, blocks)
 
 
 def scattered_blocks(count: int, size: int) -> np.ndarray:
@@ -114,12 +115,12 @@ def scattered_blocks(count: int, size: int) -> np.ndarray:
     return np.clip(size - block * np.arange(count), 0, block)
 
 
-def binomial_scatter(order, size) -> list[Stage]:
+def binomial_scatter(order, blocks) -> list[Stage]:
     """From the first member; whoever receives for others passes on their half, the farthest first.
 
-    A stage is one distance: the sends of a rank follow one another, in sending too where each waits for its receiver.
+    A stage is one distance, because a rank sends to one receiver after another.
     """
-    edges = np.concatenate([[0], np.cumsum(scattered_blocks(len(order), size))])
+    edges = np.concatenate([[0], np.cumsum(blocks)])
     receivers = np.arange(1, len(order))
     distance = receivers & -receivers
     sent = edges[np.minimum(receivers + distance, len(order))] - edges[receivers]
@@ -127,28 +128,28 @@ def binomial_scatter(order, size) -> list[Stage]:
     return [stage(order[receivers[now] - distance[now]], order[receivers[now]], sent[now]) for now in together]
 
 
-def pairwise_reduce_scatter(members, nodes, size) -> list[Stage]:
-    """In round i member r sends r+i its block. nodes: where the members sit, to tell rounds apart that matter.
+def pairwise_reduce_scatter(call: Call) -> list[Stage]:
+    """In round i each member sends its block to the i-th member after it.
 
-    With many ranks placed node by node, the rounds of which no message stays inside a node are alike, and stand as
-    one stage. Half way round the pairs exchange; the others send one way and receive from the other.
+    Where many ranks are placed node by node, the rounds in which no message stays inside a node are alike. They stand
+    as one stage that is repeated. Half way round, two members exchange with each other; in all other rounds a member
+    sends one way and receives from the other.
     """
-    count, block = len(members), size // len(members)
-    widest = int(np.bincount(nodes).max())
-    alike = bool(np.all(np.diff(nodes) >= 0)) and count > max(2 * widest, 64)
+    members, count = call.members, call.count
+    widest = int(call.group.ranks_per_node.max())
+    alike = bool(np.all(np.diff(call.group.nodes) >= 0)) and count > max(2 * widest, 64)
     shifts = [*range(1, widest + 1), *range(count - widest + 1, count)] if alike else range(1, count)
     repeats = {widest: count - 2 * widest + 1} if alike else {}
     stages = []
     for shift in shifts:
-        exchange = 2 * shift == count and block >= RENDEZVOUS_BYTES["mpich"]
-        repeat = repeats.get(shift, 1)
-        messages = members, np.roll(members, -shift), block
-        stages.append(stage(*messages, added=block, exchange_apart=exchange, repeat=repeat))
+        apart = 2 * shift == count and call.block >= RENDEZVOUS_BYTES[call.library]
+        messages, repeat = (members, np.roll(members, -shift), call.block), repeats.get(shift, 1)
+        stages.append(stage(*messages, added=call.block, exchange_apart=apart, repeat=repeat))
     return stages
 
 
 def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
-    """Pairs at growing distance exchange what they have; for a power of two of members. blocks: bytes of each one's."""
+    """Pairs at growing distance exchange what they have; for a power of two of members."""
     edges = np.concatenate([[0], np.cumsum(blocks)])
     index, stages, distance = np.arange(len(members)), [], 1
     while distance < len(members):
@@ -160,19 +161,19 @@ def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
     return stages
 
 
-def bruck_all_gather(members, size) -> list[Stage]:
+def bruck_all_gather(call: Call) -> list[Stage]:
     """In round k everybody sends what it has 2^k members back, the last round only what is missing."""
-    block, stages, distance = size // len(members), [], 1
-    while distance < len(members):
-        sent = block * min(distance, len(members) - distance)
-        stages.append(stage(members, np.roll(members, distance), sent))
+    stages, distance = [], 1
+    while distance < call.count:
+        sent = call.block * min(distance, call.count - distance)
+        stages.append(stage(call.members, np.roll(call.members, distance), sent))
         distance *= 2
     return stages
 
 
-def doubling_allreduce(members, size) -> list[Stage]:
+def doubling_allreduce(call: Call) -> list[Stage]:
     """Recursive doubling of whole vectors; members beyond a power of two are folded into others and served last."""
-    core, fold = folded(members, keep=1)
+    size, (core, fold) = call.size, folded(call.members, keep=1)
     index, distance = np.arange(len(core)), 1
     stages = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
     while distance < len(core):
@@ -182,9 +183,9 @@ def doubling_allreduce(members, size) -> list[Stage]:
 
 
 def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:
-    """(a power of two of members, pairs (folded away, its partner) (K, 2)) of the first 2 K members.
+    """(the members that stay, a power of two of them; pairs of (folded away, its partner), (K, 2)).
 
-    keep: which of each pair of neighbours stays, the first (0) or the second (1).
+    The first 2 K members are the pairs of neighbours. keep: which of a pair stays, the first (0) or the second (1).
     """
     rest = len(members) - (1 << (len(members).bit_length() - 1))
     pairs = members[: 2 * rest].reshape(rest, 2)

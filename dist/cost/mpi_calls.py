@@ -8,10 +8,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Group:
-    """A communicator: members, the ranks in its order, int64 (count,); nodes: where each of them sits, (count,)."""
+    """A communicator. A place is an index into its members."""
 
-    members: np.ndarray
-    nodes: np.ndarray
+    members: np.ndarray  # ranks in the communicator's order, int64 (count,)
+    nodes: np.ndarray  # where each of them sits, (count,)
 
     @property
     def count(self) -> int:
@@ -23,7 +23,7 @@ class Group:
 
     @cached_property
     def leader_places(self) -> np.ndarray:
-        """Indices of each node's first member, in their order."""
+        """Places of each node's first member, in their order."""
         return np.sort(np.unique(self.nodes, return_index=True)[1])
 
     @cached_property
@@ -32,7 +32,7 @@ class Group:
 
     @cached_property
     def local_places(self) -> tuple[np.ndarray, np.ndarray]:
-        """(number among the members of its node, index of its node's first member), of every member."""
+        """For every member: (its number among the members of its node, the place of its node's first member)."""
         order = np.argsort(self.nodes, kind="stable")
         first = np.flatnonzero(np.r_[True, np.diff(self.nodes[order]) != 0])
         widths = np.diff(np.r_[first, self.count])
@@ -44,19 +44,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Call:
-    """collective: "reduce", "bcast", "allreduce", "reduce_scatter_block" or "allgather" of `size` bytes in all.
+    """A collective of a communicator on a vector."""
 
-    library: "mpich" or "openmpi"; item: bytes of one element; root: an index into the group's members.
-    after_node_sums: the members are leaders that come from sums inside their nodes, each when its own is done.
-    """
-
-    library: str
-    collective: str
+    library: str  # "mpich" or "openmpi"
+    collective: str  # "reduce", "bcast", "allreduce", "reduce_scatter_block" or "allgather"
     group: Group
-    size: int
-    item: int
-    root: int = 0
-    after_node_sums: bool = False
+    size: int  # bytes of the whole vector
+    item: int  # bytes of one element
+    root: int = 0  # its place in the group
+    after_node_sums: bool = False  # members are leaders, each of which comes when the sum inside its node is done
 
     @property
     def members(self) -> np.ndarray:
@@ -67,9 +63,18 @@ class Call:
         return self.group.count
 
     @property
+    def from_root(self) -> np.ndarray:
+        """The members in their order, beginning with the root."""
+        return np.roll(self.members, -self.root)
+
+    @property
     def block(self) -> int:
         """Bytes of one rank's part in a reduce-scatter or all-gather."""
         return self.size // self.count
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return np.full(self.count, self.block)
 
     @property
     def power_of_two(self) -> bool:
@@ -77,7 +82,7 @@ class Call:
 
     @property
     def few_elements(self) -> bool:
-        """Fewer than the ranks that would each get a block."""
+        """Fewer than the ranks that would each get a block: the largest power of two of the members."""
         return self.size // self.item < 1 << (self.count.bit_length() - 1)
 
     @property
@@ -91,9 +96,9 @@ class Call:
 
     @property
     def root_node(self) -> int:
-        """Index, among the leaders, of the leader on the root's node."""
+        """The place, among the leaders, of the leader on the root's node."""
         return int(np.flatnonzero(self.group.leaders.nodes == self.group.nodes[self.root])[0])
 
     def among_leaders(self, root: int = 0) -> "Call":
-        """The same call, one rank a node; root: an index into the leaders."""
+        """The same call, one rank a node; root: its place among the leaders."""
         return replace(self, group=self.group.leaders, root=root)

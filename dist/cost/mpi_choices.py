@@ -1,22 +1,22 @@
 """Which algorithm an MPI library picks for a collective: the defaults of MPICH 5.0 and Open MPI 5.0.
 
-CHOICES is the table; the first line of a library and collective whose condition holds is the answer. Each cites where
-it was read in the library's sources. `counted`: on 3, 4 and 5 virtual hosts, with 1 rank each and with 2 (the fifth
-host 1), vectors of 8 MB, every port's counters showed the bytes of this algorithm, under MPICH 5.0.2 or Open MPI
-5.0.11, both over UCX and TCP. A line with algorithm None is a choice that is not modelled. A site's settings and other
-builds may choose otherwise.
+CHOICES is the table. For a library and a collective, the first line whose condition holds is the answer. Each line
+cites where it was read in the library's sources. Algorithm None: a choice that is not modelled. A site's settings and
+other builds may choose otherwise.
+
+`counted` lines were confirmed by the counters of every port, under MPICH 5.0.2 or Open MPI 5.0.11, both over UCX and
+TCP: vectors of 8 MB on 3, 4 and 5 virtual hosts, with 1 rank each and with 2 (the fifth host 1).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from dist.cost import mpi_algorithms as flat
 from dist.cost import mpi_compositions as composed
 from dist.cost.mpi_calls import Call
 from dist.cost.rabenseifner import rabenseifner_allreduce, rabenseifner_reduce
 from dist.cost.stages import Stage
+from dist.probe.programs import OPEN_MPI, mpi_family
 
 MPICH = "src/mpi/coll/coll_selection.json"
 CH4 = "maint/tuning/coll/ch4/generic.json"
@@ -30,12 +30,12 @@ class UnknownChoice(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """A line of the table: under `condition`, `algorithm`; read in `source`; `counted`: confirmed by port counters."""
+    """A line of the table."""
 
     condition: Callable[[Call], bool]
     algorithm: str | None
-    source: str
-    counted: bool = False
+    source: str  # where it was read
+    counted: bool = False  # confirmed by the ports' counters
 
 
 def otherwise(call: Call) -> bool:
@@ -117,8 +117,8 @@ LIBRARIES = ("mpich", "openmpi")
 
 
 def library_key(name: str) -> str:
-    """Which of LIBRARIES a library's own name for itself means: "Open MPI v5.0.11" is "openmpi", all others MPICH."""
-    return "openmpi" if "Open MPI" in name else "mpich"
+    """Which of LIBRARIES the library is that calls itself so: "Open MPI v5.0.11" is "openmpi", all others "mpich"."""
+    return "openmpi" if mpi_family(name) == OPEN_MPI else "mpich"
 
 
 def resolve(call: Call) -> tuple[list[Stage], list[str]]:
@@ -135,34 +135,28 @@ def resolve(call: Call) -> tuple[list[Stage], list[str]]:
         return stages, [name, *names]
     if choice.algorithm == "reduce-scatter":
         stages, names = resolve(replace(call, collective="reduce"))
-        return stages + flat.linear_scatter(call.members, call.size), [name, *names]
+        return stages + flat.linear_scatter(call), [name, *names]
     return ALGORITHMS[name](call), [name]
 
 
 ALGORITHMS = {
-    "reduce linear": lambda call: flat.linear_reduce(call.members, call.size, call.root),
-    "reduce chain": lambda call: flat.chain_reduce(call.members, call.size, call.root),
-    "reduce binomial": lambda call: flat.binomial_reduce(call.members, call.size, call.root),
-    "reduce rabenseifner": lambda call: rabenseifner_reduce(
-        call.members, call.size, call.item, call.root, call.library, call.after_node_sums
-    ),
+    "reduce linear": flat.linear_reduce,
+    "reduce chain": flat.chain_reduce,
+    "reduce binomial": flat.binomial_reduce,
+    "reduce rabenseifner": rabenseifner_reduce,
     "reduce han": composed.han,
-    "bcast linear": lambda call: flat.linear_bcast(call.members, call.size, call.root),
-    "bcast chain": lambda call: flat.chain_bcast(call.members, call.size, call.root),
-    "bcast binomial": lambda call: flat.binomial_bcast(call.members, call.size, call.root),
-    "bcast scatter-ring": lambda call: flat.scatter_ring_bcast(call.members, call.size, call.root),
-    "bcast scatter-doubling": lambda call: flat.scatter_doubling_bcast(call.members, call.size, call.root),
+    "bcast linear": flat.linear_bcast,
+    "bcast chain": flat.chain_bcast,
+    "bcast binomial": flat.binomial_bcast,
+    "bcast scatter-ring": flat.scatter_ring_bcast,
+    "bcast scatter-doubling": flat.scatter_doubling_bcast,
     "bcast han": composed.han,
-    "allreduce doubling": lambda call: flat.doubling_allreduce(call.members, call.size),
-    "allreduce rabenseifner": lambda call: rabenseifner_allreduce(call.members, call.size, call.item, call.library),
+    "allreduce doubling": flat.doubling_allreduce,
+    "allreduce rabenseifner": rabenseifner_allreduce,
     "allreduce han": composed.han,
-    "reduce_scatter_block pairwise": lambda call: flat.pairwise_reduce_scatter(
-        call.members, call.group.nodes, call.size
-    ),
-    "allgather ring": lambda call: flat.ring_rounds(call.members, np.full(call.count, call.block)),
-    "allgather doubling": lambda call: flat.doubling_all_gather(
-        call.members, np.full(call.count, call.block), call.library
-    ),
-    "allgather bruck": lambda call: flat.bruck_all_gather(call.members, call.size),
+    "reduce_scatter_block pairwise": flat.pairwise_reduce_scatter,
+    "allgather ring": lambda call: flat.ring_rounds(call.members, call.blocks),
+    "allgather doubling": lambda call: flat.doubling_all_gather(call.members, call.blocks, call.library),
+    "allgather bruck": flat.bruck_all_gather,
     "allgather han": composed.han,
 }

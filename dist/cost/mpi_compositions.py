@@ -1,16 +1,17 @@
-"""Collectives put together from others: node by node (MPICH's SMP-aware ones, Open MPI's HAN), or one after another.
+"""Collectives put together from others, node by node: MPICH's SMP-aware ones, Open MPI's HAN.
 
-Inside a node the libraries have algorithms of their own; here a binomial tree stands for them. It carries nothing over
-a port, and its time comes from a measured rate (cost_model.Cluster.local_rate).
+Inside a node the libraries have algorithms of their own. Here a binomial tree stands for them: it carries nothing over
+a port, and its time comes from a measured rate (model.Cluster.local_rate).
 """
 
 from dataclasses import replace
 
 import numpy as np
 
-from dist.cost import mpi_algorithms, rabenseifner
+from dist.cost import mpi_algorithms
 from dist.cost.mpi_calls import Call
-from dist.cost.stages import Stage, stage
+from dist.cost.rabenseifner import rabenseifner_reduce
+from dist.cost.stages import Stage, backwards, stage
 
 
 def local_reduce(call: Call) -> list[Stage]:
@@ -27,18 +28,22 @@ def local_reduce(call: Call) -> list[Stage]:
 
 
 def local_bcast(call: Call) -> list[Stage]:
-    return [stage(one.destination, one.source, one.size) for one in reversed(local_reduce(call))]
+    """From every leader to its node."""
+    return backwards(local_reduce(call))
 
 
 def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
-    """MPICH's: inside the nodes, among their leaders, inside the nodes. resolve(call): what the leaders' call is."""
+    """MPICH's: inside the nodes, among their leaders, inside the nodes again.
+
+    resolve(call): (stages, names) of the leaders' call, which is a choice of its own.
+    """
     root = call.members[call.root]
     if call.collective == "bcast":
         middle, names = resolve(call.among_leaders(call.root_node))
         to_leader = stage(root, call.group.leaders.members[call.root_node], call.size)
         return [to_leader, *middle, *local_bcast(call)], names
     middle, names = resolve(replace(call.among_leaders(), after_node_sums=True))
-    # The leaders' root is rank 0's node whatever the root; the counters show the vector going on from there.
+    # Whatever the root, the leaders reduce to rank 0's node, and the vector goes on from there: the counters show it.
     after = local_bcast(call) if call.collective == "allreduce" else [stage(call.members[0], root, call.size)]
     return local_reduce(call) + middle + after, names
 
@@ -46,19 +51,18 @@ def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
 def han(call: Call) -> list[Stage]:
     """Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast run at once.
 
-    Among the leaders it calls libnbc, whose choices are those counted with 3, 4 and 5 leaders; more are taken to be
-    served like 5.
+    Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; more are taken to be served
+    like 5.
     """
     if call.collective == "allgather":
         return _han_all_gather(call)
     leaders = call.among_leaders(call.root_node)
     parts = []
     if call.collective in ("reduce", "allreduce"):
-        parts += rabenseifner.rabenseifner_reduce(leaders.members, call.size, call.item, leaders.root, "openmpi")
+        parts += rabenseifner_reduce(leaders)
     if call.collective in ("bcast", "allreduce"):
-        few = leaders.count <= 4
-        bcast = mpi_algorithms.linear_bcast if few else mpi_algorithms.doubling_bcast
-        parts += bcast(leaders.members, call.size, leaders.root)
+        bcast = mpi_algorithms.linear_bcast if leaders.count <= 4 else mpi_algorithms.doubling_bcast
+        parts += bcast(leaders)
     return [together(parts)]
 
 
@@ -74,8 +78,7 @@ def _han_all_gather(call: Call) -> list[Stage]:
     _, leader = call.group.local_places
     collect = stage(call.members, call.members[leader], call.block)
     if leaders.power_of_two:
-        blocks = np.full(leaders.count, leaders.block)
-        middle = mpi_algorithms.doubling_all_gather(leaders.members, blocks, "openmpi")
+        middle = mpi_algorithms.doubling_all_gather(leaders.members, leaders.blocks, leaders.library)
     else:
-        middle = mpi_algorithms.bruck_all_gather(leaders.members, call.size)
+        middle = mpi_algorithms.bruck_all_gather(leaders)
     return [collect, *middle, *local_bcast(call)]

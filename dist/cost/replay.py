@@ -1,14 +1,16 @@
-"""Seconds of messages whose ranks wait for nobody but their partners: each one moves when its two ends are ready.
+"""Seconds of messages whose ranks wait for nobody but their partners: each moves when its two ends are ready.
 
-A rank goes through the stages (message_stages.py) in their order: in each it posts all that it sends and receives, and
-when that is done it goes on. So it may be in the next call of a collective while others are still in this one, which
-adding up stages does not show. Messages under way share the nodes' ports (port_shares.py).
+A rank goes through the stages (stages.py) in their order. In each it posts all that it sends and receives, and goes on
+when that is done. So a rank may be in the next call of a collective while others are still in this one. A sum of the
+stages' times would not show that.
 
-How a message goes follows the protocols of UCX. A small one is sent at once, and its sender goes on (eager). A large
-one waits until both are there and the receiver has answered (rendezvous); its sender goes on when it has arrived, or
-at once if the socket takes it in. If two exchange large messages over one TCP connection, the answer of the earlier
-one stands in the queue behind its data: one direction waits for the other, unless both begin within a latency of each
-other. Measured on the virtual cluster: 4 MB each way, 82 or 164 ms.
+How a message goes follows the protocols of UCX:
+- A small message is sent at once, and its sender goes on (eager).
+- A large one waits until both ends are there and the receiver has answered (rendezvous). Its sender goes on when the
+  message has arrived, or at once if the socket takes it in.
+- Two ranks may exchange large messages over one TCP connection. The rank that begins first fills it with its data, and
+  its answer to the other's message stands in the queue behind them. So one direction waits for the other, unless both
+  begin within a latency of each other. Measured on the virtual cluster: 4 MB each way took 82 ms in step, else 164 ms.
 """
 
 import heapq
@@ -17,52 +19,55 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist.cost.port_shares import PortShares
 from dist.cost.stages import Stage
 
 # What Linux takes from a sender into a TCP connection at once (tcp(7), tcp_wmem: 4 MiB, bookkeeping included). Under
 # Open MPI sends of 1.6 and 2 MB to a waiting receiver came back at once on the virtual cluster, of 2.7 MB they did not.
 SOCKET_BYTES = 2_400_000
+A_MOMENT_S = 1e-9  # what would end in so short a time has ended: sums of times are not exact
 
 
 @dataclass(frozen=True)
 class Links:
-    """What messages travel over. nodes: of each rank; in_s, out_s: seconds a byte, (nodes,); latency_s: of a message.
+    """What messages travel over."""
 
-    local_s, local_added_s: seconds a byte inside a node, as it is and when it is added to another; add_s: to add a byte
-    that came over the network. rendezvous_bytes: the smallest message that waits for its receiver. queue_bytes: as
-    port_shares.PortShares says. one_connection: the two of a pair share it.
-    """
-
-    nodes: np.ndarray
-    in_s: np.ndarray
-    out_s: np.ndarray
-    latency_s: float
-    local_s: float
-    local_added_s: float
-    add_s: float
-    rendezvous_bytes: int
-    queue_bytes: float
-    one_connection: bool
+    nodes: np.ndarray  # the node of each rank, (ranks,)
+    in_s: np.ndarray  # seconds a byte takes into each node, (nodes,)
+    out_s: np.ndarray  # and out of it
+    latency_s: float  # of one message between nodes
+    local_s: float  # seconds a byte takes inside a node
+    local_added_s: float  # the same where it is added to another
+    add_s: float  # seconds to add a byte that came over the network
+    rendezvous_bytes: int  # the smallest message that waits for its receiver
+    queue_bytes: float  # of one message, what a port's queue holds
+    one_connection: bool  # both directions between two ranks share one TCP connection
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """posted: which of its two ends have come to it, and when; apart: as message_stages.Stage.exchange_apart.
-
-    sent: its sender went on when it began to move, as the socket took it in.
-    """
+    """A message and what has become of it so far."""
 
     source: int
     destination: int
     size: int
-    added: bool
+    added: bool  # the receiver adds it to its own
     eager: bool
-    apart: bool
-    posted: dict[int, float]
+    apart: bool  # stages.Stage.exchange_apart
+    posted: dict[int, float]  # {rank: when it came to this message}, of its two ends
     under_way: bool = False
-    sent: bool = False
+    sent: bool = False  # its sender went on when it began to move: the socket took it in
     arrived: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """A message on its way through two ports, numbered as PortShares.capacity is."""
+
+    message: object
+    ports: tuple[int, int]
+    left: float  # bytes
+    in_queue: float = 0.0  # of these, bytes that move before it has to queue again
+    rate: float = 0.0  # bytes/s
 
 
 def replay_seconds(stages: list[Stage], links: Links) -> float:
@@ -71,12 +76,16 @@ def replay_seconds(stages: list[Stage], links: Links) -> float:
 
 
 class Replay:
+    """The ranks, each at its place in the stages, and the events to come. `now`: seconds since the beginning."""
+
     def __init__(self, stages: list[Stage], links: Links):
         ranks = len(links.nodes)
         self.links, self.now = links, 0.0
         self.turns = _turns(stages, ranks, links.rendezvous_bytes)
-        self.unfinished, self.adding_s = [0] * ranks, [0.0] * ranks
-        self.queues = defaultdict(list)  # by pair: what waits for the pair's connection
+        self.unfinished = [0] * ranks  # messages of the rank's present stage
+        self.adding_s = [0.0] * ranks  # what the rank will take to add those that have arrived
+        self.queues = defaultdict(list)  # {pair of ranks: what waits for the pair's connection}
+        # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
         self.events, self.event_count = [], 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
 
@@ -85,7 +94,8 @@ class Replay:
             self._next_turn(rank)
         while self.events or self.shares.moving:
             event_s = self.events[0][0] if self.events else float("inf")
-            # Not by sums: late in a slow replay the moment until a fast message ends would round to nothing, for ever.
+            # Compared are the times from now, not the moments: late in a slow replay, `now` plus what a fast message
+            # still takes would round to `now`, and nothing would move for ever.
             to_event_s, to_end_s = event_s - self.now, self.shares.seconds_to_next_end()
             ended = self.shares.advance(min(to_event_s, to_end_s))
             self.now = event_s if to_event_s <= to_end_s else self.now + to_end_s
@@ -125,7 +135,7 @@ class Replay:
         self._start_what_may(message)
 
     def _start_what_may(self, changed: Message) -> None:
-        """Of what waits between two ranks: what nothing holds up any more."""
+        """Start the messages between the two ranks of `changed` that nothing holds up any more."""
         queue = self.queues[frozenset((changed.source, changed.destination))]
         for place, message in enumerate(queue):
             if not message.under_way and not any(self._holds_up(other, message) for other in queue[:place]):
@@ -168,7 +178,7 @@ class Replay:
 
 
 def _turns(stages: list[Stage], ranks: int, rendezvous_bytes: int) -> list[list[list[Message]]]:
-    """Of each rank, last turn first: the messages it takes part in, in each stage, those it receives first."""
+    """For each rank, its messages of each stage, those it receives first. The last stage comes first, to be popped."""
     turns = [[] for _ in range(ranks)]
     for stage in reversed(stages):
         receives, sends = defaultdict(list), defaultdict(list)
@@ -182,3 +192,59 @@ def _turns(stages: list[Stage], ranks: int, rendezvous_bytes: int) -> list[list[
         for rank in receives.keys() | sends.keys():
             turns[rank].append(receives[rank] + sends[rank])
     return turns
+
+
+class PortShares:
+    """Messages under way at once, and what each gets of the nodes' ports. `moving`: in the order of their service.
+
+    A port serves what came first, as a queue of packets does. But no more of one message than the queue holds: then the
+    sender has to wait for room, and its message stands behind what others have sent meanwhile.
+
+    in_s, out_s: seconds a byte takes through each node's port, (nodes,); queue_bytes: what a port's queue holds.
+    """
+
+    def __init__(self, in_s: np.ndarray, out_s: np.ndarray, queue_bytes: float):
+        self.capacity = [*(1 / in_s), *(1 / out_s)]  # bytes/s: every node's way in, then every node's way out
+        self.nodes, self.queue_bytes = len(in_s), queue_bytes
+        self.moving: list[Transfer] = []
+
+    def add(self, message, size: int, source_node: int, destination_node: int) -> None:
+        """`size` bytes begin to move; `message` says whose they are."""
+        self._queue(Transfer(message, (int(destination_node), self.nodes + int(source_node)), size))
+        self._share()
+
+    def _queue(self, transfer: Transfer) -> None:
+        transfer.in_queue = min(transfer.left, self.queue_bytes)
+        self.moving.append(transfer)
+
+    def _share(self) -> None:
+        """Give each message what those before it leave of both its ports."""
+        free = list(self.capacity)
+        for transfer in self.moving:
+            one, other = transfer.ports
+            transfer.rate = min(free[one], free[other])
+            free[one] -= transfer.rate
+            free[other] -= transfer.rate
+
+    def seconds_to_next_end(self) -> float:
+        """Until a message has arrived or has to queue again; infinite if there is none."""
+        return min((transfer.in_queue / transfer.rate for transfer in self.moving if transfer.rate), default=np.inf)
+
+    def advance(self, seconds: float) -> list:
+        """Let so much time pass, at most until the next end; return the messages that arrive then."""
+        through, still = [], []
+        for transfer in self.moving:
+            transfer.left -= transfer.rate * seconds
+            transfer.in_queue -= transfer.rate * seconds
+            over = transfer.rate and transfer.in_queue <= transfer.rate * A_MOMENT_S
+            (through if over else still).append(transfer)
+        if not through:
+            return []
+        self.moving, arrived = still, []
+        for transfer in through:
+            if transfer.left <= transfer.rate * A_MOMENT_S:
+                arrived.append(transfer.message)
+            else:
+                self._queue(transfer)
+        self._share()
+        return arrived

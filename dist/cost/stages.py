@@ -7,25 +7,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stage:
-    """Messages that are under way at the same time.
+    """K messages under way at the same time. A stage of several dependent steps (a ring) holds the bytes of all."""
 
-    source, destination, size: int64 (K,): ranks, and bytes. A stage of several dependent steps (a ring) holds the
-    bytes of all of them. steps: messages that wait for one another. added: bytes that the busiest rank adds to its own
-    when the messages have come, the wire idle; added_meanwhile: while they come. exchange_apart: the messages are
-    exchanges of pairs, and the two of a pair come to it at different times (message_replay.py says why that matters).
-    all_together: no rank is ahead of the others: a pipeline of segments, or a barrier. repeat: the stage happens so
-    many times, with as many bytes each time.
-    """
-
-    source: np.ndarray
+    source: np.ndarray  # ranks, int64 (K,)
     destination: np.ndarray
-    size: np.ndarray
-    steps: int = 1
-    added: int = 0
-    added_meanwhile: int = 0
-    exchange_apart: bool = False
-    all_together: bool = False
-    repeat: int = 1
+    size: np.ndarray  # bytes, int64 (K,)
+    steps: int = 1  # messages that wait for one another
+    added: int = 0  # bytes that the busiest rank adds to its own when the messages have come, the wire idle
+    added_meanwhile: int = 0  # bytes that it adds while they come
+    exchange_apart: bool = False  # pairs exchange, and the two of a pair begin at different times: replay.py says more
+    all_together: bool = False  # no rank is ahead of the others: a pipeline of segments, or a barrier
+    repeat: int = 1  # the stage happens so many times, with as many bytes each time
 
 
 def stage(source, destination, size, **properties) -> Stage:
@@ -36,28 +28,25 @@ def stage(source, destination, size, **properties) -> Stage:
     return Stage(source[sent], destination[sent], size[sent], **properties)
 
 
+def backwards(stages: list[Stage]) -> list[Stage]:
+    """The same messages sent back, the last stage first, nothing added: a broadcast, of what was a sum's tree."""
+    return [stage(one.destination, one.source, one.size) for one in reversed(stages)]
+
+
 def barrier() -> Stage:
-    """All ranks wait for one another: the few bytes that this takes are not counted."""
+    """All ranks wait for one another. The few bytes that this takes are not counted."""
     return stage([], [], [], all_together=True)
-
-
-def rank_traffic(stages: list[Stage], ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes into, bytes out of) every rank, int64 (ranks,), messages inside nodes included."""
-    return _tally(stages, np.arange(ranks), inside_too=True)
 
 
 def node_traffic(stages: list[Stage], placement: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """(bytes into, bytes out of) every node's port, int64 (nodes,). placement: the node of each rank."""
-    return _tally(stages, np.asarray(placement), inside_too=False)
-
-
-def _tally(stages, place, inside_too):
-    count = int(place.max()) + 1
+    node = np.asarray(placement)
+    count = int(node.max()) + 1
     into, out = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for one in stages:
-        source, destination = place[one.source], place[one.destination]
-        counted = one.size * one.repeat * (inside_too | (source != destination))
+        source, destination = node[one.source], node[one.destination]
+        crossing = one.size * one.repeat * (source != destination)
         # Sums of whole numbers below 2**53: exact in float64.
-        into += np.bincount(destination, counted, count).astype(np.int64)
-        out += np.bincount(source, counted, count).astype(np.int64)
+        into += np.bincount(destination, crossing, count).astype(np.int64)
+        out += np.bincount(source, crossing, count).astype(np.int64)
     return into, out

@@ -14,7 +14,7 @@ After the devices' columns come "CPU Affinity" and, by version, "NUMA Affinity" 
 
 import re
 
-from dist.probe.tool_output import LIMIT_S, tool_output
+from dist.probe.programs import OUTPUT_LIMIT_S, tool_output
 
 COMMAND = ("nvidia-smi", "topo", "-m")
 
@@ -24,7 +24,7 @@ _LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
-def gpu_topology(command=COMMAND, limit_s: float = LIMIT_S) -> dict | None:
+def gpu_topology(command=COMMAND, limit_s: float = OUTPUT_LIMIT_S) -> dict | None:
     """This node's topology as parse_matrix gives it; None where nvidia-smi is missing, fails or hangs."""
     output = tool_output(*command, limit_s=limit_s)
     return None if output is None else parse_matrix(output)

@@ -1,11 +1,12 @@
-"""What the network between the nodes does, measured: latency, and rates one way and both ways at once.
+"""What lies between the ranks, measured: the network's latency and rates, a node's memory, the nodes' clocks.
 
-Each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an exchange would: the time
-does not grow with the nodes. It takes a fraction of a second, more on slow links. A transfer is as slow as the slower
-of two ports. So the ring is gone round both ways, and a node's rate is that with the better neighbour: a slow port
-shows at its own node alone, where there are three nodes or more.
+The network (probe_links): each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an
+exchange would, so that the time does not grow with the nodes. It takes a fraction of a second, more on slow links. A
+transfer is as slow as the slower of two ports. So the ring is gone round both ways, and a node's rate is that with its
+better neighbour: a slow port shows at its own node alone, where there are three nodes or more.
 """
 
+import statistics
 import time
 
 import numpy as np
@@ -15,17 +16,20 @@ from dist.waiting import barrier, wait
 from dist.world import World
 
 ROUND_TRIPS = 20
-FIRST_BYTES, LAST_BYTES = 256 << 10, 64 << 20
+FIRST_BYTES, LAST_BYTES = 256 << 10, 64 << 20  # of a transfer: four times as many until it is long enough
+LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' buffers behind
 LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
 SEGMENT_S = 5e-4
-LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' buffers behind
+LOCAL_BYTES, LOCAL_ROUNDS = 8 << 20, 5
+CLOCK_ROUNDS = 50
+ASK, ANSWER, DATA, RECEIVED = 1, 2, 3, 4  # tags
 
 
 def probe_links(world: World) -> list[dict]:
     """For each node: {"node", "host", "latency_s", "out", "in", "both"}, rates in bytes/s; [] on one node. Collective.
 
-    latency_s: half a round trip to the next leader. out, in: with half of the nodes sending; both: sending and
-    receiving at once.
+    latency_s: half a round trip to the next leader. out, in: while half of the nodes send; both: in each direction,
+    while all send and receive at once.
     """
     if world.node_count == 1:
         return []
@@ -38,9 +42,9 @@ def probe_links(world: World) -> list[dict]:
 
 
 def bucket_bytes(links: list[dict]) -> int:
-    """How much to exchange at once so that latency is a small part: a ring of M nodes passes 2 (M-1) messages on.
+    """How much to exchange at once so that one twentieth of the exchange is latency.
 
-    One twentieth of the exchange may be latency: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate.
+    A ring of M nodes passes 2 (M-1) messages on: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate, solved for bytes.
     """
     if not links:
         return FIRST_BYTES
@@ -56,9 +60,9 @@ def rate_both_ways(links: list[dict]) -> float | None:
 def segment_bytes(rate: float | None) -> int:
     """How much an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
 
-    A segment takes a message's software time, some 0.1 ms on a rank that slept, so it is worth a multiple of that on
-    the link. Beyond the eager limit it is sent when the receiver says so, and over TCP that answer waits behind the
-    data that goes the same way: on slow links, whose segments can be as small, that costs a part of the rate.
+    A segment costs a message's software time, some 0.1 ms on a rank that slept. So it should take several times as long
+    on the link: SEGMENT_S. On slow links that is below Open MPI's eager limit, which is good: a larger message is sent
+    when the receiver says so, and over TCP that answer waits behind the data that goes the same way.
     """
     if rate is None:
         return MOST_SEGMENT_BYTES
@@ -75,7 +79,11 @@ def _probe(leaders) -> dict[str, float]:
 
 
 def _rates(leaders, size: int, direction: int) -> dict[str, float]:
-    """Rates to the neighbour in one direction and from that in the other; first the even leaders send, then the odd."""
+    """Rates to the neighbour in one direction, and from the neighbour in the other.
+
+    For "out" and "in" first the even leaders send, then the odd ones. In a ring of an odd number two neighbours are
+    even: there a leader sends and receives in the same turn.
+    """
     odd, sender_odd = leaders.rank % 2, (leaders.rank - direction) % leaders.size % 2
     both = _rate(leaders, size, direction, True, True)
     turns = [_rate(leaders, size, direction, odd == turn, sender_odd == turn) for turn in range(2)]
@@ -89,28 +97,97 @@ def _latency(leaders) -> float:
     for _ in range(ROUND_TRIPS):
         barrier(leaders)
         start = time.perf_counter()
-        asked = leaders.Irecv(token.copy(), previous, 1)
-        answer = leaders.Irecv(token.copy(), following, 2)
-        leaders.Isend(token, following, 1).Wait()
+        asked = leaders.Irecv(token.copy(), previous, ASK)
+        answer = leaders.Irecv(token.copy(), following, ANSWER)
+        leaders.Isend(token, following, ASK).Wait()
         asked.Wait()
-        leaders.Isend(token, previous, 2).Wait()
+        leaders.Isend(token, previous, ANSWER).Wait()
         answer.Wait()
         best = min(best, time.perf_counter() - start)
     return best / 2
 
 
 def _rate(leaders, size: int, direction: int, sends: bool, receives: bool) -> float:
-    """Bytes per second of one message of `size` to the leader `direction` further and from the one before that way."""
+    """Bytes/s of one message of `size` to the leader `direction` further, and of one from the leader behind.
+
+    sends, receives: whether this leader does. A receiver says when it has all: a send that has ended may still lie in a
+    socket, so only that answer ends the sender's time.
+    """
     outgoing, incoming, token = np.ones(size, np.uint8), np.ones(size, np.uint8), np.zeros(1)
     to, source = (leaders.rank + direction) % leaders.size, (leaders.rank - direction) % leaders.size
     barrier(leaders)
     start = time.perf_counter()
-    arrivals = [leaders.Irecv(incoming, source, 3)] if receives else []
-    sent = [leaders.Isend(outgoing, to, 3), leaders.Irecv(token, to, 4)] if sends else []
+    arrivals = [leaders.Irecv(incoming, source, DATA)] if receives else []
+    sent = [leaders.Isend(outgoing, to, DATA), leaders.Irecv(token, to, RECEIVED)] if sends else []
     for request in arrivals:
         wait(request)
-        sent.append(leaders.Isend(token.copy(), source, 4))
-    # A message is sent when the receiver says so: a send that has ended may still lie in a socket.
+        sent.append(leaders.Isend(token.copy(), source, RECEIVED))
     for request in sent:
         wait(request)
     return size / (time.perf_counter() - start)
+
+
+def probe_local_rates(world: World) -> dict[str, float]:
+    """{"local_rate", "local_reduce_rate", "add_rate"} of dist.cost.model.Cluster, in bytes/s. Collective.
+
+    They are the slowest node's medians of MPI_Bcast and MPI_Reduce inside the node, and of NumPy's addition. Where
+    every node has one rank, there is add_rate alone. All ranks are at it at the same time: where ranks that wait in MPI
+    share cores with those that work, an addition takes many times as long as on a free core.
+    """
+    vector, other = np.ones(LOCAL_BYTES // 4, np.float32), np.ones(LOCAL_BYTES // 4, np.float32)
+    comm, seconds = world.local_comm, {"local_rate": [], "local_reduce_rate": [], "add_rate": []}
+    for _ in range(LOCAL_ROUNDS + 1):
+        world.comm.Barrier()  # waiting ranks spin, as they do in an exchange
+        seconds["local_rate"].append(_timed(lambda: comm.Bcast(vector)))
+        world.comm.Barrier()
+        seconds["local_reduce_rate"].append(_timed(lambda: comm.Reduce(vector, other)))
+        world.comm.Barrier()
+        seconds["add_rate"].append(_timed(lambda: np.add(vector, other, out=vector)))
+        vector.fill(1.0)
+    shares = world.comm.allreduce(world.local_size, MPI.MAX) > 1
+    own = [statistics.median(values[1:]) for values in seconds.values()]
+    slowest = [world.comm.allreduce(value, MPI.MAX) for value in own]
+    rates = {name: LOCAL_BYTES / value for name, value in zip(seconds, slowest, strict=True)}
+    return rates if shares else {"add_rate": rates["add_rate"]}
+
+
+def _timed(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def clock_offset(world: World) -> dict[str, int]:
+    """This node's clock against rank 0's. Collective.
+
+    {"offset_ns": what to add to this rank's time to get rank 0's, "error_ns": the most by which that can be wrong,
+    "at_ns": when it was measured, in this rank's own time}. time.perf_counter_ns is one clock for all ranks of a node,
+    and begins at another moment on each node. So the node's leader asks rank 0 for its time, again and again. The
+    answer that came back soonest counts; half of its round trip bounds the error (Cristian 1989).
+    """
+    leaders = [place["rank"] for place in world.places if place["local_rank"] == 0 and place["rank"] != 0]
+    answer = {"offset_ns": 0, "error_ns": 0, "at_ns": time.perf_counter_ns()}
+    for leader in leaders:
+        if world.rank == 0:
+            _tell_time(world.comm, leader)
+        elif world.rank == leader:
+            answer = _ask_time(world.comm)
+        barrier(world.comm)  # those who wait for their turn leave the cores to the two
+    return world.local_comm.bcast(answer)
+
+
+def _tell_time(comm, leader: int) -> None:
+    for _ in range(CLOCK_ROUNDS):
+        comm.recv(source=leader)
+        comm.send(time.perf_counter_ns(), dest=leader)
+
+
+def _ask_time(comm) -> dict[str, int]:
+    answers = []
+    for _ in range(CLOCK_ROUNDS):
+        sent = time.perf_counter_ns()
+        comm.send(None, dest=0)
+        theirs = comm.recv(source=0)
+        answers.append((time.perf_counter_ns() - sent, sent, theirs))
+    round_trip, sent, theirs = min(answers)
+    return {"offset_ns": theirs - (sent + round_trip // 2), "error_ns": round_trip // 2, "at_ns": sent}

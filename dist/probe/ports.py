@@ -1,9 +1,9 @@
 """The bytes that went through a node's network ports, from the counters that the kernel keeps of every interface.
 
-/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. What MPI sends over InfiniBand passes
-the kernel by: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count it in units of 4 bytes (IBTA
-specification 1, 16.1.3.5, PortCounters). With RoCE these hold the RDMA traffic, and the interface's own all other.
-port_xmit_wait counts the ticks in which a port had something to send and was not let.
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. They miss what MPI sends over
+InfiniBand, past the kernel: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count that, in units
+of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE the latter hold the RDMA traffic, the former the
+rest. port_xmit_wait counts the ticks in which a port had something to send and was not allowed to.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ INFINIBAND_UNIT = 4
 class Ports:
     """A node's ports: `names` of the interfaces counted, and `read`. Any rank of the node may read them.
 
-    Each byte is to count once. So loopback is left out, and what other interfaces carry (bonds, bridges, VLANs; IP over
-    InfiniBand); where the node has devices, so are interfaces without one (containers', tunnels).
+    Each byte is to count once. So loopback is left out, and interfaces whose bytes others carry: bonds, bridges, VLANs,
+    IP over InfiniBand. Where the node has devices, interfaces without one are left out too: containers', tunnels.
     """
 
     def __init__(self, system: Path = Path("/sys")):
@@ -29,7 +29,7 @@ class Ports:
         self._links = [link for link in links if link()]
 
     def read(self) -> tuple[int, int]:
-        """(bytes in, bytes out) of all ports together, since their start; differences of two calls are what matters."""
+        """(bytes in, bytes out) of all ports together, since they came up: take differences of two calls."""
         totals = [0, 0]
         for unit, *counters in self._counters:
             for way, counter in enumerate(counters):
@@ -41,7 +41,7 @@ class Ports:
         return {name: unit * out() for name, (unit, _, out) in zip(self.names, self._counters, strict=True)}
 
     def stalls(self) -> int:
-        """Ticks that InfiniBand ports waited to send, all together; 0 without such ports."""
+        """Ticks in which InfiniBand ports waited to send, all together; 0 without such ports."""
         return sum(counter() for counter in self._stalls)
 
     def has_lost_link(self) -> bool:
@@ -50,7 +50,7 @@ class Ports:
 
 
 def _ethernet(folder: Path) -> list[tuple]:
-    """(name, unit, file of bytes in, file of bytes out) of each interface that counts."""
+    """(name, bytes of a count, file of the counts in, file of the counts out) of each interface that counts."""
     found = [path for path in sorted(folder.glob("*")) if (path / "statistics/rx_bytes").exists()]
     found = [path for path in found if (path / "type").read_text().strip() not in (LOOPBACK, IP_OVER_INFINIBAND)]
     found = [path for path in found if not any(path.glob("lower_*"))]
@@ -71,7 +71,7 @@ def _infiniband(folder: Path) -> list[tuple]:
 
 
 def _open(path: Path) -> Callable[[], int]:
-    """What reads the counter, 0 where it has no number. The file stays open: opening is most of a reading's time."""
+    """A function that reads the counter, 0 where it has no number. The file stays open: opening it takes longest."""
     try:
         file = path.open("rb", buffering=0)
     except OSError:

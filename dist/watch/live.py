@@ -1,8 +1,9 @@
-"""Where every rank is at this moment, for threads that must not call MPI: a record a rank in its node's shared memory.
+"""Where every rank is at this moment, for threads that must not call MPI: one record for each rank, in shared memory.
 
-A rank writes its own record as it enters and leaves phases, so that what it says stays true when the rank hangs. Other
-nodes read it from RUN/traces/node-00002.live, the node's records as they are in memory, which its ranks write anew
-every few seconds. Nothing compares clocks: who reads watches whether records change.
+A rank writes its own record as it enters and leaves phases, so the record stays true when the rank hangs. Ranks of the
+same node read it in the node's shared memory. Other nodes read it from a file, RUN/traces/node-00002.live: a copy of
+the node's records, which its ranks write anew every few seconds. No clocks are compared: a reader looks whether records
+have changed since it last looked.
 """
 
 import os
@@ -16,10 +17,18 @@ from dist.probe.ports import Ports
 from dist.waiting import barrier
 from dist.world import World
 
-# run: a number unlike other runs'. pulse: counts up while the rank's threads run. changes: phases entered and left.
-# meetings: phases of the step entered so far in which ranks meet. phase: 0 between phases, else counted from 1.
-# moved: bytes through the node's ports so far. cut_off: 1 where one of them has lost its link. Both 0 on a single node.
-FIELDS = ("run", "rank", "pid", "pulse", "changes", "step", "meetings", "phase", "moved", "cut_off")
+FIELDS = (
+    "run",  # a number unlike other runs': a file may be left of an earlier one
+    "rank",
+    "pid",
+    "pulse",  # counts up while the rank's threads run
+    "changes",  # phases entered and left so far
+    "step",
+    "meetings",  # phases of the step entered so far in which ranks meet
+    "phase",  # 0 between phases, else counted from 1
+    "moved",  # bytes through the node's ports so far; 0 on a single node
+    "cut_off",  # 1 where one of these ports has lost its link; 0 on a single node
+)
 POSITION = np.dtype([(name, "<i8") for name in FIELDS])
 RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF = range(len(POSITION))
 LEFT = 1 << 40  # the step of a rank that has nothing more to do
@@ -27,9 +36,10 @@ SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
 
 
 class LivePositions:
-    """The ranks' records. `unseen`: hosts that this rank cannot see, as `folder` is not on a shared file system.
+    """The ranks' records. Collective: made by all ranks at the same moment.
 
-    meetings: the phases in which ranks wait for each other. Collective: made by all ranks at the same moment.
+    phases: all names; meetings: those in which ranks wait for each other. `unseen`: hosts whose records this rank
+    cannot read, because `folder` is not on a file system that they share.
     """
 
     def __init__(self, world: World, folder, phases: tuple[str, ...], meetings: tuple[str, ...]):
@@ -50,7 +60,7 @@ class LivePositions:
         self.unseen = self._find_unseen()
 
     def enter(self, phase: str | None, step: int) -> None:
-        """This rank enters a phase of a step, or leaves one (None). 0.3 microseconds."""
+        """This rank enters a phase of a step, or leaves one (None). Takes 0.3 microseconds."""
         own = self._own
         if step != self._step:
             self._step = own[STEP] = step
@@ -67,6 +77,7 @@ class LivePositions:
         self._own[STEP] = LEFT
 
     def pulse(self) -> None:
+        """Show that this rank's threads run."""
         if self._ports:
             self._own[MOVED] = sum(self._ports.read())
             self._own[CUT_OFF] = self._ports.has_lost_link()
@@ -88,7 +99,7 @@ class LivePositions:
             pass  # a full or absent disk: the others see that nothing changes any more, and training goes on
 
     def read(self, others) -> np.ndarray:
-        """(ranks that can be seen,) POSITION, by rank: those of this node and of the nodes in `others`."""
+        """(ranks,) POSITION, by rank, of those that can be seen on this node and on the nodes in `others`."""
         nodes = [self.node_positions(), *map(self._read, others)]
         seen = np.concatenate(nodes)
         return seen[np.unique(seen["rank"], return_index=True)[1]]
@@ -105,11 +116,11 @@ class LivePositions:
         return self._folder / f"node-{node:05d}.live"
 
     def _read(self, node: int) -> np.ndarray:
-        """A node's records; none of the own node's, of an earlier run's, of a file that is not there."""
+        """Another node's records of this run; none if there is no file. For the own node none: they are in memory."""
         if node == self._world.node:
             return np.empty(0, POSITION)
         try:
-            # Opened anew each time: that is when NFS asks the server.
+            # Opened anew each time: only then does NFS ask the server whether the file has changed.
             data = self._path(node).read_bytes()
         except OSError:
             return np.empty(0, POSITION)
@@ -117,6 +128,7 @@ class LivePositions:
         return positions[positions["run"] == self._run]
 
     def _find_unseen(self) -> list[str]:
+        """Hosts whose records do not show up here within SHARED_WITHIN_S. Collective."""
         if self._world.node_count == 1:
             return []
         if self._world.local_rank == 0:

@@ -1,6 +1,6 @@
-"""What is concluded from what is seen of the ranks: who holds the others up, or that nobody does.
+"""Who holds the other ranks up, concluded from their positions (live.py); or that nobody does.
 
-The watchdog (watchdog.py) shows what it sees; all times are its own clock's.
+The watchdog (watchdog.py) shows the positions it sees, with the time of its own clock.
 """
 
 from dataclasses import dataclass
@@ -9,32 +9,35 @@ import numpy as np
 
 from dist.watch.live import LEFT
 
-STANDING_BYTES_S = 1e5  # through a node's ports: less is what the system and we ourselves send, and no exchange
+# Through a node's ports. A rate below this is what the system and the watchdogs send; an exchange sends more.
+STANDING_BYTES_S = 1e5
+MOST_MEETINGS = 1 << 20  # a step has fewer: step and meetings make one number that only grows
 
 
 @dataclass(frozen=True)
 class Stall:
-    """`ranks` hold the others up; none does where all of them wait and the network stands still. is_cut_off: their
-    node's port has lost its link. step, phase, pid, since_s, is_silent: of the first of them; waiting: ranks, in
-    waiting_phase, since waiting_s."""
+    """Who holds the others up, and who waits."""
 
-    ranks: list[int]
+    ranks: list[int]  # that hold the others up; [] where all ranks wait and the network stands still
+    # Of the first of these ranks:
     step: int
-    phase: int
+    phase: int  # its number, as in live.FIELDS
     pid: int
-    since_s: float
+    since_s: float  # seconds without a change, or if it is silent, without a sign of life
     is_silent: bool
-    is_cut_off: bool
-    waiting: int
+    is_cut_off: bool  # its node's port has lost its link
+    # Of those that wait:
+    waiting: int  # how many
     waiting_phase: int
     waiting_s: float
 
 
 class Observation:
-    """What one rank has seen of the others' positions, and for how long it has not changed.
+    """What one rank has seen of the others' positions, and for how long each has not changed.
 
-    is_meeting: by phase number. after_s: longer is too long. longest_s: of the time between two looks no more counts,
-    so that a job that was suspended as a whole, or a starved thread, accuses nobody.
+    is_meeting: by phase number, whether ranks wait for each other in it. after_s: a longer wait is too long. longest_s:
+    the most that counts of the time between two looks. So nobody is accused after the whole job was suspended, or the
+    thread that looks was starved.
     """
 
     def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float):
@@ -42,7 +45,7 @@ class Observation:
         self._positions = self._looked_at = None
 
     def look(self, positions: np.ndarray, now: float) -> None:
-        """positions: (ranks,) POSITION, by rank. now: seconds. A rank that is not in it any more has not changed."""
+        """positions: (ranks,) POSITION, by rank. now: seconds. A rank that is missing in it has not changed."""
         before = self._positions
         if before is None or len(np.setdiff1d(positions["rank"], before["rank"])):
             self._positions, self._looked_at = positions.copy(), now
@@ -69,11 +72,12 @@ class Observation:
         waits = self._waits() & ~silent
         if not waits.any():
             return None
-        # A step has fewer meetings than that; ranks in the same collective have the same number.
-        progress = seen["step"] * (1 << 20) + seen["meetings"]
+        # Ranks that are in the same collective have the same number.
+        progress = seen["step"] * MOST_MEETINGS + seen["meetings"]
         behind = progress < progress[waits].max()
         cut_off = (seen["cut_off"] != 0) & (seen["step"] < LEFT)
-        # One that shows no life, or cannot be reached, may have gone further than those that need its help.
+        # A rank that shows no life, or cannot be reached, may be further than those that wait for it: its last record
+        # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
         held_by = next((mask for mask in (silent, cut_off) if mask.any()), behind & (progress == progress.min()))
         if not held_by.any():
             return None
@@ -81,9 +85,9 @@ class Observation:
         return self._stall(held_by, int(np.argmax(held_by)), waits & ~held_by, furthest)
 
     def find_standstill(self) -> Stall | None:
-        """All ranks wait in the same exchange for too long, and no node's ports have carried anything all that time.
+        """Whether all ranks have waited in the same exchange for too long while no node's ports carried anything.
 
-        Of ports that never did nothing is concluded: there are networks whose traffic the system does not count.
+        Ports that never carried anything prove nothing: there are networks whose traffic the system does not count.
         """
         seen, waits = self._positions, self._waits()
         same = all(len(np.unique(seen[name])) == 1 for name in ("step", "meetings"))
@@ -92,7 +96,7 @@ class Observation:
         return self._stall(np.zeros(len(seen), bool), 0, waits, 0)
 
     def _stall(self, held_by: np.ndarray, first: int, waiting: np.ndarray, furthest: int) -> Stall:
-        """first: of those that hold up, or of all. furthest: of those that wait."""
+        """first: the index of the first rank that holds up, or of rank 0; furthest: of one that waits."""
         seen, is_silent = self._positions, bool(self._silent()[first])
         since = self._silent_s if is_silent else self._still_s
         return Stall(
@@ -102,7 +106,7 @@ class Observation:
         )  # fmt: skip
 
     def _waits(self) -> np.ndarray:
-        """Who has been in the same meeting for too long."""
+        """(ranks,) bool: who has been in the same meeting for too long."""
         seen = self._positions
         return self._is_meeting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
 

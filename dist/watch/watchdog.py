@@ -1,13 +1,14 @@
 """A rank that others wait for is named, with its host and phase, while the job hangs; and the job can be told to end.
 
-Every rank has a thread that shows that the rank lives. Rank 0's thread also looks at all ranks' positions (live.py),
-rank 1's does if rank 0 itself is what hangs, and if both are gone, the first rank of a node that is left: a launcher
-that has lost a host may let the others wait for ever. Where ranks have waited too long in an exchange, those are named
-that show no life, or whose node's port has lost its link, or else those that have come the least far. A slow exchange,
-in which all ranks are, is nobody's fault; but where nothing passes through any node's ports meanwhile, the network is
-named.
+Every rank has a thread that shows that the rank lives. Rank 0's thread also looks at all ranks' positions (live.py). If
+rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a node that is left does: a launcher that has
+lost a host may let the others wait for ever.
 
-The threads call no MPI but its abort.
+Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
+port has lost its link, else those that have come the least far. An exchange in which all ranks are is slow, and that is
+nobody's fault. But if nothing passes through any node's ports meanwhile, the network is named.
+
+The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
 """
 
 import os
@@ -17,22 +18,22 @@ import time
 
 import numpy as np
 
-from dist.abort import end_job
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
-from dist.world import World
+from dist.world import World, end_job
 
-LOOKS = 20  # while a rank may wait; but one every LONGEST_PAUSE_S at least
+LOOKS = 20  # in the time that a rank may wait; more where a pause between two would exceed LONGEST_PAUSE_S
 LONGEST_PAUSE_S = 3.0
-SILENT_PAUSES = 4  # then the next rank takes over what a silent one did
+SILENT_PAUSES = 4  # without a pulse: then the next rank takes over what a silent one did
 NAMED_AT_MOST = 3
 
 
 class Watchdog:
-    """Made and closed by all ranks together; tell it of phases by `on_phase(name or None, step)`.
+    """Made and closed by all ranks together. Tell it of phases by `on_phase(name or None, step)`.
 
-    folder: for the nodes to see each other, on a file system that they share. phases: all names; meetings: those in
-    which ranks wait for each other. after_s: how long they may. ends_job: abort then, else print a line on stderr.
+    folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
+    which ranks wait for each other. after_s: how long they may wait. ends_job: whether a longer wait ends the job; else
+    it prints a line on stderr.
     """
 
     def __init__(self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False):
@@ -71,21 +72,21 @@ class Watchdog:
                 self._look()
 
     def _publish(self) -> None:
-        """For the node: its first rank does, or the second if the first shows no life."""
+        """Write the node's records for the others: the leader does, or the second rank if the leader shows no life."""
         positions = self._live.node_positions()
         self._node.look(positions, time.monotonic())
         if self._world.local_rank == 0 or self._node.is_silent(positions["rank"][0]):
             self._live.publish()
 
     def _first_are_silent(self) -> bool:
-        """Ranks 0 and 1. Only then does it take more files to look."""
+        """Whether ranks 0 and 1 are. To know that takes one or two files; only if they are, all files are read."""
         self._first.look(self._live.read(self._first_nodes), time.monotonic())
         return self._first.is_silent(0) and self._first.is_silent(1)
 
     def _look(self) -> None:
         self._all.look(self._live.read(range(self._world.node_count)), time.monotonic())
         if not all(self._all.is_silent(rank) for rank in self._before):
-            return  # who comes before this rank does it
+            return  # a rank that comes before this one does it
         stall = self._all.find_stall() or self._find_standstill()
         if stall and self._ends_job:
             end_job(self._world.comm, f"{self._tell(stall)}; the job ends, as --end-on-stall says\n")
@@ -96,7 +97,7 @@ class Watchdog:
             self._tell_the_end()
 
     def _find_standstill(self) -> Stall | None:
-        """On several nodes: in a node's memory nothing stands still."""
+        """Only where all of several nodes are seen: between ranks of one node no port carries anything."""
         sees_all = self._world.node_count > 1 and not self._live.unseen
         return self._all.find_standstill() if sees_all else None
 
@@ -134,4 +135,5 @@ class Watchdog:
 
 
 def _say(line: str) -> None:
-    os.write(sys.stderr.fileno(), f"{line}\n".encode())  # whole, past the locks of the main thread's streams
+    # In one piece, and past the locks of Python's streams, which the main thread may hold while it hangs.
+    os.write(sys.stderr.fileno(), f"{line}\n".encode())

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import tool_output
 from scripts.checkup.facts import error_text, installed, variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, fact, plural
 from scripts.machine.host import text_of

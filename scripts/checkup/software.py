@@ -6,10 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from dist.probe.programs import mpi_family
 from scripts.checkup.facts import installed, variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, fact, listed, plural
 from scripts.machine.host import machine, versions
-from scripts.machine.launcher import LOCAL_RANKS, find_launcher, find_mpiruns, is_first, mpi_family
+from scripts.machine.launcher import LOCAL_RANKS, find_launcher, find_mpiruns, is_first
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")

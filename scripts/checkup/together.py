@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.clock import clock_offset
-from dist.probe.cores import threads_per_rank
-from dist.probe.links import probe_links
+from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.waiting import barrier
-from dist.world import World
+from dist.world import World, threads_per_rank
 
 PRODUCT_SIZE, PRODUCT_S = 512, 0.15
 

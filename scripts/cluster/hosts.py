@@ -71,11 +71,7 @@ class Host:
 
         ClusterError with the command's own words if it fails.
         """
-        command = ["nsenter", "--target", str(self.pid), "--net", "--", *command]
-        result = subprocess.run(command, input=text, capture_output=True, text=True)
-        if result.returncode:
-            raise ClusterError(" ".join((result.stderr or result.stdout).split()))
-        return result.stdout
+        return output_of(["nsenter", "--target", str(self.pid), "--net", "--", *command], input=text)
 
     def end(self) -> None:
         """The host and all that runs on it are gone when this returns."""
@@ -87,6 +83,14 @@ class Host:
             self._keeper.wait()
         self._keeper.stdout.close()
         self._keeper.stderr.close()
+
+
+def output_of(command: list[str], **options) -> str:
+    """What a command prints; options: subprocess.run's. ClusterError with its own words if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True, **options)
+    if result.returncode:
+        raise ClusterError(" ".join((result.stderr or result.stdout).split()))
+    return result.stdout
 
 
 @contextmanager

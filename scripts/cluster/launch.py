@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from dist.probe.launcher import find_mpirun, is_open_mpi, mpirun_environment
+from dist.probe.programs import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
+from scripts.cluster.program import exit_code
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
 # mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.
@@ -37,32 +37,6 @@ OPEN_MPI_AGENT = {
     "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
 }
 GRACE_S = 10  # for ranks that save something when told to stop
-USER_MISTAKE = 2  # exit code, as argparse's
-
-
-class Stopped(BaseException):
-    """This script was told to end by a signal. Not an Exception: no other handler is to take it."""
-
-    def __init__(self, signal_number: int):
-        super().__init__(signal_number)
-        self.exit_code = 128 + signal_number
-
-
-def raise_stopped(signal_number, frame):
-    raise Stopped(signal_number)
-
-
-def end_with(work: Callable[[], int]) -> None:
-    """End this process with what `work` returns; Ctrl-C and SIGTERM stop it, and a ClusterError is one line."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_stopped)
-    try:
-        raise SystemExit(work())
-    except ClusterError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(USER_MISTAKE) from None
-    except Stopped as stopped:
-        raise SystemExit(stopped.exit_code) from None
 
 
 def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:
@@ -112,12 +86,7 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    try:
-        code = process.wait()
-    except Stopped:
-        stop_mpirun(process)
-        raise
-    return code if code >= 0 else 128 - code
+    return exit_code(process, stop_mpirun)
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:

@@ -1,16 +1,14 @@
 """The network of a virtual cluster: one switch, one port per node, each direction of a port with its own rate."""
 
-import re
 from dataclasses import dataclass, replace
 
 from scripts.cluster.hosts import HEAD, ClusterError, Host
+from scripts.settings.units import bits_per_s
 
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's
-MOST_NODES = 250
-LEAST_RATE = 1e3  # bits/s
-UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-DIRECTIONS = ("in", "out")
+MOST_NODES = 250  # the last byte of an address, with the head at 254
+DIRECTIONS = {"in": "incoming", "out": "outgoing"}
 TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
 # A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one.
 LEAST_BURST_BYTES = 1 << 17
@@ -37,28 +35,22 @@ def host_addresses(nodes: int) -> dict[str, str]:
     return {HEAD: f"{NETWORK}.254"} | {node_name(node): f"{NETWORK}.{node + 1}" for node in range(nodes)}
 
 
-def bits_per_s(rate: str) -> float:
-    """400e6 for "400mbit". ClusterError for what is no rate."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate.lower())
-    value = float(match[1]) * UNITS[match[2]] if match else 0
-    if value < LEAST_RATE:
-        raise ClusterError(f"{rate!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
-    return value
-
-
 def node_ports(nodes: int, rate: str, slow: list[str]) -> list[Port]:
-    """One Port a node: `rate` each way, but for `slow`: ["node2:100mbit", "node0:in:50mbit"]. ClusterError if wrong."""
+    """One Port a node: `rate` each way, but for `slow`: ["node2:100mbit", "node0:in:50mbit"].
+
+    ClusterError or UnitError if wrong.
+    """
     bits_per_s(rate)
     ports = {node_name(node): Port(rate, rate) for node in range(nodes)}
     for text in slow:
-        name, *direction, slow_rate = text.split(":") if ":" in text else (text, "", "")
-        if len(direction) > 1 or not set(direction) <= set(DIRECTIONS):
+        name, *words = text.split(":")
+        if not 1 <= len(words) <= 2 or not set(words[:-1]) <= DIRECTIONS.keys():
             raise ClusterError(f"--slow {text}: expected node2:100mbit, node2:in:100mbit or node2:out:100mbit")
         if name not in ports:
             raise ClusterError(f"--slow {text}: no host {name!r}, they are node0 to node{nodes - 1}")
+        *direction, slow_rate = words
         bits_per_s(slow_rate)
-        changed = {f"{way}going" if way == "out" else f"{way}coming": slow_rate for way in direction or DIRECTIONS}
-        ports[name] = replace(ports[name], **changed)
+        ports[name] = replace(ports[name], **{DIRECTIONS[way]: slow_rate for way in direction or DIRECTIONS})
     return list(ports.values())
 
 

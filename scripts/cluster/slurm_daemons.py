@@ -6,17 +6,18 @@ All their files are in a /run that only the hosts see. They end with the hosts, 
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-from dist.probe.launcher import OPEN_MPI_AS_ROOT
-from scripts.cluster.hosts import ClusterError, Host, running_hosts
+from dist.probe.programs import OPEN_MPI_AS_ROOT
+from scripts.cluster.hosts import ClusterError, Host, output_of, running_hosts
 from scripts.cluster.launch import PLACEMENT_VARIABLES
 from scripts.cluster.network import Port, connect, host_addresses
 from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
 
 START_LIMIT_S = 30
-KEY_BYTES = 128
+KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
 # A job may bring another MPI than this process's.
 MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
     # Else a rank that waits never leaves its core to one that works: all hosts share the machine's.
@@ -31,10 +32,10 @@ MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
 
 
 class Slurm:
-    """A running SLURM: its head, where users' commands run, and its nodes."""
+    """A SLURM: its head, where users' commands run, its nodes, and its daemons, {name of the log: process}."""
 
-    def __init__(self, head: Host, nodes: list[Host], cpus_per_node: int):
-        self.head, self.nodes, self.cpus_per_node = head, nodes, cpus_per_node
+    def __init__(self, head: Host, nodes: list[Host]):
+        self.head, self.nodes, self.daemons = head, nodes, {}
 
     def command(self, *words: str) -> list[str]:
         """The command that runs `words` on the head, in this process's folder."""
@@ -47,10 +48,7 @@ class Slurm:
 
     def output(self, *words: str) -> str:
         """What a command prints, run on the head. ClusterError with its own words if it fails."""
-        result = subprocess.run(self.command(*words), env=self.environment(), capture_output=True, text=True)
-        if result.returncode:
-            raise ClusterError(" ".join((result.stderr or result.stdout).split()))
-        return result.stdout
+        return output_of(self.command(*words), env=self.environment())
 
     def jobs(self) -> list[str]:
         """One line for each job that waits or runs: number, name, state, reason or nodes."""
@@ -64,13 +62,12 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
     with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
         connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
         write_files(head, config_files(addresses, cpus_per_node, gpus_per_node), node_folders(nodes), gpus_per_node)
-        slurm = Slurm(head, hosts, cpus_per_node)
-        daemons = start_daemons(slurm)
+        slurm = Slurm(head, hosts)
         try:
-            wait_until_idle(slurm, daemons)
+            start_daemons(slurm)
             yield slurm
         finally:
-            for daemon in daemons.values():
+            for daemon in slurm.daemons.values():
                 daemon.kill()  # nsenter, which passes nothing on: the daemon itself ends with its host
                 daemon.wait()
 
@@ -101,55 +98,45 @@ def write_files(head: Host, texts: dict[str, str], folders: list[str], gpus: int
         subprocess.run(["mknod", folder / f"gpu{gpu}", "c", "1", "3"], check=True)  # /dev/null's numbers
 
 
-def start_daemons(slurm: Slurm) -> dict[str, subprocess.Popen]:
-    """{log's name: process}, in the foreground each, so that they end with their host and are seen ending."""
-    munged = ["munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key", f"--seed-file={MUNGE_FOLDER}/seed"]
-    daemons = {"munged": start_daemon(slurm, slurm.head, "munged", munged)}
-    wait_for_socket(slurm, daemons)
-    daemons["slurmctld"] = start_daemon(slurm, slurm.head, "slurmctld", ["slurmctld", "-D", "-i"])
+def start_daemons(slurm: Slurm) -> None:
+    """Start all of them in this order, and return when every node is idle. ClusterError if that does not happen."""
+    start_daemon(slurm, slurm.head, "munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key",
+                 f"--seed-file={MUNGE_FOLDER}/seed")  # fmt: skip
+    # A slurmctld or slurmd that finds no socket of MUNGE ends at once.
+    wait_for(outside(slurm.head, f"{MUNGE_FOLDER}/munge.socket.2").exists, slurm)
+    start_daemon(slurm, slurm.head, "slurmctld", "-D", "-i")
     for node in slurm.nodes:
-        daemons[node.name] = start_daemon(slurm, node, node.name, ["slurmd", "-D", "-N", node.name])
-    return daemons
+        start_daemon(slurm, node, "slurmd", "-D", "-N", node.name, log=node.name)
+    wait_for(lambda: all_idle(slurm), slurm)
 
 
-def start_daemon(slurm: Slurm, host: Host, name: str, words: list[str]) -> subprocess.Popen:
-    with open(outside(slurm.head, f"{FOLDER}/{name}.log"), "w") as log:
-        environment = os.environ | {"SLURM_CONF": CONFIG}
-        return subprocess.Popen(
-            host.enter(*words),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+def start_daemon(slurm: Slurm, host: Host, *command: str, log: str | None = None) -> None:
+    """In the foreground, so that it ends with its host, and its end is seen. log: its name, if not the program's."""
+    name = log or command[0]
+    with open(outside(slurm.head, f"{FOLDER}/{name}.log"), "w") as file:
+        slurm.daemons[name] = subprocess.Popen(
+            host.enter(*command), env=os.environ | {"SLURM_CONF": CONFIG}, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file, start_new_session=True,
+        )  # fmt: skip
 
 
-def wait_for_socket(slurm: Slurm, daemons: dict) -> None:
-    socket = outside(slurm.head, f"{MUNGE_FOLDER}/munge.socket.2")
-    wait_for(socket.exists, slurm, daemons)
+def all_idle(slurm: Slurm) -> bool:
+    try:
+        states = slurm.output("sinfo", "--noheader", "--Node", "--format", "%T").split()
+    except ClusterError:
+        return False  # the controller does not answer yet
+    return states == ["idle"] * len(slurm.nodes)
 
 
-def wait_until_idle(slurm: Slurm, daemons: dict) -> None:
-    def all_idle() -> bool:
-        try:
-            states = slurm.output("sinfo", "--noheader", "--Node", "--format", "%T").split()
-        except ClusterError:
-            return False  # the controller does not answer yet
-        return states == ["idle"] * len(slurm.nodes)
-
-    wait_for(all_idle, slurm, daemons)
-
-
-def wait_for(happens, slurm: Slurm, daemons: dict) -> None:
-    """ClusterError with the last words of the daemon that ended, or of the controller if nothing happens in time."""
+def wait_for(happens: Callable[[], bool], slurm: Slurm) -> None:
+    """ClusterError with the last words of a daemon that has ended, or of the newest one if nothing happens in time."""
     deadline = time.monotonic() + START_LIMIT_S
     while not happens():
-        ended = next((name for name, daemon in daemons.items() if daemon.poll() is not None), None)
+        ended = next((name for name, daemon in slurm.daemons.items() if daemon.poll() is not None), None)
         if ended:
             raise ClusterError(f"{ended} ended at once: {last_words(slurm, ended)}")
         if time.monotonic() > deadline:
-            name = list(daemons)[-1]
+            name = list(slurm.daemons)[-1]
             raise ClusterError(f"no SLURM after {START_LIMIT_S} s; {name} says: {last_words(slurm, name)}")
         time.sleep(0.05)
 

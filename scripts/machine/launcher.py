@@ -1,12 +1,11 @@
-"""What started this process, and whose MPI a library or an mpirun is. Needs no MPI."""
+"""What started this process, and which mpiruns there are. Needs no MPI."""
 
 import os
 import re
 import shutil
 from pathlib import Path
 
-from dist.probe.launcher import find_mpirun
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import find_mpirun, mpi_family, tool_output
 from scripts.machine.host import text_of
 
 # What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
@@ -19,22 +18,11 @@ LAUNCHERS = {
     **dict.fromkeys(("prterun", "prted", "orterun", "orted"), "mpirun (Open MPI)"),
     "slurmstepd": "srun",
 }
-# Words by which a library or an mpirun says whose it is. The mpiruns of a family start the libraries of that family.
-FAMILIES = {
-    "Open MPI": ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
-    "MPICH": ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
-}
 
 
 def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
     """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"
-
-
-def mpi_family(text: str) -> str | None:
-    """A key of FAMILIES; None if the text (of a library or an mpirun) does not say."""
-    upper = text.upper()
-    return next((family for family, words in FAMILIES.items() if any(word.upper() in upper for word in words)), None)
 
 
 def find_launcher(environment=os.environ) -> str:

@@ -16,17 +16,16 @@ import numpy as np
 from dist.buffers import OwnBuffers
 from dist.cost.model import Cluster, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
-from dist.probe.links import probe_links, segment_bytes
-from dist.probe.local_rates import probe_local_rates
+from dist.probe.links import probe_links, probe_local_rates, segment_bytes
 from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-from scripts.advise import duration_s
 from scripts.exchange_bench.contenders import chosen, makers
 from scripts.exchange_bench.rounds import measure
 from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
 from scripts.machine.host import machine, versions
+from scripts.settings.units import duration_s
 from strategies import STRATEGIES
 
 DEFAULT_LATENCY_S = 50e-6

@@ -3,7 +3,7 @@
 import resource
 from pathlib import Path
 
-from dist.clock import clock_offset
+from dist.probe.links import clock_offset
 from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
 from gpt2.formats import llmc

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist.probe.cores import threads_per_rank
 from dist.waiting import sum_everywhere
+from dist.world import threads_per_rank
 from gpt2.data import windows
 from gpt2.data.shards import open_shards
 from gpt2.data.texts import join_tokens, read_text

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dist.gpu.topology import gpu_topology
-from dist.probe.cores import threads_per_rank
 from dist.probe.links import bucket_bytes, probe_links
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
-from dist.world import end_with_one_line, library_name
+from dist.world import end_with_one_line, library_name, threads_per_rank
 from gpt2.errors import UserError
 from gpt2.flops import flops_per_token
 from gpt2.formats import weights

@@ -1,6 +1,6 @@
 """A run's tracer and watchdog, with what they want to know of the machine."""
 
-from dist.clock import clock_offset
+from dist.probe.links import clock_offset
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
 from gpt2.data.shards import file_errors

@@ -84,8 +84,7 @@ def test_world(comm):
 
 @pytest.mark.ranks(1, 2, 4)
 def test_threads_never_crowd_the_cores(comm):
-    from dist.probe.cores import threads_per_rank
-    from dist.world import start_world
+    from dist.world import start_world, threads_per_rank
 
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         os.environ.pop(name, None)
@@ -109,7 +108,7 @@ def test_clock_offsets_between_nodes(comm):
 
     from mpi4py import MPI
 
-    from dist.clock import clock_offset
+    from dist.probe.links import clock_offset
     from dist.world import start_world
 
     places = [{"rank": rank, "node": rank, "host": "h", "local_rank": 0} for rank in range(comm.size)]

@@ -9,10 +9,9 @@ import pytest
 
 from dist.buffers import NodeBuffers
 from dist.host import ring, tree
-from dist.host.early_sum import EarlySum
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import Progress, poking
-from dist.waiting import Condition, sum_everywhere, wait
+from dist.waiting import Condition, EarlySum, sum_everywhere, wait
 from dist.wire import BFloat16Wire, Float32Wire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from strategies.bucketed import plan_buckets

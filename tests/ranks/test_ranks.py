@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist.probe.launcher import find_mpirun
+from dist.probe.programs import find_mpirun
 
 TESTS = """
 import os

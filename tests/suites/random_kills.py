@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.probe.launcher import mpirun_command, mpirun_environment
+from dist.probe.programs import mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from scripts.machine.host import machine, versions
 from scripts.training.signals import INTERRUPTED

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist.probe.launcher import find_mpirun, mpirun_command, mpirun_environment
+from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.data.shards import write_shard
 from scripts.makers.make_docs import PARTS
 from tests.ranks.test_evaluate import write_evaluation

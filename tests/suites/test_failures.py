@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist.probe.launcher import find_mpirun, mpirun_command, mpirun_environment
+from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import STATE, Checkpoint
 from scripts.training.signals import INTERRUPTED
 from tests.suites import random_kills
@@ -215,7 +215,7 @@ def test_a_signal_does_not_replace_the_exit_code_of_a_rank_that_waits_in_finaliz
 def test_an_abort_that_hangs_ends_the_rank(stderr):
     """As where the host is cut off from the launcher: MPI_Abort waits for ever, with Python's lock."""
     program = (
-        "import ctypes, os, sys; from dist.abort import end_job\n"
+        "import ctypes, os, sys, mpi4py; mpi4py.rc.initialize = False; from dist.world import end_job\n"
         "class Comm:\n"
         "    def Abort(self, code): ctypes.PyDLL(None).sleep(1000)\n"
         f"if {stderr == 'closed'}: reader, writer = os.pipe(); os.dup2(writer, 2); os.close(reader)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist.probe.launcher import find_mpirun
+from dist.probe.programs import find_mpirun
 from gpt2.config import PRESETS
 
 pytestmark = pytest.mark.any_mpi

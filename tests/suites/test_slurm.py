@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist.probe.launcher import find_mpirun, is_open_mpi
+from dist.probe.programs import find_mpirun, is_open_mpi
 from scripts import virtual_slurm
 from scripts.cluster.slurm_daemons import running_slurm
 from tests.support.virtual_hosts import missing_hosts, needs

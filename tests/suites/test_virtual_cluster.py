@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import virtual_cluster
-from scripts.cluster import launch
+from scripts.cluster import launch, program
 from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters
 from scripts.cluster.hosts import innermost_child as first_process
 from scripts.cluster.network import Port, node_ports, token_bucket
@@ -24,7 +23,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 TIME_LIMIT_S = 60
 # Open MPI's daemon may miss the end of a rank that lives for milliseconds only, as `true` does, and wait for ever.
 SHORT = ["sleep", "0.2"]
-needs_cluster = needs(missing_hosts(virtual_cluster.check_machine, launch.mpirun_here))
+needs_cluster = needs(missing_hosts(program.check_machine, launch.mpirun_here))
 # Prints one JSON object on rank 0: what each rank sees of its place.
 PLACES = """
 import json, os
@@ -251,10 +250,10 @@ def test_what_the_machine_lacks_is_said(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
     with pytest.raises(ClusterError, match="no command 'tc': install iproute2"):
-        virtual_cluster.check_machine()
+        program.check_machine()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="only root"):
-        virtual_cluster.check_machine()
+        program.check_machine()
 
 
 @pytest.mark.parametrize(

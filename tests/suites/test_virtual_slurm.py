@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import virtual_slurm
+from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, child_processes
 from tests.support.virtual_hosts import missing_hosts, needs
 
@@ -91,7 +92,7 @@ def test_what_the_machine_lacks_is_said(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="only root"):
         virtual_slurm.check_slurm()
-    monkeypatch.setattr(virtual_slurm, "check_machine", lambda: None)
-    monkeypatch.setattr(virtual_slurm.shutil, "which", lambda tool: None if tool == "munged" else tool)
+    monkeypatch.setattr(program, "check_machine", lambda: None)
+    monkeypatch.setattr(program.shutil, "which", lambda tool: None if tool == "munged" else tool)
     with pytest.raises(ClusterError, match="no command 'munged': install munge"):
         virtual_slurm.check_slurm()

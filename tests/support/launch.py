@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from dist.probe.launcher import find_mpirun, mpirun_command, mpirun_environment
+from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 
 TIME_LIMIT_S = 180
 

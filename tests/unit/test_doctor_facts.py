@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dist.probe.tool_output import tool_output
+from dist.probe.programs import tool_output
 from scripts.checkup import gpus, machine
 from scripts.checkup.facts import gather, new_facts
 from scripts.checkup.software import source_hash

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dist.cost.port_shares import PortShares
-from dist.cost.replay import Links, replay_seconds
+from dist.cost.replay import Links, PortShares, replay_seconds
 from dist.cost.stages import stage
 
 MB = 1_000_000

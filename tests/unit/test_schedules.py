@@ -6,8 +6,9 @@ import pytest
 from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, stage_seconds
 from dist.cost.mpi_algorithms import pairwise_reduce_scatter
+from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
-from dist.cost.stages import node_traffic, rank_traffic, stage
+from dist.cost.stages import node_traffic, stage
 from dist.host.double_tree import double_tree
 from dist.wire import WIRE_BYTES
 from strategies import STRATEGIES
@@ -60,7 +61,7 @@ def test_bytes_of_own_messages(strategy, placement, elements, wire):
 
 def assert_traffic(ranks, strategy, library, wire, size):
     stages, _ = schedule(strategy, ranks.placement, size, library, WIRE_BYTES[wire])
-    into, out = rank_traffic(stages, ranks.count)
+    into, out = node_traffic(stages, range(ranks.count))  # as if each rank were a node
     np.testing.assert_array_equal(into, ranks.into)
     np.testing.assert_array_equal(out, ranks.out)
 
@@ -98,7 +99,7 @@ def test_mpich_sums_among_leaders(placement):
 def test_alike_rounds_of_pairwise_stand_for_each_other():
     """65 ranks, 3 a node: bytes and seconds of all 64 rounds."""
     nodes, count = np.arange(65) // 3, 65
-    short = pairwise_reduce_scatter(np.arange(count), nodes, 65_000)
+    short = pairwise_reduce_scatter(Call("mpich", "reduce_scatter_block", Group(np.arange(count), nodes), 65_000, 4))
     assert len(short) < 10
     into, out = np.zeros(22, int), np.zeros(22, int)
     seconds = 0.0
@@ -157,7 +158,7 @@ def test_what_goes_out_comes_in(strategy, placement, library):
         stages, _ = schedule(strategy, placement, 9_000_020, library)
     except UnknownChoice:
         pytest.skip("not modelled")
-    for traffic in (rank_traffic(stages, len(placement)), node_traffic(stages, placement)):
+    for traffic in (node_traffic(stages, range(len(placement))), node_traffic(stages, placement)):
         assert traffic[0].sum() == traffic[1].sum()
     assert (node_traffic(stages, placement)[0] > 0).all() == (max(placement) > 0)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dist.probe.launcher import mpirun_command, mpirun_environment
+from dist.probe.programs import mpirun_command, mpirun_environment
 from scripts.makers.pages.page import FIGURES, SCRIPTS, machine, replace_block
 
 PAGE = "docs/first-run.md"

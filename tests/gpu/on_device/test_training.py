@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist.probe.launcher import find_mpirun, mpirun_command, mpirun_environment
+from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 
 pytestmark = [
     pytest.mark.gpu,

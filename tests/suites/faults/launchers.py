@@ -4,7 +4,7 @@ import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from dist.probe.launcher import is_open_mpi
+from dist.probe.programs import is_open_mpi
 from scripts.cluster.hosts import Host, running_hosts
 from scripts.cluster.launch import launch_environment, launch_options, mpirun_here, write_launch_files
 from scripts.cluster.network import connect, host_addresses, node_name, node_ports

@@ -1,9 +1,10 @@
-"""The mpirun command of this machine: which one, and what it wants before it starts N ranks here."""
+"""Other programs of this machine: the mpirun that starts ranks here, and any tool that is asked for its output."""
 
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,13 @@ OPEN_MPI_MORE_RANKS_THAN_CORES = {
     # Else a rank that waits never leaves its core to one that works.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+# What libraries and their launchers call themselves; of each family one mpirun starts the ranks of all its members.
+FAMILIES = {
+    OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
+    MPICH: ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
+}
+OUTPUT_LIMIT_S, END_S = 10.0, 1.0
 
 
 def find_mpirun() -> str | None:
@@ -26,10 +34,15 @@ def find_mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
+def mpi_family(text: str) -> str | None:
+    """OPEN_MPI or MPICH; None if the text does not say. text: what an MPI library or its mpirun says of itself."""
+    upper = text.upper()
+    return next((family for family, names in FAMILIES.items() if any(name.upper() in upper for name in names)), None)
+
+
 @cache
 def is_open_mpi(mpirun: str) -> bool:
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
-    return "Open MPI" in version
+    return mpi_family(tool_output(mpirun, "--version", limit_s=60) or "") == OPEN_MPI
 
 
 def mpirun_command(ranks: int) -> list[str]:
@@ -50,3 +63,20 @@ def mpirun_environment(ranks: int) -> dict[str, str]:
         if ranks > len(os.sched_getaffinity(0)):
             extra |= OPEN_MPI_MORE_RANKS_THAN_CORES
     return os.environ | extra
+
+
+def tool_output(*command: str, limit_s: float = OUTPUT_LIMIT_S) -> str | None:
+    """What a command prints; None where it is missing, fails or hangs, even if it cannot be killed."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
+    with process.stdout:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # one that is stuck in a driver does not even die
+                process.wait(END_S)
+            return None
+    return output.decode(errors="replace") if process.returncode == 0 else None

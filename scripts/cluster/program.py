@@ -1,0 +1,79 @@
+"""What virtual_cluster.py and virtual_slurm.py share as programs: their command line, what they need, how they end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.cluster.hosts import ClusterError
+from scripts.settings.units import UnitError
+
+HOST_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+USER_MISTAKE = 2  # exit code, as argparse's
+
+
+class Stopped(BaseException):
+    """This program was told to end by a signal. Not an Exception: no other handler is to take it."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.exit_code = 128 + signal_number
+
+
+def raise_stopped(signal_number, frame):
+    raise Stopped(signal_number)
+
+
+def split_command(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and the command after the first "--". The command may have a "--" and flags of its own."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def check_machine() -> None:
+    """ClusterError unless this process may make hosts and has the tools for it."""
+    if sys.platform != "linux":
+        raise ClusterError("hosts are made of Linux namespaces; this is not Linux")
+    if os.geteuid() != 0:
+        raise ClusterError("only root may make hosts and networks: start it with sudo")
+    check_tools(HOST_TOOLS)
+
+
+def check_tools(tools: dict[str, str]) -> None:
+    """ClusterError unless every tool is found; tools: {command: what to install}."""
+    for tool, package in tools.items():
+        if shutil.which(tool) is None:
+            raise ClusterError(f"no command {tool!r}: install {package}")
+
+
+def check_command(command: list[str]) -> None:
+    if not command:
+        raise ClusterError("no command: end the line with -- COMMAND...")
+
+
+def end_with(work: Callable[[], int]) -> None:
+    """End this process with what `work` returns. Ctrl-C and SIGTERM stop it, and a user's mistake is one line."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, raise_stopped)
+    try:
+        raise SystemExit(work())
+    except (ClusterError, UnitError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE) from None
+    except Stopped as stopped:
+        raise SystemExit(stopped.exit_code) from None
+
+
+def exit_code(process: subprocess.Popen, stop: Callable[[subprocess.Popen], None]) -> int:
+    """What the process ends with: its code, or 128 + the signal that ended it. Stopped goes through, after `stop`."""
+    try:
+        code = process.wait()
+    except Stopped:
+        stop(process)
+        raise
+    return code if code >= 0 else 128 - code

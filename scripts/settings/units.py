@@ -1,0 +1,88 @@
+"""What flags hold, read from text: rates, sizes, times, counts, percentages.
+
+Each function is a `type` for argparse and may be called by itself. Text that it cannot read raises UnitError, whose one
+line says what was found and what was expected.
+"""
+
+import argparse
+import re
+from fractions import Fraction
+
+NUMBER = r"(\d+(?:\.\d+)?)"
+BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+LEAST_RATE = 1e3  # bits/s; slower than this is a typing error
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+FILE_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class UnitError(argparse.ArgumentTypeError, ValueError):
+    """Both: argparse prints an ArgumentTypeError's own line; of a plain ValueError it would print the type's name."""
+
+
+def bits_per_s(text: str) -> float:
+    """400e6 for "400mbit": tc's notation."""
+    match = re.fullmatch(NUMBER + r"([kmgt]?bit)", text.lower())
+    rate = float(match[1]) * BITS[match[2]] if match else 0
+    if rate < LEAST_RATE:
+        raise UnitError(f"{text!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
+    return rate
+
+
+def bytes_per_s(text: str) -> float:
+    """50e6 for "400mbit"."""
+    return bits_per_s(text) / 8
+
+
+def duration_s(text: str) -> float:
+    """2e-5 for "20us"."""
+    match = re.fullmatch(NUMBER + r"(ns|us|ms|s)", text)
+    if match is None:
+        raise UnitError(f"{text!r} is no time: expected 20us, 1.5ms or the like")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def parameter_count(text: str) -> int:
+    """124000000 for "124M"."""
+    match = re.fullmatch(NUMBER + r"([KMBT]?)", text.upper())
+    count = round(float(match[1]) * COUNTS[match[2]]) if match else 0
+    if count < 1:
+        raise UnitError(f"{text!r} is no count of parameters: expected 124M, 1.5B or a number")
+    return count
+
+
+def sizes(text: str) -> list[int]:
+    """[8000000, 64000000] bytes for "8MB,64MB"."""
+    found = [re.fullmatch(NUMBER + r"\s*(|[KMG]I?)B?", word.upper()) for word in text.split(",")]
+    if not all(found) or not all(float(match[1]) > 0 for match in found):
+        raise UnitError(f"{text!r} is no list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
+    return [int(float(match[1]) * BYTES[match[2]]) for match in found]
+
+
+def file_size(text: str) -> int:
+    """500000000 bytes for "500MB": the notation of transformers' save_pretrained(max_shard_size)."""
+    match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
+    if match is None:
+        raise UnitError(f"{text!r} is no size: expected a whole number with KB, MB or GB, like 5GB")
+    return int(match[1]) * FILE_BYTES[match[2]]
+
+
+def integer(text: str, low: int, high: int) -> int:
+    """1000000 for "1_000_000"; low and high are the least and the most that is allowed."""
+    if not re.fullmatch(r"\d+(_\d+)*", text) or not low <= int(text) <= high:
+        raise UnitError(f"{text!r}, expected an integer from {low} to {high}")
+    return int(text)
+
+
+def percent(text: str) -> Fraction:
+    """Exact, so that a text is cut at the same character on every machine."""
+    if not re.fullmatch(r"\d{1,2}(\.\d{0,6})?", text):
+        raise UnitError(f"{text!r}, expected a number from 0 to below 100, such as 0.5")
+    return Fraction(text)
+
+
+def repetitions(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UnitError(f"{text!r} rounds, expected 1 or more")
+    return int(text)

@@ -1,0 +1,56 @@
+"""The notations that flags accept, and the one line for what they do not."""
+
+import argparse
+from fractions import Fraction
+from functools import partial
+
+import pytest
+
+from scripts.settings import units
+from scripts.settings.units import UnitError
+
+pytestmark = pytest.mark.any_mpi
+SMALL = partial(units.integer, low=2, high=4096)
+READ = [
+    (units.bits_per_s, {"400mbit": 4e8, "2.5gbit": 2.5e9, "800KBIT": 8e5, "1000bit": 1e3, "1Tbit": 1e12}),
+    (units.bytes_per_s, {"400mbit": 5e7}),
+    (units.duration_s, {"20us": 20 * 1e-6, "1.5ms": 1.5e-3, "3ns": 3 * 1e-9, "2s": 2}),
+    (units.parameter_count, {"124M": 124_000_000, "1.5b": 1_500_000_000, "7": 7, "2k": 2000}),
+    (units.sizes, {"8MB,64mib": [8_000_000, 64 << 20], "8000000": [8_000_000], "1.5 K,2B": [1500, 2]}),
+    (units.file_size, {"5GB": 5_000_000_000, "500MB": 500_000_000}),
+    (SMALL, {"1_000": 1000, "2": 2}),
+    (units.percent, {"0.5": Fraction(1, 2), "10": 10}),
+    (units.repetitions, {"7": 7}),
+]
+REFUSED = [
+    (units.bits_per_s, ["fast", "400", "400 mbit", "0mbit", "0.5kbit", "-1mbit", "400mb", "400mbit\n"], "is no rate"),
+    (units.duration_s, ["soon", "20", "20US", "-1s", "1 ms"], "is no time"),
+    (units.parameter_count, ["124X", "0", "0.1", "", "-5"], "is no count"),
+    (units.sizes, ["8MB,pear", "0", "", "8MB,", "8IB", "-8MB", "8 M B"], "is no list of sizes"),
+    (units.file_size, ["5", "0GB", "1.5GB", "5gb", "5TB"], "is no size"),
+    (SMALL, ["1", "4097", "1__0", "1.5", "_7"], "expected an integer from 2 to 4096"),
+    (units.percent, ["100", "-1", "0.1234567", "1e1"], "expected a number from 0 to below 100"),
+    (units.repetitions, ["0", "-1", "two"], "expected 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("read", "values"), READ, ids=str)
+def test_notations(read, values):
+    assert {text: read(text) for text in values} == values
+
+
+@pytest.mark.parametrize(("read", "texts", "says"), REFUSED, ids=str)
+def test_other_text_is_refused_in_one_line(read, texts, says):
+    for text in texts:
+        with pytest.raises(UnitError, match=says) as error:
+            read(text)
+        assert repr(text) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_argparse_prints_the_line(capsys):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--link", type=units.bytes_per_s)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--link", "fast"])
+    assert "argument --link: 'fast' is no rate: expected 1kbit or more" in capsys.readouterr().err
