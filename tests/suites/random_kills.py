@@ -63,7 +63,7 @@ def main():
             raise SystemExit(f"random_kills.py: error: {failure}") from None
     print(summary(facts), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(facts | {"summary": summary(facts)}, indent=1) + "\n")
 
 
 def parse():
