@@ -125,7 +125,7 @@ def _kernel_driver() -> str | None:
 
 def _libraries() -> dict[str, str]:
     """What is installed of the packages that computing on a GPU may use."""
-    from scripts.makers.gpu_checks import PACKAGES
+    from scripts.machine.gpu import PACKAGES
 
     found = {}
     for name in PACKAGES:

@@ -1,1 +1,1 @@
-"""Which machine and versions a number comes from, and what its GPU reaches: the items of gpu_check.py."""
+"""Which machine and versions a number comes from, and what its GPU reaches."""

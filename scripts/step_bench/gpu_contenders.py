@@ -15,6 +15,7 @@ import numpy as np
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
 from scripts.step_bench.process import ContenderError
+from scripts.step_bench.turns import import_torch
 
 LR, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.1, 1.0
 DEVICE = "cuda"  # of PyTorch
@@ -138,12 +139,7 @@ def pytorch(shape, compiled):
 
     The vocabulary is padded as ours is.
     """
-    try:
-        import torch
-
-        from scripts.step_bench.torch_gpt2 import loss_of, new_adamw
-    except ImportError:
-        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
+    torch, torch_gpt2 = import_torch()
 
     config, bfloat16 = GPT2Config(**shape["config"]), shape["dtype"] == "bfloat16"
     if bfloat16:
@@ -153,9 +149,9 @@ def pytorch(shape, compiled):
         tensor.name: torch.from_numpy(start.view(tensor.name)).to(DEVICE).requires_grad_()
         for tensor in start.layout.tensors
     }
-    optimizer = new_adamw(p, WEIGHT_DECAY, lr=LR, betas=(0.9, 0.95), fused=True)
+    optimizer = torch_gpt2.new_adamw(p, WEIGHT_DECAY, lr=LR, betas=(0.9, 0.95), fused=True)
     tokens, targets = (torch.from_numpy(part.astype(np.int64)).to(DEVICE) for part in first_batch(config, shape))
-    loss_function = torch.compile(loss_of) if compiled else loss_of
+    loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of
 
     def one_step():
         with torch.autocast(DEVICE, torch.bfloat16, enabled=bfloat16):

@@ -32,9 +32,14 @@ def output_of(*command: object, python: str = sys.executable, **options) -> str:
     words = []
     for word in map(str, command):
         words += [python, str(program(word))] if word.endswith(".py") else [word]
-    output = subprocess.run(words, **{"cwd": ROOT} | options, stdout=subprocess.PIPE, text=True, check=True).stdout
-    print(output, flush=True)
-    return output
+    lines = []
+    with subprocess.Popen(words, **{"cwd": ROOT} | options, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:  # as it comes: a suite takes half an hour
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return "".join(lines)
 
 
 def program(name: str) -> Path:
