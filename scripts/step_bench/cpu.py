@@ -4,8 +4,14 @@ import statistics
 import time
 
 from scripts.machine.host import machine, versions
-from scripts.step_bench.process import Contender
-from scripts.step_bench.turns import TORCH_CONTENDERS, chosen, contender_command, statistics_of, write_report
+from scripts.step_bench.process import (
+    TORCH_CONTENDERS,
+    Contender,
+    chosen,
+    contender_command,
+    statistics_of,
+    write_report,
+)  # fmt: skip
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
 COMMAND = contender_command()

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
 
-from scripts.step_bench.turns import import_torch
+from scripts.step_bench.process import import_torch
 
 
 def ours(shape):

@@ -1,7 +1,7 @@
 """bench_step.py on a GPU: our own figures first, then each other contender in turns with ours, one at a time.
 
 No more than two are on the GPU at once, so that their memory fits; the one whose turn it is not is idle. A turn is some
-steps and one wait for the GPU. What is measured is printed and written as it comes: a run that is killed has left it.
+steps and one wait for the GPU. What is measured is printed and written at once: it stays when the run is killed.
 """
 
 import time
@@ -11,8 +11,15 @@ from gpt2.flops import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
 from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
-from scripts.step_bench.process import Contender, ContenderError
-from scripts.step_bench.turns import TORCH_CONTENDERS, chosen, contender_command, statistics_of, write_report
+from scripts.step_bench.process import (
+    TORCH_CONTENDERS,
+    Contender,
+    ContenderError,
+    chosen,
+    contender_command,
+    statistics_of,
+    write_report,
+)  # fmt: skip
 
 COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
@@ -75,7 +82,7 @@ class Session:
         self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, parameters)
 
     def measure_beside_ours(self, name: str) -> None:
-        """Turns with ours; what goes wrong is a result, as a line."""
+        """Turns with ours. A failure is a result too: the report gets it, and a line of the table."""
         other = None
         try:
             other = self._start(name)
@@ -90,7 +97,7 @@ class Session:
                 other.close()
 
     def _start(self, name: str) -> Contender:
-        """The contender, after steps that do not count."""
+        """A new contender, once its steps that do not count are done."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
         contender = Contender(self.command, name, self.shape)
         try:
@@ -104,7 +111,7 @@ class Session:
         return contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN)
 
     def _left(self) -> float:
-        """Seconds. ContenderError when there are none."""
+        """The seconds that are left. ContenderError where none are."""
         left_s = LIMIT_S - (time.perf_counter() - self.start)
         if left_s <= 0:
             raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")

@@ -14,8 +14,7 @@ import numpy as np
 
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
-from scripts.step_bench.process import ContenderError
-from scripts.step_bench.turns import import_torch
+from scripts.step_bench.process import ContenderError, import_torch
 
 LR, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.1, 1.0
 DEVICE = "cuda"  # of PyTorch
@@ -50,7 +49,7 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """This project's kernels; options are the Device's. Also answers `kernels`, `rates` and `gpu`."""
+    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates` and `gpu`."""
     from gpt2.errors import UserError
     from gpt2.kernels import bind
     from gpt2.kernels import cupy as cupy_kernels
@@ -106,8 +105,11 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """One step of its own: milliseconds of its phases, each kernel's row (gpu_kernels.py), and the
-        times by which cuBLASLt's epilogues and cuDNN were chosen, or were not."""
+        """Milliseconds of the phases and kernels of one step that is run for it, with events around each kernel.
+
+        "rows" are those of KernelTimes. "choices" are the times by which the device took cuBLASLt's epilogues and
+        cuDNN's attention, or kernels of ours.
+        """
         from scripts.step_bench.gpu_kernels import KernelTimes
 
         device, times = self.device, KernelTimes(self.device)

@@ -1,4 +1,4 @@
-"""The parts of make_docs.py, with stand-ins for the programs that they run: which these are, what comes of their files."""
+"""The parts of make_docs.py, with stand-ins for the programs that they run: which these are, and what comes of them."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def make(monkeypatch, tmp_path):
     """make(part name) -> (the text of its block, the commands that it ran)."""
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
-    for module in ("training", "exchange", "wire"):
+    for module in ("training", "exchange"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
     def made(name):
