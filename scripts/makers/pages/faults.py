@@ -3,16 +3,21 @@
 What was done to a run, what became of it, and the sentence that sums it all up are in the suites' files of rows.
 """
 
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from PIL import Image
 
 from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts, output_of, read
+from scripts.reports import figures
+from traces import read_run
+from traces.plots import look
+from traces.read.analysis import measure_runs
 
 FAILURES = ROOT / "docs" / "failures.json"
 LONGEST_LINE = 180  # characters
-SCALE, COLOURS = 90 / 150, 48  # of a picture: plot.py draws 150 dots an inch
+DPI, COLOURS = 90, 48  # of a picture
 
 
 def faults(part: Part, folder: Path) -> str:
@@ -91,23 +96,26 @@ def pictures(part: Part, folder: Path) -> str:
     (folder / "runs").mkdir()
     for case in cases:  # equal runs are told apart by the names of their folders
         (folder / case / "1").rename(folder / "runs" / case)
+
+    @cache
+    def drawn(*names: str) -> dict:
+        """All figures of these runs by name."""
+        measured = measure_runs([read_run(folder / "runs" / name) for name in names])
+        return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
+
     for picture, pair in part.pairs.items():
         for health, names in zip(("healthy", "sick"), pair, strict=True):
-            plots = folder / "plots" / "-".join(names)
-            if not plots.exists():
-                output_of("plot.py", *(folder / "runs" / name for name in names), "--out", plots)
-            save(plots / f"{picture}.png", FIGURES / "pictures" / f"{picture}-{health}.png")
-    return part.filled(
-        found["rows"], train=found["rows"][0]["train"], measured_on=measured_on(folder / "runs" / "clean")
-    )
+            save(drawn(*names)[picture], FIGURES / "pictures" / f"{picture}-{health}.png")
+    measured = measured_on(folder / "runs" / "clean")
+    return part.filled(found["rows"], train=found["rows"][0]["train"], measured_on=measured)
 
 
-def save(drawn: Path, path: Path) -> None:
+def save(figure, path: Path) -> None:
     """A small PNG: few colours are enough for bars and lines."""
-    image = Image.open(drawn).convert("RGB")
-    image = image.resize([round(SCALE * pixels) for pixels in image.size], Image.Resampling.LANCZOS)
     path.parent.mkdir(exist_ok=True)
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    with look.styled():
+        figure.savefig(path, dpi=DPI, facecolor="white")
+    Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def report(part: Part, folder: Path) -> dict[str, str]:
