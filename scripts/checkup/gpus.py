@@ -40,7 +40,7 @@ def gpus() -> dict:
 
 def _libraries() -> dict[str, str]:
     """What is installed of the packages that computing on a GPU may use."""
-    from scripts.makers.gpu_checks import PACKAGES
+    from scripts.machine.gpu import PACKAGES
 
     return {name: version for name in PACKAGES if (version := installed(name))}
 

@@ -1,1 +1,1 @@
-"""Which machine and versions a number comes from, what limits them, what started the process, what a GPU reaches."""
+"""Which machine and versions a number comes from, and what its GPU reaches."""

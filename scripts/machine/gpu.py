@@ -9,6 +9,12 @@ PEAK_TFLOPS = {
 }  # fmt: skip
 # Names that contain one of those above and are slower or faster: parts of a GPU, and relatives.
 OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
+# What computing on a GPU may use, as pip names it.
+PACKAGES = (
+    "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
+    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
+    "nvidia-cuda-nvrtc",
+)  # fmt: skip
 RANDOM_VALUES = (1 << 22) + 13
 RATE_REPEATS = 3
 
@@ -36,7 +42,7 @@ def dtype_of(storage: str) -> np.dtype:
     """The array dtype of "float32" or "bfloat16"; CuPy's bfloat16 is ml_dtypes'."""
     if storage == "float32":
         return np.dtype(np.float32)
-    import ml_dtypes
+    import ml_dtypes  # here: a stand-in for CuPy puts its own in this place
 
     return np.dtype(ml_dtypes.bfloat16)
 
@@ -48,6 +54,12 @@ def on_gpu(device, values, storage: str):
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return device.cupy.asarray(rounded).view(dtype_of(storage))
+
+
+def on_host(device, array) -> np.ndarray:
+    """The values of a bfloat16 array on the GPU, in float64."""
+    bits = device.download(array).view(np.uint16)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):

@@ -10,9 +10,9 @@ import argparse
 import json
 from pathlib import Path
 
-from scripts.makers.pages.page import replace_block
+from scripts.makers.pages.page import fenced, replace_block
 from scripts.step_bench.gpu import CONTENDERS
-from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
+from scripts.step_bench.gpu_table import whole_text
 
 PAGE = "docs/gpu.md"
 
@@ -30,9 +30,8 @@ def main():
 
 def tests_block(report: dict) -> str:
     """A line a test that did not pass, and how many did."""
-    tests, counts = report["tests"], report["summary"]
-    lines = [f"{' '.join(f'{count} {outcome},' for outcome, count in counts.items()).rstrip(',')}."]
-    for name, test in tests.items():
+    lines = [f"{', '.join(f'{count} {outcome}' for outcome, count in report['summary'].items())}."]
+    for name, test in report["tests"].items():
         if test["outcome"] != "passed":
             reason = test.get("reason") or test.get("error", "").strip().splitlines()[-1]
             lines.append(f"- `{name.removeprefix('tests/gpu/on_device/')}` {test['outcome']}: {reason}")
@@ -41,27 +40,15 @@ def tests_block(report: dict) -> str:
 
 def step_block(report: dict) -> str:
     """The tables as the command printed them."""
-    lines = [header(report)]
-    for name, text in CONTENDERS.items():
-        entry = report["contenders"].get(name)
-        if entry is not None:
-            lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
-    if "kernels" in report:
-        lines.append(kernel_table(report))
-    lines.append(notes(report))
-    return "\n".join(["```", *lines, "```", "", measured_on(report["machine"], torch_version(report))])
-
-
-def torch_version(report: dict) -> dict:
-    """PyTorch's, where it was measured."""
-    return report["contenders"].get("torch", {}).get("versions", {})
+    torch = report["contenders"].get("torch", {}).get("versions", {})
+    return f"{fenced(whole_text(report, CONTENDERS))}\n\n{measured_on(report['machine'], torch)}"
 
 
 def measured_on(machine: dict, more: dict | None = None) -> str:
     """The GPU and software that the numbers are of."""
     known = ("driver's CUDA", "CuPy's CUDA", "CuPy", "NVRTC", "numpy")
-    named = {name: machine[name] for name in known if name in machine} | (more or {})
-    return f"Measured on {machine['GPU']}, with {', '.join(f'{name} {value}' for name, value in named.items())}."
+    versions = {name: machine[name] for name in known if name in machine} | (more or {})
+    return f"Measured on {machine['GPU']}, with {', '.join(f'{name} {value}' for name, value in versions.items())}."
 
 
 if __name__ == "__main__":

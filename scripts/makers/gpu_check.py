@@ -6,7 +6,7 @@
 Products and attention are compared with NumPy before they are timed. Each item is a process of its own with a time
 limit: one that fails, hangs or spoils its GPU is reported, and the rest goes on. Every kernel's and the whole model's
 numbers are `make test-gpu`, which also runs the items that compare; a whole step's speed is
-`bench_step.py --backend cupy`. Run it from a checkout: it uses the tests' helpers.
+`bench_step.py --backend cupy`.
 """
 
 import argparse

@@ -12,13 +12,7 @@ from gpt2.errors import UserError
 from gpt2.kernels.cupy import Device, launch
 from gpt2.kernels.cupy.compile import SOURCES, STORAGES, compile_cubin, keep_code, nvrtc_version
 from gpt2.kernels.cupy.device import CACHE
-from scripts.machine.gpu import copy_rate, gpu_facts, random_on_gpu
-
-PACKAGES = (
-    "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
-    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
-    "nvidia-cuda-nvrtc",
-)  # fmt: skip
+from scripts.machine.gpu import PACKAGES, copy_rate, gpu_facts, random_on_gpu
 
 
 def environment(sizes):

@@ -10,16 +10,11 @@ from gpt2.kernels import numpy as numpy_kernels
 from gpt2.kernels.cupy import Device, attention, launch
 from gpt2.kernels.cupy.matmul import make_recipe
 from gpt2.kernels.numpy import Cores
-from scripts.machine.gpu import random_on_gpu
+from scripts.machine.gpu import on_host, random_on_gpu
+from scripts.step_bench.gpu_kernels import attention_flops, matmul_work
 
 CHECKED_ROWS = 32
 TOLERANCE = 2e-2  # of the largest value, in bfloat16
-
-
-def on_host(device, array):
-    """A bfloat16 array's values in float64."""
-    bits = device.download(array).view(np.uint16)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def products(sizes):
@@ -67,7 +62,7 @@ def _product(device, name, out, left, right, options):
     error = np.abs(on_host(device, out[:CHECKED_ROWS]) - expected).max() / np.abs(expected).max()
     plan = device.matmul.plans[make_recipe(out, left, right, "bias" if "bias" in options else "none")]
     ms = device.time_ms(lambda: device.matmul(out, left, right, **options))
-    flops = 2 * out.shape[0] * out.shape[1] * left.shape[1]
+    _, _, flops = matmul_work(out, left, right, options)
     candidates = [round(t, 4) for t in plan.times_ms]
     return {"name": name, "ms": ms, "TFLOP/s": flops / ms / 1e9, "error": float(error), "candidates_ms": candidates}
 
@@ -153,10 +148,10 @@ def _attention(device, sizes):
     backward()
     same = bool((on_host(device, dqkv) == first).all())
     forward_ms, backward_ms = device.time_ms(forward), device.time_ms(backward)
-    flops = 2 * B * T * T * C  # two products, half of it masked
+    speeds = [attention_flops(2, qkv.shape) / forward_ms / 1e9, attention_flops(5, qkv.shape) / backward_ms / 1e9]
     lines = [
-        f"forward  {forward_ms:.3f} ms, {flops / forward_ms / 1e9:.0f} TFLOP/s, relative error {errors[0]:.2g}",
-        f"backward {backward_ms:.3f} ms, {2.5 * flops / backward_ms / 1e9:.0f} TFLOP/s, relative error {errors[1]:.2g}",
+        f"forward  {forward_ms:.3f} ms, {speeds[0]:.0f} TFLOP/s, relative error {errors[0]:.2g}",
+        f"backward {backward_ms:.3f} ms, {speeds[1]:.0f} TFLOP/s, relative error {errors[1]:.2g}",
         f"the same bits the second time: {same}",
     ]
     return {

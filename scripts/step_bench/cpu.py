@@ -1,18 +1,22 @@
 """bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone."""
 
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 
 from scripts.machine.host import machine, versions
-from scripts.step_bench.process import Contender
+from scripts.step_bench.process import (
+    TORCH_CONTENDERS,
+    Contender,
+    chosen,
+    contender_command,
+    statistics_of,
+    write_report,
+)  # fmt: skip
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
-COMMAND = [sys.executable, str(Path(__file__).parent.parent / "bench_step.py"), "--contender"]
+COMMAND = contender_command()
+SHAPE = ("model", "batch_size", "seq_len", "threads")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
-TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
 
 
 def bench(settings, config) -> int:
@@ -20,15 +24,13 @@ def bench(settings, config) -> int:
     names = CONTENDERS | (TORCH_CONTENDERS if settings.vs == "torch" else {})
     report = summarize(settings, measure(settings, names))
     print(table(report, names))
-    if settings.json:
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(settings, report)
     return 0
 
 
 def measure(settings, names) -> dict[str, list[dict]]:
     """Every contender's reports of its counted steps, after two that are not counted."""
-    shape = {name: getattr(settings, name) for name in ("model", "batch_size", "seq_len", "threads")}
-    contenders = {name: Contender(COMMAND, name, shape) for name in names}
+    contenders = {name: Contender(COMMAND, name, chosen(settings, *SHAPE)) for name in names}
     try:
         for contender in contenders.values():
             for _ in range(2):
@@ -45,24 +47,17 @@ def measure(settings, names) -> dict[str, list[dict]]:
 
 
 def summarize(settings, results) -> dict:
-    """Medians and spread of each contender; ratios are medians of the ratios step by step."""
-    tokens = settings.batch_size * settings.seq_len
-    ours = [step["step_s"] for step in results["ours"]]
-    contenders = {}
+    """What --json gets: statistics of each contender, the median of each part of its step, its memory."""
+    ours, contenders = [step["step_s"] for step in results["ours"]], {}
     for name, steps in results.items():
         seconds = [step["step_s"] for step in steps]
-        contenders[name] = {
-            "step_s": statistics.median(seconds),
-            "min_s": min(seconds),
-            "max_s": max(seconds),
-            "tokens_per_s": tokens / statistics.median(seconds),
+        contenders[name] = statistics_of(seconds, ours, settings.batch_size * settings.seq_len) | {
             "peak_memory_bytes": steps[-1]["peak_memory_bytes"],
-            "ours_over_this": statistics.median(a / b for a, b in zip(ours, seconds, strict=True)),
             "parts_s": {part: statistics.median(step["parts"][part] for step in steps) for part in steps[0]["parts"]},
             "versions": steps[-1]["versions"],
         }
-    shape = {name: getattr(settings, name) for name in ("model", "batch_size", "seq_len", "threads", "repeat")}
-    return {"settings": shape, "machine": machine() | versions("numpy", "numba"), "contenders": contenders}
+    facts = {"settings": chosen(settings, *SHAPE, "repeat"), "machine": machine() | versions("numpy", "numba")}
+    return facts | {"contenders": contenders}
 
 
 def table(report: dict, names: dict[str, str]) -> str:

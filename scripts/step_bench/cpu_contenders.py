@@ -11,7 +11,7 @@ from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
 
-from scripts.step_bench.process import ContenderError
+from scripts.step_bench.process import import_torch
 
 
 def ours(shape):
@@ -91,21 +91,16 @@ def floor(shape):
 
 def pytorch(shape, compiled):
     """forward, backward, fused AdamW, float32; eager or through torch.compile."""
-    try:
-        import torch
-
-        from scripts.step_bench.torch_gpt2 import loss_of, new_adamw, parameter_shapes
-    except ImportError:
-        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
+    torch, torch_gpt2 = import_torch()
     from gpt2.config import PRESETS
 
     torch.set_num_threads(shape["threads"])
     config = PRESETS[shape["model"]]
-    shapes = parameter_shapes(config.n_layer, config.n_embd, config.context, config.padded_vocab_size)
+    shapes = torch_gpt2.parameter_shapes(config.n_layer, config.n_embd, config.context, config.padded_vocab_size)
     p = {name: (0.02 * torch.randn(size)).requires_grad_() for name, size in shapes.items()}
-    optimizer = new_adamw(p, 0.1, lr=1e-4, fused=True)
+    optimizer = torch_gpt2.new_adamw(p, 0.1, lr=1e-4, fused=True)
     inputs, targets = torch.randint(config.vocab_size, (2, shape["batch_size"], shape["seq_len"]))
-    loss_function = torch.compile(loss_of) if compiled else loss_of
+    loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of
 
     def step():
         start = perf_counter()

@@ -1,32 +1,31 @@
 """bench_step.py on a GPU: our own figures first, then each other contender in turns with ours, one at a time.
 
 No more than two are on the GPU at once, so that their memory fits; the one whose turn it is not is idle. A turn is some
-steps and one wait for the GPU. What is measured is printed and written as it comes: a run that is killed has left it.
+steps and one wait for the GPU. What is measured is printed and written at once: it stays when the run is killed.
 """
 
-import json
-import statistics
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from gpt2.flops import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
 from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
-from scripts.step_bench.process import Contender, ContenderError
+from scripts.step_bench.process import (
+    TORCH_CONTENDERS,
+    Contender,
+    ContenderError,
+    chosen,
+    contender_command,
+    statistics_of,
+    write_report,
+)  # fmt: skip
 
-BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
-COMMAND = [sys.executable, str(BENCH_STEP), "--backend", "cupy", "--contender"]
+COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
-    "ours": "this project",
-    "apart": "  no work in epilogues",
-    "cudnn": "  attention by cuDNN",
-    "torch": "PyTorch, eager",
-    "torch-compiled": "PyTorch, torch.compile",
-}
-NEEDED = ("torch", "torch-compiled")  # asked for by a flag: the command fails without them
+    "ours": "this project", "apart": "  no work in epilogues", "cudnn": "  attention by cuDNN",
+} | TORCH_CONTENDERS  # fmt: skip
+NEEDED = tuple(TORCH_CONTENDERS)  # asked for by a flag: the command fails without them
 STEPS_A_TURN = 5
 WARM_UP_STEPS = 3
 LIMIT_S = 450  # of the whole command; what is not begun by then is left out
@@ -54,16 +53,11 @@ class Session:
     def __init__(self, settings, config, command):
         self.settings, self.config, self.command = settings, config, command
         self.start, self.ours, self.first_losses = time.perf_counter(), None, {}
-        shape = {name: getattr(settings, name) for name in ("batch_size", "seq_len", "dtype")}
+        shape = chosen(settings, "batch_size", "seq_len", "dtype")
         self.shape = shape | {"config": asdict(config)}
+        counts = {"turns": settings.repeat, "steps_a_turn": STEPS_A_TURN, "warm_up_steps": WARM_UP_STEPS}
         self.report = {
-            "settings": shape
-            | {
-                "model": settings.model,
-                "turns": settings.repeat,
-                "steps_a_turn": STEPS_A_TURN,
-                "warm_up_steps": WARM_UP_STEPS,
-            },
+            "settings": shape | {"model": settings.model} | counts,
             "machine": machine() | versions("numpy"),
             "contenders": {},
         }
@@ -88,7 +82,7 @@ class Session:
         self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, parameters)
 
     def measure_beside_ours(self, name: str) -> None:
-        """Turns with ours; what goes wrong is a result, as a line."""
+        """Turns with ours. A failure is a result too: the report gets it, and a line of the table."""
         other = None
         try:
             other = self._start(name)
@@ -103,7 +97,7 @@ class Session:
                 other.close()
 
     def _start(self, name: str) -> Contender:
-        """The contender, after steps that do not count."""
+        """A new contender, once its steps that do not count are done."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
         contender = Contender(self.command, name, self.shape)
         try:
@@ -117,23 +111,20 @@ class Session:
         return contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN)
 
     def _left(self) -> float:
-        """Seconds. ContenderError when there are none."""
+        """The seconds that are left. ContenderError where none are."""
         left_s = LIMIT_S - (time.perf_counter() - self.start)
         if left_s <= 0:
             raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")
         return left_s
 
     def _record(self, name: str, turns: list[tuple[dict, dict]]) -> None:
-        """Medians and spread over (ours, its own) turns; the ratio is the median of the ratios turn by turn."""
+        """What (ours, its own) turns come to, printed and written."""
         ours_s, seconds = ([turn["step_s"] for turn in side] for side in zip(*turns, strict=True))
-        step_s, last = statistics.median(seconds), turns[-1][1]
-        tokens_per_s = self.settings.batch_size * self.settings.seq_len / step_s
-        flops = tokens_per_s * self.report["flops_per_token"]
-        entry = {
-            "step_s": step_s, "min_s": min(seconds), "max_s": max(seconds), "turns_s": seconds,
-            "tokens_per_s": tokens_per_s, "flops": flops,
+        entry, last = statistics_of(seconds, ours_s, self.settings.batch_size * self.settings.seq_len), turns[-1][1]
+        flops = entry["tokens_per_s"] * self.report["flops_per_token"]
+        entry |= {
+            "turns_s": seconds, "flops": flops,
             "mfu": flops / self.report["peak_tflops"] / 1e12 if self.report["peak_tflops"] else None,
-            "ours_over_this": statistics.median(a / b for a, b in zip(ours_s, seconds, strict=True)),
             "memory_bytes": last["memory_bytes"], "loss": self.first_losses[name], "versions": last.get("versions", {}),
         }  # fmt: skip
         self.report["contenders"][name] = entry
@@ -142,8 +133,7 @@ class Session:
 
     def _write(self) -> None:
         self.report["seconds"] = time.perf_counter() - self.start
-        if self.settings.json:
-            self.settings.json.write_text(json.dumps(self.report, indent=1) + "\n")
+        write_report(self.settings, self.report)
 
     def close(self) -> None:
         if self.ours is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
-from scripts.step_bench.process import ContenderError
+from scripts.step_bench.process import ContenderError, import_torch
 
 LR, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.1, 1.0
 DEVICE = "cuda"  # of PyTorch
@@ -49,7 +49,7 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """This project's kernels; options are the Device's. Also answers `kernels`, `rates` and `gpu`."""
+    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates` and `gpu`."""
     from gpt2.errors import UserError
     from gpt2.kernels import bind
     from gpt2.kernels import cupy as cupy_kernels
@@ -105,8 +105,11 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """One step of its own: milliseconds of its phases, each kernel's row (gpu_kernels.py), and the
-        times by which cuBLASLt's epilogues and cuDNN were chosen, or were not."""
+        """Milliseconds of the phases and kernels of one step that is run for it, with events around each kernel.
+
+        "rows" are those of KernelTimes. "choices" are the times by which the device took cuBLASLt's epilogues and
+        cuDNN's attention, or kernels of ours.
+        """
         from scripts.step_bench.gpu_kernels import KernelTimes
 
         device, times = self.device, KernelTimes(self.device)
@@ -138,12 +141,7 @@ def pytorch(shape, compiled):
 
     The vocabulary is padded as ours is.
     """
-    try:
-        import torch
-
-        from scripts.step_bench.torch_gpt2 import loss_of, new_adamw
-    except ImportError:
-        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
+    torch, torch_gpt2 = import_torch()
 
     config, bfloat16 = GPT2Config(**shape["config"]), shape["dtype"] == "bfloat16"
     if bfloat16:
@@ -153,9 +151,9 @@ def pytorch(shape, compiled):
         tensor.name: torch.from_numpy(start.view(tensor.name)).to(DEVICE).requires_grad_()
         for tensor in start.layout.tensors
     }
-    optimizer = new_adamw(p, WEIGHT_DECAY, lr=LR, betas=(0.9, 0.95), fused=True)
+    optimizer = torch_gpt2.new_adamw(p, WEIGHT_DECAY, lr=LR, betas=(0.9, 0.95), fused=True)
     tokens, targets = (torch.from_numpy(part.astype(np.int64)).to(DEVICE) for part in first_batch(config, shape))
-    loss_function = torch.compile(loss_of) if compiled else loss_of
+    loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of
 
     def one_step():
         with torch.autocast(DEVICE, torch.bfloat16, enabled=bfloat16):

@@ -1,8 +1,8 @@
 """How long each kernel of a step takes on the GPU, and the bytes and operations that it cannot do without.
 
-A kernel's bytes are every array it is for, read once, written once, both if it works in place; its scratch does not
-count. Floating point operations are those of matrix products, attention's included: there the half below the diagonal.
-Kernels that only make sense together are one row, with the bytes and operations of them all.
+A kernel's bytes are those of the arrays that it is for: once where it reads or writes them, twice where it changes them
+in place. Scratch memory does not count. Floating point operations are those of matrix products; attention's are among
+them, with the half below the diagonal. Kernels that only make sense together are one row, with the sums of both.
 """
 
 from contextlib import contextmanager

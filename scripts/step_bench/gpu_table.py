@@ -1,6 +1,16 @@
 """What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
 
 
+def whole_text(report: dict, contenders: dict[str, str]) -> str:
+    """All that the command printed, made again from what it wrote."""
+    lines = [header(report)]
+    for name, text in contenders.items():
+        if entry := report["contenders"].get(name):
+            lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
+    kernels = [kernel_table(report)] if "kernels" in report else []
+    return "\n".join([*lines, *kernels, notes(report)])
+
+
 def header(report: dict) -> str:
     s, name = report["settings"], report["machine"]["GPU"]
     return "\n".join((

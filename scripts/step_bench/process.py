@@ -1,16 +1,22 @@
-"""A contender of bench_step.py is a process of its own, which measures when it is asked and is idle otherwise.
+"""Contenders of bench_step.py on CPUs and on a GPU: their processes, the statistics of their turns, the file of both.
 
-Requests and answers are a line of JSON each: {"do": "step", ...} names one of the functions that the contender's maker
-returned, the rest are its arguments; the answer is what it returns, or {"error": text}, after which the process ends.
+A contender is a process of its own, which measures when it is asked and is idle otherwise. Requests and answers are a
+line of JSON each. {"do": "step", ...} names a function of the contender, the rest are its arguments. The answer is what
+the function returns, or {"error": text}; after an error the process ends.
 """
 
 import json
 import os
 import select
+import statistics
 import subprocess
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
+
+BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
+TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
 
 
 class ContenderError(Exception):
@@ -48,8 +54,10 @@ class Contender:
 
 
 def serve(makers: dict, name: str, shape: str) -> None:
-    """A contender's main(): answers requests until there are no more. makers[name] of the shape, which is JSON, returns
-    its functions by name."""
+    """The main() of a contender's process: answer requests until there are no more.
+
+    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
     try:
@@ -64,3 +72,43 @@ def serve(makers: dict, name: str, shape: str) -> None:
         traceback.print_exc()
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         print(json.dumps({"error": f"{type(error).__name__}: {first_line}"}), file=answers, flush=True)
+
+
+def contender_command(*flags: str) -> list[str]:
+    """What starts a contender's process, without its name and shape."""
+    return [sys.executable, str(BENCH_STEP), *flags, "--contender"]
+
+
+def chosen(settings, *names: str) -> dict:
+    """The settings of these names."""
+    return {name: getattr(settings, name) for name in names}
+
+
+def statistics_of(seconds: list[float], ours: list[float], tokens: int) -> dict:
+    """Median and spread of a contender's steps of so many tokens, beside ours of the same turns.
+
+    The ratio is the median of the ratios turn by turn: what slows the machine down slows both sides of a turn.
+    """
+    return {
+        "step_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "max_s": max(seconds),
+        "tokens_per_s": tokens / statistics.median(seconds),
+        "ours_over_this": statistics.median(a / b for a, b in zip(ours, seconds, strict=True)),
+    }
+
+
+def write_report(settings, report: dict) -> None:
+    if settings.json:
+        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def import_torch():
+    """PyTorch and torch_gpt2.py. ContenderError where it is not installed."""
+    try:
+        import torch
+
+        from scripts.step_bench import torch_gpt2
+    except ImportError:
+        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
+    return torch, torch_gpt2

@@ -10,7 +10,6 @@ with --resume: it is to end with the losses of a run that nobody disturbed, bit 
 written. --json: rows of the same case and launcher are replaced in the file, others stay.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -25,8 +24,9 @@ from scripts.machine.host import machine, versions
 from tests.suites.faults.cases import CASES, FAULT_STEP, Case, Scene
 from tests.suites.faults.launchers import launchers
 from tests.suites.faults.log import MARK, curve, last_step, newest_step, skipped_steps
-from tests.suites.faults.named_cases import cases_of
+from tests.suites.faults.outcome import outcome, summary
 from tests.suites.faults.processes import rank_processes, wait_until
+from tests.suites.faults.suite import RowsFile, suite_parser
 
 SUITES = Path(__file__).parent
 SCRIPTS = SUITES.parents[1] / "scripts"
@@ -37,15 +37,18 @@ TRAINING = (
 START_LIMIT_S, END_LIMIT_S, GONE_LIMIT_S = 120, 60, 15
 DISK = "size=8m"
 HALF_WRITTEN = ("checkpoints/*.part", "checkpoints/.*", ".*.tmp")
-# Lines that say who, where, what: ours first, then those of the launchers.
-TELLING = (
-    r"^error: |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended",
-    r"RUNNING AT|Peer host:|srun: error: \w+: task|noticed that",
+# Lines that say who, where, what: the job's own, which are looked for first, and those of the launchers.
+OF_THE_JOB = r"^error: |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended"
+OF_A_LAUNCHER = r"RUNNING AT|Peer host:|srun: error: \w+: task|noticed that"
+SETTING = (
+    "Three virtual hosts of one rank each, `--steps 100 --checkpoint-every 10 --end-on-stall --stall-after 5`, the "
+    f"fault in step {FAULT_STEP}."
 )
 
 
 def main():
     arguments = parse()
+    file = RowsFile(arguments.json, "launcher", CASES, lambda rows: f"{summary(rows)} {SETTING}")
     try:
         available = launchers()
         for launcher in [name for name in available if name.startswith(arguments.launchers)]:
@@ -53,18 +56,14 @@ def main():
             for name in arguments.cases:
                 row = suite.row(name, CASES[name])
                 print(line(row), flush=True)
-                if arguments.json:
-                    save(arguments.json, row, suite.made_on())
+                file.put(row, launcher, suite.made_on())
     except ClusterError as error:
         raise SystemExit(f"failure_suite.py: error: {error}") from None
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the runs go to DIR/LAUNCHER/CASE")
-    parser.add_argument("--cases", type=cases_of(CASES), default=list(CASES), help=f"of {', '.join(CASES)} (all)")
+    parser = suite_parser(__doc__, "DIR/LAUNCHER/CASE", CASES)
     parser.add_argument("--launchers", default="", metavar="NAME", help="mpirun or srun (both)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="put the rows into this file")
     return parser.parse_args()
 
 
@@ -86,7 +85,7 @@ class Suite:
             facts = self._failed(run, case, expected) | {"case": name, "says": case.says, "launcher": self._launcher}
             case.heal(run)
             case.afterwards(run)
-            return facts | self._resumed(run, case, expected)
+            return in_words(facts | self._resumed(run, case, expected))
 
     def made_on(self) -> dict:
         """Machine and versions, once there is a row."""
@@ -191,38 +190,28 @@ def fault_time(output: Path) -> float:
 
 
 def message(output: Path) -> str:
-    """The first line that names a rank, or an error of the job; else the launcher's that names a host; else "".
+    """The first line of the job that names a rank or an error; else the launcher's that names a host; else "".
 
     The run folder is RUN in it.
     """
     text = output.read_text(errors="replace").replace(str(output.parent / output.name.split(".")[0]), "RUN")
     lines = [line.strip(" =") for line in text.splitlines()]
-    return next((line for telling in TELLING for line in lines if re.search(telling, line)), "")
+    return next((line for wanted in (OF_THE_JOB, OF_A_LAUNCHER) for line in lines if re.search(wanted, line)), "")
+
+
+def in_words(row: dict) -> dict:
+    """The row, with what docs/failures.md shows of it: outcome, the line that says what happened, and whose it is."""
+    said = row["resumed_message"] or row["message"]
+    said_by = "job" if re.search(OF_THE_JOB, said) else "launcher" if said else ""
+    return row | {"outcome": outcome(row), "said": said, "said_by": said_by}
 
 
 def half_written(run: Path) -> list[str]:
     return sorted(str(path.relative_to(run)) for pattern in HALF_WRITTEN for path in run.glob(pattern))
 
 
-def save(path: Path, row: dict, made_on: dict) -> None:
-    """Into {"made_on": {launcher: machine and versions}, "rows": [...]}."""
-    found = json.loads(path.read_text()) if path.exists() else {"made_on": {}, "rows": []}
-    found["made_on"][row["launcher"]] = made_on
-    key = (row["case"], row["launcher"])
-    found["rows"] = [other for other in found["rows"] if (other["case"], other["launcher"]) != key] + [row]
-    path.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def line(row: dict) -> str:
-    end = "went on" if row["went_on"] else "ended" if row["ended"] else "HANGS"
-    again = "same losses" if row["same"] else f"NOT the same: {row['resumed_code']} {row['resumed_message']}"
-    parts = [
-        f"{row['launcher']:<26} {row['case']:<16} {end} {row['seconds']:>6.1f} s  code {row['code']}",
-        f"left {row['survivors']}" if row["survivors"] else "",
-        f"step {row['last_step']}, resumed from {row['resumed_from']}: {again}",
-        " ".join(row["left_over"]),
-        row["message"],
-    ]
+    parts = [f"{row['launcher']:<26} {row['case']:<16} {row['outcome']}", *row["left_over"], row["said"]]
     return "  ".join(part for part in parts if part)
 
 

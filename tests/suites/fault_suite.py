@@ -9,7 +9,6 @@ alone. Right is a verdict whose kind, node, rank and direction are the fault's. 
 diagnosed and not run again.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from scripts.diagnose import diagnose
 from scripts.machine.host import machine, versions
-from tests.suites.faults.named_cases import cases_of
+from tests.suites.faults.suite import RowsFile, suite_parser
 from traces import read_run
 
 NODES = 5
@@ -46,8 +45,9 @@ class Case:
     train: tuple[str, ...] = ("--strategy", "hierarchical-sharded", *MODEL)
 
 
+HEALTHY = ("none", "compute-bound")
 CASES = {
-    "clean": Case("nothing", ("none", "compute-bound")),
+    "clean": Case("nothing", HEALTHY),
     "slow-port-in": Case("node 2 receives at a quarter of the rate", ("slow-link",), 2, None, "in",
                          slow=(f"node2:in:{QUARTER}",)),
     "slow-port-out": Case("node 3 sends at a quarter of the rate", ("slow-link",), 3, None, "out",
@@ -64,31 +64,38 @@ CASES = {
     "stalling-rank": Case("rank 4 stands still for a second, once in 20 steps", ("straggler",), 4, 4,
                           fault="stalling-rank:4"),
 }  # fmt: skip
+# Run only where they are asked for: docs/diagnosis.md has pictures of them besides.
+FOR_PICTURES = {
+    "one-rank": Case("nothing, one rank", HEALTHY, ranks=1),
+    "two-ranks": Case("nothing, two ranks, ports of 10 Gbit/s", HEALTHY, ranks=2, rate="10gbit"),
+    "ring": Case("nothing, another strategy", HEALTHY, train=("--strategy", "ring", *MODEL)),
+    "two-ranks-slow": Case("all ports at a tenth of the rate, two ranks", ("network-congestion",), ranks=2,
+                           rate=LOW_RATE),
+    "server-slow": Case("reduce-bcast, nine ranks, ports of half the rate", ("server-hotspot",), 0, None, "in", ranks=9,
+                        rate="200mbit", train=("--strategy", "reduce-bcast", *MODEL)),
+    "high-lr": Case("--lr 0.3, three hundred times too much", HEALTHY,
+                    train=("--strategy", "hierarchical-sharded", *MODEL, "--lr", 0.3)),
+}  # fmt: skip
+ALL = CASES | FOR_PICTURES
 
 
 def main():
-    settings = parse()
-    rows = []
+    settings, rows = parse(), []
+    made_on, file = machine() | versions("numpy", "mpi4py"), RowsFile(settings.json, "number", ALL, summary)
     for name in settings.cases:
         for number in range(1, settings.repeat + 1):
             folder = settings.out / name / str(number)
             if not (folder / "config.json").exists():
-                run(CASES[name], folder)
-            rows.append(judge(name, CASES[name], folder))
+                run(ALL[name], folder)
+            rows.append(judge(name, number, folder))
             print(line(rows[-1]), flush=True)
-    right = sum(row["right"] for row in rows)
-    print(f"{right} of {len(rows)} right")
-    if settings.json:
-        report = {"rows": rows, "right": right, "machine": machine() | versions("numpy", "mpi4py")}
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+            file.put(rows[-1], "virtual hosts", made_on)
+    print(summary(rows))
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the runs go to DIR/CASE/NUMBER")
-    parser.add_argument("--cases", type=cases_of(CASES), default=list(CASES), help=f"of {', '.join(CASES)} (all)")
+    parser = suite_parser(__doc__, "DIR/CASE/NUMBER", CASES, FOR_PICTURES)
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case (3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all verdicts to this file")
     return parser.parse_args()
 
 
@@ -104,9 +111,9 @@ def run(case: Case, folder: Path) -> None:
     (folder / "truth.json").write_text(json.dumps(truth) + "\n")
 
 
-def judge(name: str, case: Case, folder: Path) -> dict:
-    """The verdict on a run, and whether it is right."""
-    found = diagnose(read_run(folder))
+def judge(name: str, number: int, folder: Path) -> dict:
+    """The verdict on a run of a case, and whether it is right."""
+    case, found = ALL[name], diagnose(read_run(folder))
     bottleneck = found["bottleneck"]
     right = bottleneck["kind"] in case.kinds
     if case.kinds[0] != "none":
@@ -114,7 +121,15 @@ def judge(name: str, case: Case, folder: Path) -> dict:
         right &= bottleneck["direction"] == (None if case.direction == "both" else case.direction)
     else:
         right &= bottleneck["node"] is None and bottleneck["rank"] is None
-    return {"case": name, "says": case.says, "right": bool(right), "verdict": found["verdict"], **bottleneck}
+    return bottleneck | {
+        "case": name, "number": number, "says": case.says, "train": " ".join(map(str, case.train)),
+        "right": bool(right), "verdict": found["verdict"],
+    }  # fmt: skip
+
+
+def summary(rows: list[dict]) -> str:
+    right = sum(row["right"] for row in rows)
+    return f"{right} of {len(rows)} runs right: kind, node, rank and direction."
 
 
 def line(row: dict) -> str:

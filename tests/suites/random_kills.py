@@ -63,7 +63,7 @@ def main():
             raise SystemExit(f"random_kills.py: error: {failure}") from None
     print(summary(facts), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(facts | {"summary": summary(facts)}, indent=1) + "\n")
 
 
 def parse():
@@ -77,7 +77,7 @@ def parse():
 
 
 def compare_runs(arguments, folder: Path) -> dict:
-    """Both runs to their end; what there is to say of them. Failed."""
+    """Bring both runs to their end, and return the facts for summary(). Failed."""
     (folder / "disturbed").mkdir(parents=True)
     quiet = Job(folder / "undisturbed", ENDLESS)
     disturbed = Disturbed(folder / "disturbed", random.Random(arguments.seed), arguments.every)
@@ -119,7 +119,7 @@ class Job:
         return self._process.poll() is not None
 
     def expect(self, code: int, limit_s: float = END_LIMIT_S) -> None:
-        """Failed unless it ends in time, and so."""
+        """Wait for its end. Failed where it comes too late, or with another code."""
         try:
             found = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -128,7 +128,7 @@ class Job:
             raise Failed(f"{self.run}: ended with {found}, expected {code}: {self.last_words()}")
 
     def kill(self) -> None:
-        """All of it; it is gone when this returns, or Failed: ranks without their launcher would still write."""
+        """Kill all of it and wait until it is gone: ranks without their launcher would still write. Failed."""
         send(signal.SIGKILL, *rank_processes(self.run).values())
         self.wait_until_gone()
 
@@ -154,7 +154,7 @@ class Disturbed:
         self.job = Job(self.run, steps)
 
     def until(self, deadline: float, quiet: Job) -> None:
-        """Kill and start again; the last kill is at the deadline."""
+        """Kill the job and start it again until the deadline; the last kill is then."""
         while (now := time.monotonic()) < deadline:
             pause_s = self._every_s * self._chance.uniform(0.5, 1.5)
             wait_until(lambda: self.job.ended() or quiet.ended(), min(pause_s, deadline - now))
@@ -166,7 +166,7 @@ class Disturbed:
                 self.start(ENDLESS)
 
     def kill(self) -> None:
-        """SIGKILL to somebody; returns when nothing of the job is left."""
+        """Send SIGKILL to one of the victims, and wait until nothing of the job is left."""
         victims = {"the launcher": [self.job.launcher]}
         if ranks := [*rank_processes(self.run).values()]:
             victims |= {"a rank": [self._chance.choice(ranks)], "all ranks": ranks}

@@ -4,6 +4,7 @@ All of them are run as they stand there, in a folder that holds what they name, 
 small: the last one of two equal flags counts. What several pages say is run once.
 """
 
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ import pytest
 from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.data.shards import write_shard
 from scripts.makers.make_docs import PARTS
+from scripts.makers.pages import exchange, faults
 from tests.ranks.test_evaluate import write_evaluation
 from tests.support.doc_commands import PAGES, ROOT, Command, commands, inline_commands, unknown_flags
 
@@ -90,10 +92,10 @@ ELSEWHERE = {
         "tests/suites/test_virtual_slurm.py",
     "sudo python scripts/virtual_slurm.py run --nodes 2 --gpus-per-node 2 -- bash":
         "tests/suites/test_virtual_slurm.py",
-    "sudo python tests/suites/failure_suite.py --out runs/failures": "scripts/makers/pages/failures.py",
+    "sudo python tests/suites/failure_suite.py --out runs/failures": "scripts/makers/pages/faults.py",
     "sudo python tests/suites/failure_suite.py --out runs/failures --launchers mpirun --cases killed,cable":
-        "scripts/makers/pages/failures.py",
-    "sudo python scripts/makers/make_docs.py failures": "scripts/makers/pages/failures.py",
+        "scripts/makers/pages/faults.py",
+    "sudo python scripts/makers/make_docs.py failures": "scripts/makers/pages/faults.py",
     "python tests/suites/random_kills.py --minutes 5 --every 30": ".ci/run",
     "make test-gpu PYTHON=python3": "tests/gpu/test_gpu_commands.py",
     "python scripts/bench_step.py --backend cupy --model gpt2-124M --batch-size 64 --seq-len 1024 --dtype bfloat16 "
@@ -233,13 +235,17 @@ def headings(page: Path) -> set[str]:
 
 
 def test_the_choice_pages_table_is_that_of_the_benchmarks():
-    from scripts.makers.pages import choice
-
-    page = (ROOT / choice.PAGE).read_text()
-    found = choice.measured((ROOT / choice.BENCHMARKS).read_text())
-    assert choice.table(found) in page, "run scripts/makers/make_docs.py choice"
+    benchmarks = (ROOT / exchange.BENCHMARKS).read_text()
+    assert exchange.choice_table(benchmarks) in (ROOT / PARTS["choice"]["page"]).read_text(), "run make_docs.py choice"
+    found = exchange.measured(benchmarks)
     assert len(found) == 6
     assert all(float(one["hierarchical-sharded"]) < float(one["MPI_Reduce+Bcast"]) for one in list(found.values())[:4])
+
+
+def test_the_failures_page_is_that_of_its_rows():
+    found, page = json.loads(faults.FAILURES.read_text()), (ROOT / PARTS["failures"]["page"]).read_text()
+    assert faults.matrix(found) in page
+    assert faults.messages(found) in page
 
 
 def test_mistakes_are_seen(tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""The parts of make_docs.py: each runs what a page shows, and writes its numbers and figures there."""
+"""The parts of make_docs.py. A part runs what a page shows and returns the Markdown that goes between its marks."""

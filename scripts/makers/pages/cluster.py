@@ -1,60 +1,45 @@
-"""Parts of make_docs.py: training on virtual hosts whose ports are limited. As root."""
+"""Parts of make_docs.py: training on virtual hosts whose ports are limited, and the cost model there. As root."""
 
 import shutil
-import statistics
-import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from scripts.makers.pages.page import FIGURES, SCRIPTS, comparison_table, log_of, machine, replace_block, train_on
+from scripts.makers.pages.page import (
+    FIGURES,
+    Part,
+    comparison_table,
+    log_of,
+    measured_on,
+    measured_with,
+    on_hosts,
+    output_of,
+    read,
+)  # fmt: skip
 from traces.read.analysis import measure
 from traces.read.runs import read_run
 from traces.record.phases import INDEX
 
-CLUSTER = "--nodes 5 --ranks 9 --ranks-per-node 2 --first-node 1 --rate 400mbit"
-DEDICATED = "reduce-bcast/dedicated"
-CLUSTER_STRATEGIES = (
-    DEDICATED, "sliced", "reduce-scatter", "hierarchical", "hierarchical-sharded/bfloat16/overlap",
-)  # fmt: skip
-# As on the cluster that the project's first measurement comes from, where Reduce brought 4 D to the server's port and
-# Bcast took D from it. By itself MPICH scatters what it broadcasts and gathers it: 2 D and more through the ports.
-# Composition 3 leaves nodes out of account, as libraries do that do not know them.
-TREE_AND_CHAIN = (
-    "MPIR_CVAR_REDUCE_COMPOSITION=3", "MPIR_CVAR_REDUCE_INTRA_ALGORITHM=binomial",
-    "MPIR_CVAR_BCAST_COMPOSITION=3", "MPIR_CVAR_BCAST_INTRA_ALGORITHM=pipelined_tree",
-    "MPIR_CVAR_BCAST_TREE_TYPE=kary", "MPIR_CVAR_BCAST_TREE_KVAL=1", "MPIR_CVAR_BCAST_TREE_PIPELINE_CHUNK_SIZE=131072",
-)  # fmt: skip
-CLUSTER_TRAINING = "--n-layer 4 --n-head 4 --n-embd 256 --batch-size 2 --steps 12 --eval-every 0"
-OVERLAP_CLUSTER = "--nodes 2 --ranks 2 --rate 240mbit"
-OVERLAP_TRAINING = "--n-layer 12 --n-head 4 --n-embd 256 --context 128 --batch-size 12 --steps 7 --eval-every 0"
 
-
-def cluster(folder: Path, _) -> None:
-    """Nine ranks on five hosts, the server alone on its own, each host's port limited."""
-    runs = []
-    for name in CLUSTER_STRATEGIES:
-        environment = TREE_AND_CHAIN if name == DEDICATED else ()
-        runs.append(train_on(CLUSTER, name, CLUSTER_TRAINING, folder / name.replace("/", "-"), environment))
-    plot = [sys.executable, str(SCRIPTS / "plot.py"), *map(str, runs), "--out", str(folder / "plots")]
-    output = subprocess.run(plot, check=True, stdout=subprocess.PIPE, text=True).stdout
-    print(output)
+def cluster(part: Part, folder: Path) -> str:
+    """Nine ranks on five hosts, the server alone on its own."""
+    runs = [folder / strategy.replace(" ", "") for strategy in part.strategies]
+    for run, strategy in zip(runs, part.strategies, strict=True):
+        before = part.tree_and_chain.split() if "dedicated" in strategy else []
+        train = ["train.py", "--strategy", *strategy.split(), *part.training.split(), "--out", run]
+        on_hosts(part.hosts, *before, *train)
+    table = comparison_table(output_of("plot.py", *runs, "--out", folder / "plots"))
     shutil.copy(folder / "plots" / "comparison.png", FIGURES / "cluster.png")
-    command = f"sudo python scripts/virtual_cluster.py run {CLUSTER} -- python scripts/train.py {CLUSTER_TRAINING}"
-    dedicated, *_, best = (statistics.median(line["step_s"] for line in log_of(run)[2:]) for run in runs)
-    settings = (
-        f"The dedicated server runs with MPICH's Reduce as a binomial tree and its Bcast as a chain in pieces "
-        f"(`env {' '.join(TREE_AND_CHAIN)}`), all others with MPICH as it is. {server_shares(runs[0])} "
-        f"The last line's step is {dedicated / best:.1f} times shorter."
-    )
-    text = f"```\n{command} ...\n\n{comparison_table(output)}\n```\n\n{settings} {machine(runs[-1])}"
-    replace_block("README.md", "cluster", text)
+    dedicated, *_, best = (median(line["step_s"] for line in log_of(run)[2:]) for run in runs)
+    shares = server_shares(runs[0])
+    return part.filled(table=table, shares=shares, faster=dedicated / best, measured_on=measured_on(runs[-1]))
 
 
-def server_shares(run: Path) -> str:
-    """How a step divides where rank 0 serves: Reduce from when the last rank has come, Bcast until the last one has
-    all parameters, and what the others compute."""
+def server_shares(run: Path) -> list[float]:
+    """How a step divides where rank 0 serves, Reduce being 500: Reduce, from when the last rank has come; Bcast, until
+    the last one has all parameters; and what the others compute."""
     times = measure(read_run(run))
     names = ("forward", "backward", "reduce", "bcast", "wait")
     seconds = {name: times.seconds[:, :, INDEX[name]] for name in names}
@@ -62,27 +47,60 @@ def server_shares(run: Path) -> str:
     # The server's part of Bcast ends when all has left it; then it waits until all has arrived.
     bcast = np.median(seconds["bcast"][:, 0] + seconds["wait"][:, 0])
     reduced = np.median(seconds["reduce"][:, 0] - times.waiting[:, 0, INDEX["reduce"]])
-    shares = " : ".join(f"{500 * part / reduced:.0f}" for part in (reduced, bcast, compute))
-    return f"Reduce : Bcast : compute of its step are {shares}."
+    return [500 * share / reduced for share in (reduced, bcast, compute)]
 
 
-def overlap(folder: Path, _) -> None:
+def overlap(part: Part, folder: Path) -> str:
     """A step without exchange, with it after computing, and during it: a core a rank, so that both can go on."""
-    names = ("none", "hierarchical-sharded", "hierarchical-sharded/overlap")
-    lines = {name: [] for name in names}
-    for number, name in enumerate(names * 3):  # in turns, as the machine drifts
-        run = train_on(OVERLAP_CLUSTER, name, OVERLAP_TRAINING, folder / str(number))
+    lines = {name: [] for name in part.strategies}
+    for number, (name, strategy) in enumerate([*part.strategies.items()] * 3):  # in turns, as the machine drifts
+        run = folder / str(number)
+        on_hosts(part.hosts, "train.py", "--strategy", *strategy.split(), *part.training.split(), "--out", run)
         lines[name] += log_of(run)[2:]
     keys = ("step_s", "exposed_exchange_s")
-    seconds = {name: [statistics.median(line[key] for line in lines[name]) for key in keys] for name in names}
-    rows = ["| strategy | step, s | exchange exposed, s |", "|---|---|---|"]
-    rows += [f"| `{name}` | {step_s:.3f} | {exposed_s:.3f} |" for name, (step_s, exposed_s) in seconds.items()]
-    (alone, _), (after, exchange_s), (during, exposed_s) = seconds.values()
-    rows += [
-        "",
-        f"Of what the exchange adds to a step overlap hides {(after - during) / (after - alone):.0%}, of the time that "
-        f"ranks spend in the exchange and nothing else, {1 - exposed_s / exchange_s:.0%}.",
-        "",
-        f"`virtual_cluster.py run {OVERLAP_CLUSTER} -- train.py {OVERLAP_TRAINING}`. {machine(run)}",
+    alone, after, during = rows = [
+        {"name": name} | {key: median(line[key] for line in found) for key in keys} for name, found in lines.items()
     ]
-    replace_block("docs/benchmarks.md", "overlap", "\n".join(rows))
+    hidden_step = (after["step_s"] - during["step_s"]) / (after["step_s"] - alone["step_s"])
+    hidden_exchange = 1 - during["exposed_exchange_s"] / after["exposed_exchange_s"]
+    return part.filled(rows, hidden_step=hidden_step, hidden_exchange=hidden_exchange, measured_on=measured_on(run))
+
+
+def model(part: Part, folder: Path) -> str:
+    """Predicted exchanges beside measured ones, with the MPI of each Python of --pythons (this one)."""
+    found, reports, file = {}, [], folder / "model.json"
+    for python in part.options.pythons or [sys.executable]:
+        for layout, hosts in part.layouts.items():
+            flags = [*part.flags.split(), "--link", part.rate, "--json", file]
+            on_hosts(f"{hosts} --rate {part.rate}", "check_model.py", *flags, python=python)
+            reports.append(read(file))
+            library = reports[-1]["mpi_library"].split()[0].replace("Open", "Open MPI")
+            for size in reports[-1]["sizes"]:
+                found[library, layout, round(size["bytes"] / 1e6)] = size["strategies"]
+    names = [*next(iter(found.values()))]
+    lines = [f"| MPI library | hosts | MB | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append("|" + "---|" * (3 + len(names)))
+    for place, one in found.items():
+        lines.append(f"| {' | '.join([*map(str, place), *(model_cell(one[name]) for name in names)])} |")
+    libraries = dict.fromkeys(report["mpi_library"] for report in reports)
+    return part.filled(
+        **deviations(found, part.far_off),
+        table="\n".join(lines),
+        measured_on=measured_with(reports[0]["machine"], *libraries),
+    )
+
+
+def model_cell(one: dict) -> str:
+    deviation = "not modelled" if one["deviation"] is None else f"{one['deviation']:+.0%}"
+    return f"{one['measured_s'] * 1e3:.0f} ms, {deviation}"
+
+
+def deviations(found: dict[tuple, dict], far_off: float) -> dict:
+    """How many predictions are far off, which one is farthest, and the bytes."""
+    known = [(one, name, place) for place, by_name in found.items() for name, one in by_name.items()]
+    known = [item for item in known if item[0]["deviation"] is not None]
+    worst, name, place = max(known, key=lambda item: abs(item[0]["deviation"]))
+    far = sum(abs(one["deviation"]) > far_off for one, *_ in known)
+    bytes_off = max(one["bytes_deviation"] for one, *_ in known)
+    facts = {"count": len(known), "far": far, "bytes_off": bytes_off}
+    return facts | {"worst": worst["deviation"], "name": name, "place": place}

@@ -1,38 +1,80 @@
-"""What the parts of make_docs.py share: runs to measure, where they were made, and the marks of the pages."""
+"""What the parts of make_docs.py share: their texts, commands and what these print, the machine in words, the marks."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
-from scripts.compare import strategy_flags
+from dist.probe.programs import mpirun_environment
 
 SCRIPTS = Path(__file__).parents[2]
 ROOT = SCRIPTS.parent
-SUITES = ROOT / "tests" / "suites"
 FIGURES = ROOT / "docs" / "figures"
 
 
-def compare(folder: Path, ranks: int, strategies: str, training: list[str] | None = None) -> str:
-    """Run scripts/compare.py into `folder`; returns what it printed."""
-    command = [sys.executable, str(SCRIPTS / "compare.py"), "--ranks", str(ranks), "--strategies", strategies]
-    command += ["--out", str(folder), *(["--", *training] if training else [])]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    print(result.stdout)
-    return result.stdout
+class Part(SimpleNamespace):
+    """A part's entry in parts.toml, its `name`, and the options of the command line, as attributes."""
+
+    def filled(self, rows: Iterable[dict] = (), **found) -> str:
+        """The part's text with what was found: `row` filled once for each of `rows`, other fields by name."""
+        lines = "\n".join(self.row.format(**row) for row in rows)
+        return self.text.strip().format(**vars(self) | found, rows=lines)
 
 
-def train_on(hosts: str, strategy: str, training: str, out: Path, environment: tuple[str, ...] = ()) -> Path:
-    """Train on virtual hosts, into `out`, which is returned. environment: "NAME=TEXT" for this run's ranks."""
-    train = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(strategy), *training.split()]
-    command = [*(["env", *environment] if environment else []), *train, "--out", str(out)]
-    subprocess.run(on_hosts(hosts, command), check=True, cwd=ROOT)
-    return out
+def output_of(*command: object, python: str = sys.executable, **options) -> str:
+    """What a command prints, which is printed here too; CalledProcessError where it fails.
+
+    A word "train.py" stands for `python` and the program of that name in scripts/, scripts/makers/ or tests/suites/.
+    """
+    words = []
+    for word in map(str, command):
+        words += [python, str(program(word))] if word.endswith(".py") else [word]
+    lines = []
+    with subprocess.Popen(words, **{"cwd": ROOT} | options, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:  # as it comes: a suite takes half an hour
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return "".join(lines)
 
 
-def on_hosts(hosts: str, command: list[str]) -> list[str]:
-    """The command line that runs `command` on virtual hosts."""
-    return [sys.executable, str(SCRIPTS / "virtual_cluster.py"), "run", *hosts.split(), "--", *command]
+def program(name: str) -> Path:
+    folders = (SCRIPTS, SCRIPTS / "makers", ROOT / "tests" / "suites")
+    return next(folder / name for folder in folders if (folder / name).exists())
+
+
+def compare(folder: Path, ranks: int, strategies: str, training: str = "") -> tuple[dict[str, Path], str]:
+    """Run scripts/compare.py into `folder`: the run folders by strategy, and the table that it printed."""
+    flags = ("--ranks", ranks, "--strategies", strategies, "--out", folder)
+    output = output_of("compare.py", *flags, *(["--", *training.split()] if training else []))
+    return {name: folder / name.replace("/", "-") for name in strategies.split(",")}, comparison_table(output)
+
+
+def comparison_table(output: str) -> str:
+    """The table in what plot.py or compare.py printed."""
+    return output[output.find("median ms") :].split("\n\n")[0]
+
+
+def on_hosts(hosts: str, *command: object, **options) -> str:
+    """Run a command on virtual hosts; returns what it printed, without the table of hosts."""
+    return (
+        output_of("virtual_cluster.py", "run", *hosts.split(), "--", *command, **options).partition("\n\n")[2].strip()
+    )
+
+
+def shown(command: str, folder: Path = ROOT) -> str:
+    """ "$ command" and what it prints in `folder`, where `python` and `mpirun` are this Python's."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    output = output_of("sh", "-c", command, cwd=folder, env=mpirun_environment(2) | {"PATH": path})
+    return f"$ {command}\n{output.rstrip()}"
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
 
 
 def log_of(run: Path) -> list[dict]:
@@ -40,19 +82,21 @@ def log_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def comparison_table(output: str) -> str:
-    """Of what plot.py or compare.py printed."""
-    return output[output.index("median ms") :].split("\n\n")[0]
+def fenced(text: str) -> str:
+    return f"```\n{text.strip()}\n```"
 
 
-def machine(source: Path) -> str:
-    """Where the numbers come from, in one line: of a run folder, or of what a bench wrote."""
-    config = json.loads((source / "config.json" if source.is_dir() else source).read_text())
-    named = ", ".join(f"{name} {version}" for name, version in config["versions"].items() if name != "gpt2-mpi")
-    return (
-        f"Measured on {config['machine']['processor']}, {config['machine']['cores']} cores, with "
-        f"{config['mpi_library']}, {named}."
-    )
+def measured_on(source: Path) -> str:
+    """Where the numbers of a run folder, or of the file that a benchmark wrote, come from."""
+    found = read(source / "config.json" if source.is_dir() else source)
+    libraries = [found["mpi_library"]] if "mpi_library" in found else []
+    return measured_with(found["machine"], *libraries, **found["versions"])
+
+
+def measured_with(machine: dict, *libraries: str, **versions: str) -> str:
+    """ "Measured on AMD EPYC, 2 cores, with MPICH 5.0.2, numpy 2.4.6."."""
+    named = [f"{name} {version}" for name, version in versions.items() if name != "gpt2-mpi"]
+    return f"Measured on {machine['processor']}, {machine['cores']} cores, with {', '.join([*libraries, *named])}."
 
 
 def replace_block(page: str, name: str, text: str) -> None:

@@ -1,0 +1,128 @@
+"""Parts of make_docs.py: runs with known faults, what fails and how it ends, and pictures of healthy and sick runs.
+
+What was done to a run, what became of it, and the sentence that sums it all up are in the suites' files of rows.
+"""
+
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from PIL import Image
+
+from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts, output_of, read
+from scripts.reports import figures
+from traces import read_run
+from traces.plots import look
+from traces.read.analysis import measure_runs
+
+FAILURES = ROOT / "docs" / "failures.json"
+LONGEST_LINE = 180  # characters
+DPI, COLOURS = 90, 48  # of a picture
+
+
+def faults(part: Part, folder: Path) -> str:
+    """A line a case: what was done, how many runs were named right, what the verdict of the first said."""
+    found = run_suite("fault_suite.py", folder, folder / "faults.json")
+    groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
+    rows = [rows[0] | {"right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]
+    (machine,) = found["made_on"].values()
+    return part.filled(rows, summary=found["summary"], made_on=made_on(machine))
+
+
+def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
+    """Run a suite into `folder`; returns its file of rows."""
+    output_of(suite, "--out", folder, "--json", rows, *flags)
+    return read(rows)
+
+
+def made_on(facts: dict) -> str:
+    """Machine, MPI library and versions in words."""
+    named = [f"{name} {facts[name]}" for name in facts if name not in ("processor", "cores", "system", "mpi")]
+    return ", ".join(
+        [facts["processor"], f"{facts['cores']} cores", *([facts["mpi"]] if "mpi" in facts else []), *named]
+    )
+
+
+def failures(part: Part, folder: Path) -> dict[str, str]:
+    """Every case under the launchers of this Python's MPI; the rows of another MPI's stay."""
+    found = run_suite("failure_suite.py", folder, FAILURES)
+    return {"failures": matrix(found), "failure messages": messages(found)}
+
+
+def matrix(found: dict) -> str:
+    """A line a case, a column a launcher."""
+    launchers = sorted(found["made_on"])
+    lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
+    for says, group in groupby(found["rows"], lambda row: row["says"]):
+        outcomes = {row["launcher"]: row["outcome"] for row in group}
+        lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
+    lines += ["", f"{found['summary']} Made on:", ""]
+    return "\n".join(lines + [f"* `{short(name)}`: {made_on(found['made_on'][name])}." for name in launchers])
+
+
+def messages(found: dict) -> str:
+    """A line a case: what was printed, once where the job says it; where only a launcher does, what each says."""
+    lines = ["| | the line |", "|---|---|"]
+    for says, group in groupby(found["rows"], lambda row: row["says"]):
+        rows = list(group)
+        said = [f"`{shortened(row['said'])}`" for row in rows if row["said_by"] == "job"][:1]
+        said += [
+            f"{short(row['launcher'])}: `{shortened(row['said'])}`" for row in rows if row["said_by"] == "launcher"
+        ]
+        lines.append(f"| {says} | {'<br>'.join(said) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def short(launcher: str) -> str:
+    """`mpirun (MPICH)`, and srun without the MPI that its plugin tells."""
+    return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
+
+
+def shortened(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE].rsplit(' ', 1)[0]} ..."
+
+
+def random_kills(part: Part, folder: Path) -> dict[str, str]:
+    """A run under random kills beside an undisturbed one."""
+    output_of("random_kills.py", "--json", folder / "kills.json")
+    found = read(folder / "kills.json")
+    return {"random kills": f"> {found['summary']}\n\nMade on {made_on(found['machine'])}."}
+
+
+def pictures(part: Part, folder: Path) -> str:
+    """Every picture of a healthy and of a sick run, and what was done to each run."""
+    cases = list(dict.fromkeys(case for pair in part.pairs.values() for cases in pair for case in cases))
+    found = run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
+    (folder / "runs").mkdir()
+    for case in cases:  # equal runs are told apart by the names of their folders
+        (folder / case / "1").rename(folder / "runs" / case)
+
+    @cache
+    def drawn(*names: str) -> dict:
+        """All figures of these runs by name."""
+        measured = measure_runs([read_run(folder / "runs" / name) for name in names])
+        return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
+
+    for picture, pair in part.pairs.items():
+        for health, names in zip(("healthy", "sick"), pair, strict=True):
+            save(drawn(*names)[picture], FIGURES / "pictures" / f"{picture}-{health}.png")
+    measured = measured_on(folder / "runs" / "clean")
+    return part.filled(found["rows"], train=found["rows"][0]["train"], measured_on=measured)
+
+
+def save(figure, path: Path) -> None:
+    """A small PNG: few colours are enough for bars and lines."""
+    path.parent.mkdir(exist_ok=True)
+    with look.styled():
+        figure.savefig(path, dpi=DPI, facecolor="white")
+    Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def report(part: Part, folder: Path) -> dict[str, str]:
+    """The top of a report's page as a browser shows it: a figure and no text."""
+    run = folder / "run"
+    on_hosts(part.hosts, "train.py", *part.training.split(), "--out", run)
+    output_of("plot.py", run)
+    picture = f"--screenshot={FIGURES / 'report.png'}"
+    output_of(*part.browser.split(), f"--user-data-dir={folder / 'browser'}", picture, f"file://{run / 'report.html'}")
+    return {}

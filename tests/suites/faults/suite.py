@@ -1,0 +1,57 @@
+"""What fault_suite.py and failure_suite.py share: their flags, and the file of rows that they write for the docs."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def suite_parser(description: str, runs: str, cases: dict, others: dict | None = None) -> argparse.ArgumentParser:
+    """A parser that knows --out, --cases and --json.
+
+    runs: where in DIR a run goes. cases: those that run by default, by name; others: those that run only when named.
+    """
+    known, by_name = cases | (others or {}), f"; by name alone {', '.join(others)}" if others else ""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help=f"the runs go to {runs}")
+    add("--cases", type=names_in(known), default=list(cases), help=f"of {', '.join(cases)} (all){by_name}")
+    add("--json", type=Path, metavar="FILE", help="put the rows into this file")
+    return parser
+
+
+def names_in(table: dict) -> Callable[[str], list[str]]:
+    """An argparse type: the names in a text with commas, each of them in `table`."""
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := [name for name in found if name not in table]:
+            raise argparse.ArgumentTypeError(f"no case {unknown[0]}, there are {', '.join(table)}")
+        return found
+
+    return names
+
+
+class RowsFile:
+    """{"made_on": {where: machine and versions}, "summary": a sentence, "rows": [...]}, a row for each run.
+
+    A row names its case, and in the field `key` what tells the runs of a case apart. A new row replaces the one of the
+    same case and key; all others stay, as they may have been made with another MPI library. Rows are in the order of
+    `cases`. `summarize(rows)` gives the sentence.
+    """
+
+    def __init__(self, path: Path | None, key: str, cases: Iterable[str], summarize: Callable[[list[dict]], str]):
+        self._path, self._key, self._order, self._summarize = path, key, list(cases), summarize
+
+    def put(self, row: dict, where: str, made_on: dict) -> None:
+        """Where there is no path nothing is written."""
+        if self._path is None:
+            return
+        found = json.loads(self._path.read_text()) if self._path.exists() else {"made_on": {}, "rows": []}
+        rows = {self._place(one): one for one in [*found["rows"], row] if one["case"] in self._order}
+        rows = [rows[place] for place in sorted(rows)]
+        content = {"made_on": found["made_on"] | {where: made_on}, "summary": self._summarize(rows), "rows": rows}
+        self._path.write_text(json.dumps(content, indent=1) + "\n")
+
+    def _place(self, row: dict) -> tuple:
+        return self._order.index(row["case"]), row[self._key]

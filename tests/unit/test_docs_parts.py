@@ -1,0 +1,175 @@
+"""The parts of make_docs.py, with stand-ins for the programs that they run: which these are, and what comes of them."""
+
+import json
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from scripts.makers import make_docs
+from scripts.makers.pages import page
+from scripts.makers.pages.page import Part
+
+pytestmark = pytest.mark.any_mpi
+
+ORIGIN = {
+    "machine": {"processor": "some CPU", "cores": 2, "system": "Linux"},
+    "mpi_library": "MPICH 5",
+    "versions": {"gpt2-mpi": "0", "numpy": "2"},
+}
+MEASURED = "Measured on some CPU, 2 cores, with MPICH 5, numpy 2."
+
+
+class Programs:
+    """In the place of subprocess.Popen: writes what the program would, and keeps its words. A step takes one second,
+    one of a run with checkpoints 1.25 s; its exchange shows for 0.5 s, with --overlap for 0.1 s."""
+
+    PIPE = -1
+
+    def __init__(self):
+        self.commands = []
+
+    def Popen(self, words, **options):
+        self.commands.append(" ".join(words))
+        name = next(Path(word).stem for word in reversed(words) if word.endswith(".py"))
+        self.stdout = [f"{line}\n" for line in getattr(self, name)(words, lambda flag: words[words.index(flag) + 1])]
+        self.returncode = 0
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        pass
+
+    def compare(self, words, value):
+        out = Path(value("--out"))
+        (out / "plots").mkdir(parents=True)
+        for figure in ("comparison", "loss"):
+            (out / "plots" / f"{figure}.png").touch()
+        for strategy in value("--strategies").split(","):
+            self.write_run(out / strategy.replace("/", "-"), words)
+        return ["--- reduce-scatter", "median ms  step", "all           1", "", "all is fastest"]
+
+    def train(self, words, value):
+        self.write_run(Path(value("--out")), words)
+        return ["host", "", "a step"]
+
+    def write_run(self, run, words):
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.json").write_text(json.dumps(ORIGIN | {"threads_per_rank": 3}))
+        costs = [{"step": step, "bytes": 5e6, "stopped_s": 0.5, "writing_s": 2.0} for step in (10, 20, 31)]
+        facts = {"peak_memory_bytes": [1e9, 3e9], "checkpoints": [costs, costs]}
+        (run / "summary.json").write_text(json.dumps(facts))
+        step_s = 1.25 if "--checkpoint-every" in words else 2.0 if "--no-exchange" not in words else 1.0
+        step_s = 1.2 if "--overlap" in words else step_s
+        line = {"loss": 2.0, "val_loss": 2.5, "step_s": step_s, "tokens_per_s": 77.0}
+        line["exposed_exchange_s"] = 0.1 if "--overlap" in words else 0.5
+        (run / "log.jsonl").write_text(f"{json.dumps(line)}\n" * 31)
+
+    def bench_exchange(self, words, value):
+        seconds = {"ring": ("own", "float32", 2.0), "ring/bfloat16": ("own", "bfloat16", 1.0),
+                   "MPI_Allreduce": ("mpi", "float32", 3.0)}  # fmt: skip
+        contenders = {
+            name: {"family": family, "wire": wire, "whole": True, "seconds": {"median": median}, "times_bound": median}
+            for name, (family, wire, median) in seconds.items()
+        }
+        Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": [{"bytes": 8e6, "contenders": contenders}]}))
+        return ["host", "", "the tables"]
+
+    def check_model(self, words, value):
+        near = {"measured_s": 0.1, "deviation": -0.01, "bytes_deviation": 0.001}
+        unknown = {"measured_s": 0.2, "deviation": None, "bytes_deviation": None}
+        far = {"measured_s": 0.1, "deviation": 0.2, "bytes_deviation": 0.002}
+        sizes = [{"bytes": 8e6, "strategies": {"ring": near, "tree": unknown}},
+                 {"bytes": 32e6, "strategies": {"ring": far, "tree": near}}]  # fmt: skip
+        Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": sizes}))
+        return ["host", "", "the table"]
+
+    def fault_suite(self, words, value):
+        rows = [{"case": "clean", "says": "nothing", "right": True, "kind": "none", "verdict": "all is well"},
+                {"case": "clean", "says": "nothing", "right": False, "kind": "data", "verdict": "late"}]  # fmt: skip
+        content = {"made_on": {"hosts": ORIGIN["machine"] | {"numpy": "2"}}, "summary": "1 of 2.", "rows": rows}
+        Path(value("--json")).write_text(json.dumps(content))
+        return []
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+    """make(part name) -> (the text of its block, the commands that it ran)."""
+    programs = Programs()
+    monkeypatch.setattr(page, "subprocess", programs)
+    for module in ("training", "exchange"):
+        monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
+
+    def made(name):
+        options = Namespace(text="shakespeare.txt", pythons=None)
+        return make_docs.function_of(name)(Part(**make_docs.PARTS[name], name=name, options=options), tmp_path / name)
+
+    def call(name):
+        (tmp_path / name).mkdir()
+        if name == "exchange":
+            (tmp_path / name / "exchange.png").touch()
+        return made(name), programs.commands
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("comparison", "```\nmedian ms  step\nall           1\n```\n\n"),
+        ("learning", "Validation loss 2.500 over the whole validation set (nanoGPT's README says 1.88, of 20 batches), "
+                     "training loss 2.000 over the last 200 steps, in 1.0 minutes. "),
+        ("ranks", "| 4 | 1 | 3 (forced by `--threads`) | 77 |\n\n`--strategy reduce-scatter --model gpt2-124M"),
+        ("memory", "| `reduce-bcast/dedicated` | 1.00 | 3.00 | 2.0 |\n"),
+        ("sharding", "| gpt2-124M | 4 | `zero-3` | 0.50 | 0.93 | 3.00 |\n"),
+        ("checkpoint", "| `reduce-bcast` | 2 | 5 | 0.50 | 2.0 | 2.00 | -7.0 |\n"),
+        ("overlap", "Of what the exchange adds to a step overlap hides 80%, of the time that ranks spend in the "
+                    "exchange and nothing else, 80%."),
+        ("exchange", "```\nthe tables\n```\n\n8 MB: ring takes 2.000 of the bound, MPI_Allreduce 1.50 times as long, "
+                     "bfloat16 on the wire 0.50 of its time.\n\n"),
+        ("model", "| MPICH | 3 hosts of 1 | 8 | 100 ms, -1% | 200 ms, not modelled |\n"),
+        ("model", "Of 9 predictions 3 are more than 15% off; the worst, +20%, is `ring` of 32 MB with MPICH, 3 hosts "
+                  "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
+        ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # of a figure of losses that are all the same
+def test_what_is_measured_stands_in_the_block(make, name, expected):
+    if name == "wire":
+        pytest.importorskip("matplotlib")
+    text, commands = make(name)
+    assert expected in text
+    assert "Measured on some CPU, 2 cores, with MPICH 5" in text
+    assert not re.search(r"{\w*}", text)
+    assert commands
+
+
+def test_faults_are_counted_by_case(make):
+    text, commands = make("faults")
+    assert "| nothing | 1 of 2 | `none`: all is well |\n\n1 of 2. `sudo python" in text
+    assert text.endswith("Made on some CPU, 2 cores, numpy 2.")
+    assert "fault_suite.py --out" in commands[0]
+
+
+def test_a_part_runs_what_its_entry_says(make):
+    _, commands = make("overlap")
+    assert len(commands) == 9
+    first, second, third = commands[:3]
+    assert re.search(r"virtual_cluster\.py run --nodes 2 --ranks 2 --rate 240mbit -- \S+ \S+/scripts/train\.py "
+                     r"--strategy none --no-exchange --n-layer 12", first)  # fmt: skip
+    assert "--overlap" not in second
+    assert "--strategy hierarchical-sharded --overlap --n-layer 12" in third
+
+
+def test_what_repeats_exchanges_is_made_after_them():
+    assert make_docs.with_choice(["exchange_even"]) == ["exchange_even", "choice"]
+    assert make_docs.with_choice(["memory"]) == ["memory"]
+
+
+def test_a_command_that_fails_ends_the_part():
+    with pytest.raises(page.subprocess.CalledProcessError):
+        page.output_of("sh", "-c", "exit 3")
+    assert page.output_of("sh", "-c", "echo said") == "said\n"
