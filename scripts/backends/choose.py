@@ -11,7 +11,8 @@ from scripts.backends.auto_strategy import with_strategy
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find
-from scripts.settings.training import AUTO, check_arrays
+from scripts.settings.checks import check_arrays
+from scripts.settings.training import AUTO
 
 LIKE_AUTO = "ring"  # every transport, wire and overlap that a strategy has which auto may take, this one has
 

@@ -27,7 +27,7 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_backend
-from scripts.settings.training import complete
+from scripts.settings.checks import complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
@@ -83,7 +83,7 @@ class Parts:
 def assemble(settings, world) -> Parts:
     """Make the parts, each after those that it needs. Collective.
 
-    A user's mistake ends the job before the run folder is made, so that it leaves nothing behind.
+    What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
@@ -91,6 +91,7 @@ def assemble(settings, world) -> Parts:
     signals = resources.enter_context(closing(Signals()))
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
+    # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
     train, val = open_data(s, config.vocab_size, world)
     facts = run_facts(s, layout, train, world.size)
@@ -98,9 +99,7 @@ def assemble(settings, world) -> Parts:
     steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
-    parameters = Parameters(layout, backend.host_parameters)
-    with world.together(UserError):
-        fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
+    parameters = first_parameters(s, backend, layout, checkpoint, world)
     folder, path = new_folder(s, world, steps, layout.count, threads, links, peak, choice)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
@@ -183,6 +182,14 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> Checkpoint | None:
     begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
     world.print(f"{s.out} {begins}")
     return checkpoint
+
+
+def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
+    """The parameters in host memory, filled, also where the strategy and the model have theirs."""
+    parameters = Parameters(layout, backend.host_parameters)
+    with world.together(UserError):
+        fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
+    return parameters
 
 
 def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[RunFolder | None, Path]:
