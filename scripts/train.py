@@ -41,11 +41,11 @@ def train(settings, world) -> bool:
             with tracer.step(step):
                 loss_part = worker.gradients(step, strategy.gradients_final)
                 norm = strategy.update(lr)
-                with tracer.phase("wait"):  # for the slowest rank; from here on all ranks know the same
+                with tracer.phase("wait"):  # for the slowest rank; from here on all know the same, and do the same
                     meeting = parts.meeting_point.meet(loss_part)
             record = parts.records.of_step(step, meeting, norm, lr, tracer.seconds("step"), strategy.clipping.skips)
             record |= parts.validation.after(step)
-            if world.rank == 0:
+            if world.rank == 0:  # before what may end the run, so that the log holds the step that ended it
                 parts.folder.log(record)
                 parts.progress.step(record, meeting.compute_s)
             end_if_diverged(world.comm, step, meeting.loss)

@@ -1,7 +1,7 @@
 """From the settings of a run to the parts that its training loop uses.
 
-Only this file reads the settings of a training run. Each part is handed the values that it needs, so what a part
-depends on stands in the call that makes it.
+Only this file reads the settings of a training run, `s` in its functions. Each part is handed the values that it needs,
+so what a part depends on stands in the call that makes it.
 """
 
 from contextlib import ExitStack, closing

@@ -19,7 +19,7 @@ from scripts.settings.tokenizer import choose_tokenizer
 SAMPLE_TOKENS = 100
 
 
-def is_due(step: int, every: int) -> bool:
+def is_time(step: int, every: int) -> bool:
     """Whether something that is done every so many steps, 0 for never, is to be done after this one."""
     return every > 0 and step % every == 0
 
@@ -54,7 +54,7 @@ class Validation:
 
     def after(self, step: int) -> dict[str, float]:
         """{"val_loss"} if it is time for a validation, else {}."""
-        if not is_due(step, self.every) and not (self.every and step == self.last_step):
+        if not is_time(step, self.every) and not (self.every and step == self.last_step):
             return {}
         with self.tracer.phase("eval"):
             part = self.worker.validation_loss(self.batches)
@@ -84,7 +84,7 @@ class Samples:
 
     def after(self, step: int) -> None:
         """Print a sample if it is time for one; all ranks bring their ranges, and wait for rank 0."""
-        if not is_due(step, self.every):
+        if not is_time(step, self.every):
             return
         with self.tracer.phase("eval"):
             parameters = self._gathered()
@@ -120,7 +120,7 @@ class ReplicaCheck:
 
     def after(self, step: int) -> None:
         """End the job if ranks' parameters differ, naming the ranks that differ from most others."""
-        if not is_due(step, self.every):
+        if not is_time(step, self.every):
             return
         checksum = 0
         for start, stop in self.model.ranges():

@@ -18,7 +18,7 @@ from dist.waiting import Condition, gather_everywhere, wait
 from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
 from gpt2.formats import checkpoints, llmc
-from scripts.training.between_steps import WholeModel, is_due
+from scripts.training.between_steps import WholeModel, is_time
 from scripts.training.meeting import CHECKPOINT, END
 
 FAILED = -1
@@ -53,7 +53,7 @@ class Checkpointing:
         At the end of the run `leave_last` writes it.
         """
         ends = step == self.steps.stop - 1 or asked == END
-        return self.every is not None and not ends and (asked == CHECKPOINT or is_due(step, self.every))
+        return self.every is not None and not ends and (asked == CHECKPOINT or is_time(step, self.every))
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.
