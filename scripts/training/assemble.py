@@ -32,9 +32,9 @@ from scripts.training.between_steps import ReplicaCheck, Samples, Validation, Wh
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
 from scripts.training.meeting import MeetingPoint, Signals
-from scripts.training.report import Ending, ProgressLines, StepRecords, gpu_facts, settings_table, table_facts
+from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
-from scripts.training.utilization import Peak, find_peak
+from scripts.training.utilization import find_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, worker_count
 from traces import Tracer
@@ -110,15 +110,16 @@ def assemble(settings, world) -> Parts:
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     every = None if s.strategy == "none" else s.checkpoint_every  # under none each rank trains a model of its own
     checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep)
+    batch = facts["global_batch"]
     return Parts(
-        table=table(s, layout, world, strategy.workers, threads, choice, peak, path),
+        table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
         steps=steps,
         learning_rate=Schedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, strategy.workers, signals, checkpoints),
-        records=new_records(s, layout, peak, world.size),
+        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
@@ -262,18 +263,3 @@ def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Work
     model = GPT2(kernels, *(Parameters(layout, flat) for flat in flats), s.batch_size, s.seq_len, strategy.before_use)
     place = strategy.worker, strategy.workers
     return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)
-
-
-def new_records(s, layout: Layout, peak: Peak, ranks: int) -> StepRecords:
-    tokens = global_batch(s, ranks) * s.seq_len
-    return StepRecords(tokens, tokens * flops_per_token(layout.config, s.seq_len, layout.count), peak)
-
-
-def table(s, layout: Layout, world, workers: int, threads: int, choice: dict, peak, path: Path) -> str:
-    """What rank 0 prints before the first step."""
-    rows = table_facts(
-        layout=layout, world=world, workers=workers, threads=threads, peak=peak, path=path, seq_len=s.seq_len,
-        global_batch=global_batch(s, world.size),
-        gpus=gpu_facts(world.places, choice.get("gpus"), s.transport, choice.get("transport_why")),
-    )  # fmt: skip
-    return settings_table(asdict(s), rows)

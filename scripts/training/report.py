@@ -20,49 +20,47 @@ STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this sha
 WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
 
 
-def settings_table(settings: dict, facts: dict[str, str]) -> str:
-    """All settings in two columns, below the facts that follow from them."""
-    cells = [
-        f"{name.replace('_', '-'):<13} {'-' if value is None else value!s:<22}" for name, value in settings.items()
-    ]
-    half = -(-len(cells) // 2)
-    lines = [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
-    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *lines, ""])
+def run_table(settings: dict, layout, world, workers: int, threads: int, choice: dict, peak, batch: int, path) -> str:
+    """What rank 0 prints before the first step: what the settings come to on this machine, then all settings.
 
-
-def table_facts(*, layout, world, workers: int, threads: int, gpus: dict, peak, global_batch, seq_len, path) -> dict:
-    """The rows of settings_table that say what the settings come to on this machine. gpus: as gpu_facts says it."""
-    config = layout.config
-    return {
+    choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
+    """
+    config, length = layout.config, settings["seq_len"]
+    facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
         f"{config.vocab_size} tokens: {layout.count:,} parameters",
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(threads, 'thread')} on rank 0",
-        **gpus,
+        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else {}),
         "peak": str(peak),
-        "step": f"{global_batch} sequences of {seq_len}: {global_batch * seq_len:,} tokens",
+        "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
         "MPI": library_name(),
         "run folder": str(path),
     }
+    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
 
 
-def gpu_facts(places: list[dict], gpus: list[dict] | None, transport: str, why: str | None) -> dict[str, str]:
-    """The GPUs that compute, what carries the exchange between them, and why; {} if the ranks compute on cores.
-
-    places, gpus: for each rank where it is, and {"name", "id"} of its GPU.
-    """
-    if gpus is None:
-        return {}
+def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
+    """Which GPUs compute, what carries the exchange between them, and why."""
+    gpus = choice["gpus"]
     different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
     names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
-    return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {why}"}
+    return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {choice['transport_why']}"}
+
+
+def two_columns(settings: dict) -> list[str]:
+    cells = [
+        f"{name.replace('_', '-'):<13} {'-' if value is None else value!s:<22}" for name, value in settings.items()
+    ]
+    half = -(-len(cells) // 2)
+    return [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
 
 
 class StepRecords:
-    """Makes the lines of log.jsonl. tokens, model_flops: of one step, by all workers. peak: see utilization.py."""
+    """Makes the lines of log.jsonl. tokens: of a step, by all workers. peak: of all ranks, see utilization.py."""
 
-    def __init__(self, tokens: int, model_flops: float, peak):
-        self.tokens, self.model_flops, self.peak = tokens, model_flops, peak
+    def __init__(self, tokens: int, flops_per_token: float, peak):
+        self.tokens, self.flops_per_token, self.peak = tokens, flops_per_token, peak
 
     def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
         """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
@@ -76,7 +74,7 @@ class StepRecords:
             "tokens_per_s": self.tokens / step_s,
             "exposed_exchange_s": meeting.exposed_s,
         }
-        record |= self.peak.mfu(self.model_flops / step_s)
+        record |= self.peak.mfu(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
         return record | slowest(meeting.compute_s)
 
