@@ -3,7 +3,7 @@
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
 
-What follows -- goes to every scripts/train.py. A strategy may be written with options:
+The flags behind -- go to scripts/train.py in every run. Options of a strategy stand behind its name:
 reduce-bcast/dedicated, hierarchical/bfloat16/overlap.
 """
 
@@ -55,7 +55,7 @@ def strategy_names(text: str) -> list[str]:
 
 
 def strategy_flags(name: str) -> list[str]:
-    """train.py's flags for "hierarchical/bfloat16/overlap"."""
+    """The flags of train.py for a name with options, such as "hierarchical/bfloat16/overlap"."""
     strategy, *options = name.split("/")
     unknown = [option for option in options if option not in OPTIONS]
     if unknown:
@@ -65,7 +65,7 @@ def strategy_flags(name: str) -> list[str]:
 
 
 def train(name: str, ranks: int, run: Path, training: list[str]) -> None:
-    """One run; ends this script with its exit code if it fails."""
+    """Make one run. If it fails, this script ends with its exit code."""
     try:
         train_line = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(name), "--out", str(run), *training]
         command = [*mpirun_command(ranks), *train_line]

@@ -25,7 +25,7 @@ from gpt2.errors import UserError
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
-EVALUATIONS = {"val_data": of_validation, "text": of_text, "hellaswag": of_choices}
+EVALUATIONS = ("val_data", "text", "hellaswag")
 
 
 def main():
@@ -35,11 +35,17 @@ def main():
 
 def evaluate(settings, world) -> None:
     """Every rank runs it; rank 0 prints a line an evaluation, and writes --json. A mistake ends the job."""
-    model = load_model(settings, world)
+    s = settings
+    model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.threads, world)
+    evaluations = {
+        "val_data": lambda: of_validation(model, s.val_data, world),
+        "text": lambda: of_text(model, s.text, s.tokenizer, world),
+        "hellaswag": lambda: of_choices(model, s.hellaswag, world),
+    }
     results = {}
-    for name, evaluation in EVALUATIONS.items():
+    for name in EVALUATIONS:
         if getattr(settings, name):
-            results[name] = evaluation(model, settings, world)
+            results[name] = evaluations[name]()
             world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
         if world.rank == 0 and settings.json:

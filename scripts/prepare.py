@@ -43,7 +43,7 @@ from scripts.preparation.progress import Progress
 from scripts.preparation.shards import ShardWriter
 from scripts.preparation.survey import check_text, survey, total
 from scripts.settings.units import integer, percent
-from scripts.training.signals import INTERRUPTED
+from scripts.training.meeting import INTERRUPTED
 
 SPLITS = {"train": "training", "val": "validation"}
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")

@@ -11,13 +11,9 @@ from contextlib import closing
 
 from dist.world import start_world
 from gpt2.errors import UserError
-from scripts.settings.training import complete, parse_settings
-from scripts.training.end import finish
-from scripts.training.facts import run_facts
-from scripts.training.report import Progress, settings_table, slowest
-from scripts.training.run import TrainingRun
-from scripts.training.samples import TrainingSamples
-from scripts.training.signals import END, INTERRUPTED
+from scripts.settings.training import parse_settings
+from scripts.training.assemble import assemble
+from scripts.training.meeting import END, INTERRUPTED, end_if_diverged
 
 
 def main():
@@ -27,43 +23,40 @@ def main():
 
 
 def train(settings, world) -> bool:
-    """The training loop; every rank runs it, and what a strategy does with the gradients is its own business. A rank
-    that computes none, as a dedicated server, has no worker.
+    """The training loop. Every rank runs it; how gradients become updated parameters is the strategy's business.
 
     Returns whether all steps have been made.
     """
-    with world.together(UserError):
-        settings, config = complete(settings, world.size)
-    run = TrainingRun(settings, config, world)
-    settings = run.settings
-    tracer, strategy, worker = run.tracer, run.strategy, run.worker
-    samples = TrainingSamples(run, settings.sample_every)
-    progress = Progress(settings.steps, world.print, world.places)
-    world.print(settings_table(settings, run_facts(run)))
-    step = run.steps.start - 1
+    parts = assemble(settings, world)
+    worker, strategy, tracer, checkpoints = parts.worker, parts.strategy, parts.tracer, parts.checkpoints
+    world.print(parts.table)
+    step = parts.steps.start - 1
     with closing(tracer):
-        for step in run.steps:
-            lr = run.schedule.at(step)
+        for step in parts.steps:
+            lr = parts.learning_rate.at(step)
             with tracer.step(step):
-                loss_part = worker.gradients(step, strategy.gradients_final) if worker else 0.0
+                loss_part = worker.gradients(step, strategy.gradients_final)
                 norm = strategy.update(lr)
-                with tracer.phase("wait"):  # for the slowest rank; from here on all know the same
-                    meeting = run.meet(loss_part)
-            record = run.record(step, meeting, norm, lr) | slowest(meeting.compute_s)
-            if run.validates_after(step):
-                record["val_loss"] = run.validation_loss()
-            if world.rank == 0:
-                run.folder.log(record)
-                progress.step(record, meeting.compute_s)
-            run.end_if_diverged(step, meeting.loss)
-            run.end_if_drifted(step)
-            samples.after(step)
-            if run.leaves_checkpoint(step, meeting):
+                with tracer.phase("wait"):  # for the slowest rank; from here on all know the same, and do the same
+                    meeting = parts.meeting_point.meet(loss_part)
+            record = parts.records.of_step(step, meeting, norm, lr, tracer.seconds("step"), strategy.clipping.skips)
+            record |= parts.validation.after(step)
+            if world.rank == 0:  # before what may end the run, so that the log holds the step that ended it
+                parts.folder.log(record)
+                parts.progress.step(record, meeting.compute_s)
+            end_if_diverged(world.comm, step, meeting.loss)
+            parts.replicas.after(step)
+            parts.samples.after(step)
+            if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):
-                    run.begin_checkpoint(step)
+                    checkpoints.begin(step)
             if meeting.asked == END:
                 break
-    return finish(run, step)
+    is_done = step >= parts.steps.stop - 1
+    checkpoints.leave_last(step, parts.model if is_done else None)
+    parts.ending.tell(step, is_done, checkpoints.costs)
+    parts.resources.close()
+    return is_done
 
 
 if __name__ == "__main__":

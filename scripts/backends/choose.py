@@ -12,7 +12,7 @@ from gpt2.kernels.cupy.attention import assert_head_size
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports
-from scripts.settings.training import check_arrays
+from scripts.settings.checks import check_arrays
 from strategies import Strategy, candidates, find, is_auto
 
 

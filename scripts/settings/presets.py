@@ -3,9 +3,9 @@
     mpirun -n 2 python scripts/train.py --preset nanogpt-shakespeare --text tinyshakespeare.txt
     srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --train-data '...' --val-data '...' --dtype bfloat16
 
-A preset names the tokens of a step, not the ranks: those share its sequences, and --grad-accum follows from their
-number and --batch-size. A flag on the command line overrides the preset's; --batch-size and --grad-accum together make
-another global batch. Data and how ranks exchange are the user's.
+A preset says how many tokens a step has, not how many ranks there are. The ranks share the step's sequences, and
+--grad-accum follows from their number and from --batch-size. A flag on the command line overrides the preset's.
+--batch-size and --grad-accum together make another global batch. The user chooses the data and the exchange.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """batch_size: sequences that a rank takes at once, at most. needs: the flags of its data, and what it is."""
+    """A known run. says: what it is. needs: {flag of its data: which data that is}. batch_size: the most sequences that
+    a rank computes at once. settings: what the preset makes of the other flags' defaults."""
 
     says: str
     needs: dict[str, str]
@@ -80,7 +81,7 @@ KNOWN_RUNS = {
 
 
 def defaults_of(name: str) -> dict:
-    """What the preset makes of the flags' defaults; None is decided by `batches`."""
+    """The preset's defaults of flags. Those that are None here are decided by `batches`, which knows the ranks."""
     return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
 
 
@@ -93,9 +94,9 @@ def check_data(settings) -> None:
 
 
 def batches(settings, workers: int) -> tuple[int, int]:
-    """(--batch-size, --grad-accum) with which that many ranks take the preset's tokens in a step.
+    """(--batch-size, --grad-accum) with which so many workers compute the preset's tokens in a step.
 
-    Given are the settings' own, None where a flag is not. UserError: they do not divide the tokens.
+    A flag that was given stays, and the other one follows from it. UserError: the tokens cannot be divided so.
     """
     given, micro_steps, preset = settings.batch_size, settings.grad_accum, KNOWN_RUNS[settings.preset]
     if given and micro_steps:

@@ -1,4 +1,4 @@
-"""Which tokenizer a model speaks: the one its run was trained with, or the one that its vocabulary tells."""
+"""Which tokenizer belongs to a model: that of the run that trained it, or the one with a vocabulary of its size."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
 
 
 def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
-    """`asked`; else what the run that holds `path` was trained with; else GPT-2's for 50257 tokens, bytes for 256.
+    """The tokenizer `asked` for; else that of the run which holds `path`; else GPT-2's for 50257 tokens, bytes for 256.
 
-    UserError: none of them says it, it has more tokens than the model, or it cannot be loaded.
+    UserError: neither says which, or it has more tokens than the model, or it cannot be loaded.
     """
     name = asked or (path and tokenizer_of_run(path)) or OF_VOCABULARY.get(vocab_size)
     if name is None:
@@ -33,10 +33,10 @@ def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> t
 
 
 def tokenizer_of_run(path: Path) -> str | None:
-    """What config.json says, of a run folder or of the one that a checkpoint or a file in it belongs to."""
+    """The name that config.json gives, for a path of a run folder, a checkpoint in it, or a checkpoint's file."""
     path = Path(path).absolute()
     run = next((folder.parent for folder in path.parents if folder.name == "checkpoints"), path)
     try:
         return json.loads((run / "config.json").read_text())["settings"]["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # no run's, or one that only knew tokens
+        return None  # the path is in no run folder, or the run was trained on token shards and knows no tokenizer

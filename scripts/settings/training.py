@@ -1,35 +1,17 @@
 """Every setting of a training run, written once: the fields below make the flags, the printed table and config.json."""
 
 import argparse
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 from dist.wire import WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
-from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from gpt2.config import PRESETS
 from gpt2.data.tokenizers import TOKENIZERS
-from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.learning_rate import SCHEDULES
-from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
-from strategies import DEFAULT, OWN_FILE, SERVERS, STRATEGIES, find, is_auto
-from strategies.checks import (
-    DEVICE_TRANSPORTS,
-    TRANSPORTS,
-    check_exchange,
-    check_rounding,
-    check_server,
-    check_transport,
-    check_wire,
-    no_overlap,
-    overlaps_over_nccl,
-    worker_count,
-)
-from traces import RunError
-from traces.record.recorder import parse_steps
-
-AUTO = "auto"  # kernels and transport by what is there
+from strategies import AUTO, DEFAULT, OWN_FILE, SERVERS, STRATEGIES
+from strategies.checks import TRANSPORTS
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
 STRATEGY_HELP = "how gradients are exchanged; or a Python file with a strategy of your own, auto:FILE to try it too"
@@ -37,12 +19,15 @@ DTYPES = ("float32", "bfloat16")
 
 
 def setting(default, text, **options):
-    """A field with its flag's help and argparse options; the type follows the default unless `type` is given."""
+    """A field of Settings, with what its flag needs: the help text, and options of argparse's add_argument.
+
+    Without a `type` among them it is the default's.
+    """
     return field(default=default, metadata={"help": text, **options})
 
 
 def positive(text: str) -> float:
-    """A flag's finite number above 0."""
+    """The value of a flag that is a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -64,77 +49,99 @@ def strategy_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of scripts/train.py. None means: chosen from the others, see the help text."""
+    """The flags of scripts/train.py. None means: the other flags decide it, as the help text says."""
 
     preset: str = setting(
-        None, "a known run's settings, see scripts/settings/presets.py", type=str, choices=presets.KNOWN_RUNS
+        None, "take the settings of a known run (scripts/settings/presets.py)", type=str, choices=presets.KNOWN_RUNS
     )
     strategy: str = setting(DEFAULT, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
-    server: str = setting("colocated", "reduce-bcast: does rank 0 compute too, or only serve", choices=SERVERS)
-    wire: str = setting("float32", "what our own exchanges send: bfloat16 halves the bytes", choices=WIRE_BYTES)
-    error_feedback: bool = setting(False, "with --wire bfloat16: add what rounding loses to the next step's gradients")
-    overlap: bool = setting(False, "exchange while the model computes: in our own exchanges, or over NCCL")
-    no_exchange: bool = setting(False, "with --strategy none: yes, train N separate models")
-    model: str = setting(None, "shape by name (baby, or what --init holds)", type=str, choices=PRESETS)
-    n_layer: int = setting(None, "layers, instead of the preset's", type=int)
-    n_head: int = setting(None, "attention heads, instead of the preset's", type=int)
-    n_embd: int = setting(None, "channels, instead of the preset's", type=int)
-    context: int = setting(None, "positions the model has, instead of the preset's", type=int)
-    vocab_size: int = setting(None, "tokens the model knows, instead of the preset's or the tokenizer's", type=int)
-    init: str = setting("random", "random, an llm.c .bin, a Hugging Face folder, or a run folder (its last checkpoint)")
-    train_data: str = setting(None, "llm.c token shards, a glob in quotes", type=str)
-    val_data: str = setting(None, "llm.c token shards for validation, a glob in quotes", type=str)
-    text: str = setting(None, "a text file, or a folder of *.txt: 90%% to train on, 10%% for validation", type=str)
-    tokenizer: str = setting(None, "for --text: gpt2 or bytes (the default)", type=str, choices=TOKENIZERS)
-    batch_size: int = setting(4, "B: sequences a rank takes at once")
-    seq_len: int = setting(None, "T: tokens of a sequence (the model's context)", type=int)
-    grad_accum: int = setting(1, "K: micro-steps whose gradients are summed before each exchange")
-    steps: int = setting(200, "how many steps")
-    seed: int = setting(1337, "of the initialization and of the shuffling")
-    shuffle: bool = setting(True, "read the windows in a random order; llm.c's order is --no-shuffle")
-    lr: float = setting(1e-3, "highest learning rate")
-    warmup: int = setting(20, "steps up to it")
-    schedule: str = setting("cosine", "after the warm-up", choices=SCHEDULES)
-    min_lr: float = setting(None, "where the schedule ends (a tenth of --lr)", type=float)
-    weight_decay: float = setting(0.1, "AdamW's, on matrices and embeddings")
-    beta1: float = setting(0.9, "AdamW's first moment")
-    beta2: float = setting(0.95, "AdamW's second moment")
-    eps: float = setting(1e-8, "AdamW's epsilon")
-    grad_clip: float = setting(1.0, "highest global norm of the gradients, 0 for any")
-    skip_outliers: float = setting(0.0, "standard deviations: skip a step whose norm is so far up, 0 for none")
-    backend: str = setting("auto", "kernels; auto takes what the machine has", choices=(AUTO, "numpy", "cupy"))
-    dtype: str = setting("float32", "of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
-    tf32: bool = setting(False, "with --dtype float32 on a GPU: products on tensor cores, with 10 bits of mantissa")
-    stochastic_rounding: bool = setting(
-        False, "with --dtype bfloat16: parameters are rounded at random, exact on average"
+    server: str = setting(
+        "colocated", "with reduce-bcast: rank 0 computes gradients too, or only serves", choices=SERVERS
     )
-    transport: str = setting("auto", "between GPUs: what carries the exchange", choices=(AUTO, *TRANSPORTS))
-    share_gpus: bool = setting(False, "yes, several ranks on one GPU: to try things out")
-    threads: int = setting(0, "per rank; 0: the rank's share of its node's cores")
-    eval_every: int = setting(50, "steps between validations, 0 for none; the last step is always validated")
-    eval_steps: int = setting(20, "batches per rank in a validation, 0 for the whole validation set")
-    sample_every: int = setting(0, "steps between samples of text that rank 0 draws and prints, 0 for none")
-    checkpoint_every: int = setting(0, "steps between checkpoints, 0 for one at the end")
-    keep: int = setting(2, "newest checkpoints that stay")
-    check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters, 0 for none")
-    resume: bool = setting(False, "go on from the newest checkpoint of --out; where there is none, begin")
-    trace: str = setting("on", "steps to trace: on, off or FROM:TO")
-    out: str = setting(None, "the run folder (runs/TIME-STRATEGY)", type=str)
-    peak_tflops: float = setting(None, "of a rank, what MFU is of (a GPU's datasheet, cores measured)", type=positive)
-    tensorboard: bool = setting(False, "also write the log for TensorBoard, to tensorboard/ in the run folder")
-    stall_after: float = setting(60.0, "seconds: name a rank that others have waited for so long, 0 for never")
-    end_on_stall: bool = setting(False, "and end the job then")
-    expect_ranks: int = setting(None, "end with an error unless the world has this many ranks", type=int)
+    wire: str = setting(
+        "float32", "number format in which our own exchanges send; bfloat16 halves the bytes", choices=WIRE_BYTES
+    )
+    error_feedback: bool = setting(
+        False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"
+    )
+    overlap: bool = setting(False, "exchange while the model computes; needs one of our own exchanges, or NCCL")
+    no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
+    model: str = setting(None, "the model's shape by name (baby, or the shape of --init)", type=str, choices=PRESETS)
+    n_layer: int = setting(None, "layers of the model, if not as in --model", type=int)
+    n_head: int = setting(None, "attention heads of a layer, if not as in --model", type=int)
+    n_embd: int = setting(None, "channels of the model, if not as in --model", type=int)
+    context: int = setting(None, "longest sequence that the model can read, if not as in --model", type=int)
+    vocab_size: int = setting(None, "tokens that the model knows, if not as in --model or the tokenizer", type=int)
+    init: str = setting(
+        "random",
+        "first parameters: random, or from an llm.c .bin, a Hugging Face folder, or a run folder's last checkpoint",
+    )
+    train_data: str = setting(None, "token shards in llm.c's format to train on, a glob in quotes", type=str)
+    val_data: str = setting(None, "token shards for validation, a glob in quotes", type=str)
+    text: str = setting(
+        None, "a text file, or a folder of *.txt; 90%% of the text is for training, 10%% for validation", type=str
+    )
+    tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", type=str, choices=TOKENIZERS)
+    batch_size: int = setting(4, "B: sequences that a rank computes at once")
+    seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)", type=int)
+    grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
+    steps: int = setting(200, "steps to train")
+    seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
+    shuffle: bool = setting(True, "read the training data in a random order; --no-shuffle is the order of llm.c")
+    lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
+    warmup: int = setting(20, "steps over which the learning rate rises to --lr")
+    schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=SCHEDULES)
+    min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)", type=float)
+    weight_decay: float = setting(0.1, "weight decay of AdamW, on matrices and embeddings")
+    beta1: float = setting(0.9, "decay rate of AdamW's first moment")
+    beta2: float = setting(0.95, "decay rate of AdamW's second moment")
+    eps: float = setting(1e-8, "epsilon of AdamW")
+    grad_clip: float = setting(1.0, "scale gradients down to this global norm; 0: never")
+    skip_outliers: float = setting(
+        0.0, "skip a step if its gradient norm is this many standard deviations above the last ones; 0: never"
+    )
+    backend: str = setting(
+        "auto", "which kernels compute; auto: cupy if every rank has a GPU", choices=(AUTO, "numpy", "cupy")
+    )
+    dtype: str = setting("float32", "number format of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
+    tf32: bool = setting(False, "with --dtype float32 on a GPU: multiply on tensor cores, with 10 bits of mantissa")
+    stochastic_rounding: bool = setting(
+        False, "with --dtype bfloat16: round parameters at random, so that they are right on average"
+    )
+    transport: str = setting("auto", "what carries the exchange between GPUs", choices=(AUTO, *TRANSPORTS))
+    share_gpus: bool = setting(False, "allow several ranks on one GPU, to try things out")
+    threads: int = setting(0, "threads of a rank; 0: as many as its share of the node's cores")
+    eval_every: int = setting(50, "steps between validations; there is one after the last step too; 0: never")
+    eval_steps: int = setting(20, "batches that each rank takes in a validation; 0: the whole validation set")
+    sample_every: int = setting(0, "steps between two samples of text, which rank 0 prints; 0: none")
+    checkpoint_every: int = setting(
+        0, "steps between checkpoints; there is one after the last step too; 0: that one alone"
+    )
+    keep: int = setting(2, "how many checkpoints stay, the newest ones")
+    check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
+    resume: bool = setting(False, "go on from the newest checkpoint in --out; if there is none, begin")
+    trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
+    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY)", type=str)
+    peak_tflops: float = setting(
+        None,
+        "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
+        type=positive,
+    )
+    tensorboard: bool = setting(False, "write the log for TensorBoard too, into tensorboard/ of the run folder")
+    stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
+    end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
+    expect_ranks: int = setting(None, "end with an error unless there are this many ranks", type=int)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse, but under mpirun a mistake is reported once for all ranks, in one line."""
+    """A parser that reports a mistake once for all ranks, in one line, and not once on each of them."""
 
     def error(self, message):
         end_with_one_line(start_mpi(), f"{message} (see {self.prog} --help)")
 
 
 def parse_settings(description: str, arguments=None) -> Settings:
+    """The settings of a command line. A preset changes the defaults, so flags beside --preset count for more."""
     parser = OneLineParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -154,127 +161,3 @@ def parse_settings(description: str, arguments=None) -> Settings:
         parser.set_defaults(**presets.defaults_of(given.preset))
         given = parser.parse_args(arguments)
     return Settings(**vars(given))
-
-
-def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
-    """The settings with every None decided, and the model's shape. UserError for whatever does not fit together."""
-    if not is_auto(settings.strategy):
-        kind = find(settings.strategy)
-        check_server(kind, settings.server, ranks, settings.no_exchange)
-        check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap)
-    elif settings.server == "dedicated" or settings.no_exchange:
-        raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
-    check_wire(settings.wire, settings.error_feedback)
-    check_arrays(settings)
-    if settings.preset:
-        presets.check_data(settings)
-    if settings.text and settings.train_data:
-        raise UserError("--text and --train-data were both given: use one of them")
-    if settings.val_data and not settings.train_data:
-        raise UserError(
-            "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"
-        )
-    if settings.tokenizer and settings.train_data:
-        raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
-    check_checkpoints(settings)
-    if settings.tensorboard:
-        check_tensorboard("--tensorboard")
-    config = model_config(settings)
-    settings = replace(
-        settings,
-        tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
-        seq_len=settings.seq_len or config.context,
-        min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
-    )
-    check_numbers(settings)
-    check_trace(settings.trace)
-    if settings.seq_len > config.context:
-        raise UserError(
-            f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
-            "lower it, or raise --context"
-        )
-    if settings.preset:
-        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, ranks))
-        settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
-    return settings, config
-
-
-def check_arrays(settings: Settings, why: str = "") -> None:
-    """UserError where backend, dtype, transport and strategy do not go together. why: of a backend that auto took."""
-    kind = None if is_auto(settings.strategy) else find(settings.strategy)
-    if settings.backend == "numpy" and settings.dtype != "float32":
-        raise UserError(
-            f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
-            "leave it out"
-        )
-    if settings.tf32 and settings.backend == "numpy":
-        raise UserError(
-            f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
-        )
-    if settings.tf32 and settings.dtype != "float32":
-        raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are of that: leave one of them out")
-    if settings.stochastic_rounding:
-        if settings.dtype != "bfloat16":
-            raise UserError(
-                f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
-                "bfloat16, or leave it out"
-            )
-        check_rounding(kind, settings.strategy, settings.wire)
-    if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):
-        raise no_overlap(kind, f"with --backend numpy{why}")
-    if kind:
-        check_transport(kind, settings.transport, settings.wire, settings.overlap)
-    if settings.transport not in DEVICE_TRANSPORTS:
-        return
-    if settings.backend == "numpy":
-        raise UserError(
-            f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
-            "--backend cupy, or leave it out"
-        )
-
-
-def model_config(settings: Settings) -> GPT2Config:
-    """From --init's file or --model's preset, with single numbers replaced by their flags."""
-    if settings.init != "random":
-        config = weights.read_config(settings.init)
-    else:
-        config = PRESETS[settings.model or "baby"]
-        tokens = GPT2_VOCABULARY if settings.train_data or settings.tokenizer == "gpt2" else 256
-        config = replace(config, vocab_size=max(config.vocab_size, tokens))
-    given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
-    return replace(config, **given)
-
-
-def check_checkpoints(settings: Settings) -> None:
-    if settings.resume and not settings.out:
-        raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
-    for flag in ("resume", "checkpoint_every", "check_replicas"):
-        if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
-            raise UserError(
-                f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
-                "own: leave it out"
-            )
-
-
-def check_trace(steps: str) -> None:
-    try:
-        parse_steps(steps)
-    except RunError as error:
-        raise UserError(str(error)) from None
-
-
-def check_numbers(settings: Settings) -> None:
-    """Each number within what it can mean."""
-    lowest = {
-        "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
-        "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
-        "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
-        "skip_outliers": 0, "sample_every": 0,
-    }  # fmt: skip
-    for name, low in lowest.items():
-        value = getattr(settings, name)
-        if value is not None and not low <= value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')} is {value}, expected a number of at least {low}")
-    for name in ("beta1", "beta2"):
-        if not 0 <= getattr(settings, name) < 1:
-            raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")

@@ -1,4 +1,4 @@
-"""What train.py's loop is made of: worker, checkpoints, run folder, traces, signals, what is printed.
+"""The parts of train.py's loop. assemble.py makes them from the settings; each other file holds one subject.
 
-Validation and samples too, and with them what evaluate.py sums over ranks.
+evaluation.py belongs to evaluate.py, which sums a model's losses over ranks as a validation does.
 """

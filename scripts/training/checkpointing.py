@@ -1,7 +1,8 @@
 """Checkpoints of a run that goes on meanwhile: each rank copies its part of the state, and a thread writes the copy.
 
-Which parts, all ranks settle at the start: what several hold, each writes a share of. That a part is on disk is told
-where the ranks meet at the end of a step; when all are, rank 0 completes the checkpoint.
+All ranks settle at the start who writes what: if several hold the same state, each of them writes a share of it. Where
+the ranks meet at the end of a step they tell whether their parts are on disk. When all are, rank 0 completes the
+checkpoint.
 """
 
 import shutil
@@ -14,51 +15,71 @@ import numpy as np
 
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
-from gpt2.formats import checkpoints
+from gpt2.data.shards import file_errors
+from gpt2.errors import UserError
+from gpt2.formats import checkpoints, llmc
+from scripts.training.between_steps import WholeModel, is_time
+from scripts.training.meeting import CHECKPOINT, END
 
 FAILED = -1
 ADVICE = "free some space, or see to the disk"
 
 
 class Checkpointing:
-    """Every rank makes one; `begin`, `settle` and `finish` are collective.
+    """Every rank makes one; `begin`, `settle` and `leave_last` are collective.
 
-    folder: RUN/checkpoints. count: elements of the flat buffer without its pad. keep: how many complete ones stay.
-    `costs`: of each of this rank's parts its step, bytes, the seconds that training stood still for it and those that
-    the thread wrote.
+    folder: RUN/checkpoints. run_facts: what every checkpoint of this run says of it (assemble.run_facts). steps: those
+    that this run makes. every: in steps, 0 for the last step alone, None for no checkpoint at all. keep: how many
+    complete ones stay.
+
+    `costs` has an entry for each part that this rank wrote: its step, its bytes, the seconds that training stood still
+    for it, and the seconds that the thread wrote.
     """
 
-    def __init__(self, world, folder: Path, strategy, count: int, keep: int):
-        self.world, self.folder, self.keep, self._strategy, self._count = world, folder, keep, strategy, count
+    def __init__(self, world, folder: Path, strategy, run_facts: dict, steps: range, every: int | None, keep: int):
+        self.world, self.folder, self.keep, self._strategy, self._run_facts = world, folder, keep, strategy, run_facts
+        self.steps, self.every, self._count = steps, every, run_facts["count"]
         held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
-        self._parts = divide_among_holders(world.comm.allgather(held), count)[world.rank]
+        self._parts = divide_among_holders(world.comm.allgather(held), self._count)[world.rank]
         self._room = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
         self._completing: Future | None = None  # rank 0's last word
         self._facts, self.costs = None, []
 
-    def begin(self, facts: dict, goes_on: bool = True) -> None:
-        """Copy this rank's part of the state and begin to write it; `facts` are for gpt2.formats.checkpoints.complete.
+    def is_due(self, step: int, asked: int) -> bool:
+        """Whether a checkpoint is to begin after this step: it is time for one, or a signal asked for one.
 
-        If the checkpoint before is not on disk yet, wait for that first. goes_on: else nothing changes the state until
-        `finish` returns, and what is in host memory needs no copy.
+        At the end of the run `leave_last` writes it.
+        """
+        ends = step == self.steps.stop - 1 or asked == END
+        return self.every is not None and not ends and (asked == CHECKPOINT or is_time(step, self.every))
+
+    def begin(self, step: int, goes_on: bool = True) -> None:
+        """Copy this rank's part of the state after that step, and begin to write the copy.
+
+        If the checkpoint before is not on disk yet, wait for that first. Without goes_on nothing changes the state any
+        more, and what is in host memory needs no copy.
         """
         begun = time.perf_counter()
         if self._facts is not None:
             self._wait_for_all()
-        self._facts = facts
+        # checkpoint.json takes rank 0's number of updates: under every strategy rank 0 updates something in each step.
+        updates = next((one.optimizer.step for one in self._strategy.state()), 0)
+        norms = list(self._strategy.clipping.norms)
+        position = {"step": step, "next_window": step * self._run_facts["global_batch"]}
+        self._facts = position | self._run_facts | {"updates": updates, "norms": norms}
         copied = self._copied() if goes_on else [*self._pieces()]
-        self._writing = self._thread.submit(self._write, facts["step"], copied, time.perf_counter() - begun)
+        self._writing = self._thread.submit(self._write, step, copied, time.perf_counter() - begun)
 
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
-        size = checkpoints.write_part(self.part_folder(step), step, self.world.rank, copied)
+        size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied)
         writing_s = time.perf_counter() - begun
         self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
         return size
 
-    def part_folder(self, step: int) -> Path:
+    def _part_folder(self, step: int) -> Path:
         """Where the checkpoint of that step is being written."""
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
@@ -69,14 +90,14 @@ class Checkpointing:
         return FAILED if self._writing.exception() else self._writing.result()
 
     def settle(self, written, model_bytes: int | None = None) -> None:
-        """What `written()` was on every rank, by rank: if all have come to an end, so does the checkpoint.
+        """Complete the checkpoint if all ranks have written their parts, or remove it if one of them could not.
 
-        model_bytes: of a model.bin that is to belong to it.
+        written: what `written()` said on each rank. model_bytes: the size of a model.bin that belongs to it, if any.
         """
         if self._facts is None or not all(written):
             return
         facts, self._facts = self._facts, None
-        part = self.part_folder(facts["step"])
+        part = self._part_folder(facts["step"])
         if FAILED in written:
             if self.written() == FAILED:
                 self._complain(facts["step"], self._writing.exception())
@@ -87,15 +108,42 @@ class Checkpointing:
             files |= {"model.bin": model_bytes} if model_bytes else {}
             self._completing = self._thread.submit(self._complete, part, facts, files)
 
-    def finish(self, model_bytes: int | None = None) -> str | None:
-        """Return when the last checkpoint is complete; or what was wrong, on the ranks that could not write it."""
+    def leave_last(self, step: int, model: WholeModel | None) -> None:
+        """Write the checkpoint of the run's last step, and return when it is complete. UserError: it cannot be.
+
+        If this run made no step, the checkpoint that it went on from is the last one. model: of a run that has made all
+        its steps, to be left as model.bin in llm.c's format.
+        """
+        model_bytes = problem = None
+        if self.every is not None and step in self.steps:
+            self.begin(step, goes_on=False)
+            if model is not None:
+                model_bytes, problem = self._write_model(self._part_folder(step), model)
         if self._facts is not None:
             self._wait_for_all(model_bytes)
         self._thread.shutdown()
-        for future in (self._writing, self._completing):
-            if future is not None and (error := future.exception()):
-                return self._words(error)
-        return None
+        errors = [future.exception() for future in (self._writing, self._completing) if future is not None]
+        problems = [UserError(self._words(error)) for error in errors if error] + ([problem] if problem else [])
+        with self.world.together(UserError):
+            if problems:
+                raise problems[0]
+
+    def _write_model(self, folder: Path, model: WholeModel) -> tuple[int | None, UserError | None]:
+        """Rank 0 writes model.bin: (its bytes, what was wrong), either or both None."""
+        ranges, path = model.ranges(), folder / "model.bin"
+        try:
+            if self.world.rank == 0:
+                with file_errors(folder, "free some space, or choose another --out"):
+                    folder.mkdir(exist_ok=True)
+                    llmc.write_parameters(path, model.parameters, ranges)
+                    return path.stat().st_size, None
+        except UserError as error:
+            return None, error
+        finally:
+            # The other ranks, and rank 0 when its writing has failed, take part in what brings the ranges there.
+            for _ in ranges:
+                pass
+        return None, None
 
     def _wait_for_all(self, model_bytes: int | None = None) -> None:
         wait(Condition(self._writing.done))
@@ -121,7 +169,7 @@ class Checkpointing:
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"
 
     def _copied(self) -> list:
-        """What `_pieces` gives, as it is now, in memory of this object's."""
+        """What `_pieces` gives, as it is now, copied into memory that is kept for the next checkpoint."""
         if self._room is None:
             self._room = np.empty(sum(len(values) for _, _, values in self._pieces()), np.float32)
         copied, used = [], 0
@@ -133,7 +181,7 @@ class Checkpointing:
         return copied
 
     def _pieces(self):
-        """(array, start, values in host memory) of this rank's part."""
+        """(array, start, values in host memory) of everything in this rank's part."""
         for array, first, values in state_arrays(self._strategy):
             for start, stop in self._parts:
                 low, high = max(start, first), min(stop, first + len(values))
@@ -144,7 +192,7 @@ class Checkpointing:
 
 
 def state_arrays(strategy):
-    """(array, start, values) of everything that a strategy's rank updates, wherever it lies."""
+    """(array, start, values) of everything that this rank updates, in host memory or on its GPU."""
     for updated in strategy.state():
         yield "parameters", updated.start, updated.parameters
         for start, m, v in updated.optimizer.moments():
@@ -153,7 +201,7 @@ def state_arrays(strategy):
 
 
 def is_on_gpu(array) -> bool:
-    """Whether it is CuPy's."""
+    """Whether an array is CuPy's, not NumPy's."""
     return hasattr(array, "get")
 
 
@@ -162,5 +210,5 @@ def _on_host(array):
 
 
 def errors_name(rank: int) -> str:
-    """What a rank's error feedback is called in a checkpoint: it belongs to that rank's gradients."""
+    """The name of a rank's error feedback in a checkpoint; each rank has its own, as each has its own gradients."""
     return f"errors_{rank}"

@@ -1,4 +1,7 @@
-"""A model's evaluations over all ranks: each takes its part, and the sums meet. All are collective."""
+"""What evaluate.py measures of a model, over all ranks: each evaluates its part, then the sums are added up.
+
+All of it is collective.
+"""
 
 import math
 import sys
@@ -29,61 +32,74 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True)
 class Model:
-    """`parameters` where the `kernels` want them, and the length of a sequence, at most the model's context."""
+    """A model to evaluate.
 
+    path: where it came from. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
+    the model's context. stride: tokens from one window of a text to the next, at most sequence_length. batch_size:
+    sequences that a rank computes at once.
+    """
+
+    path: Path
     kernels: object
     parameters: Parameters
     sequence_length: int
+    stride: int
+    batch_size: int
 
     @property
     def config(self):
         return self.parameters.layout.config
 
 
-def load_model(settings, world) -> Model:
-    """All parameters on each rank, on its GPU if that is what it computes on."""
-    threads = settings.threads or threads_per_rank(world)
+def load_model(
+    path: Path, sequence_length: int | None, stride: int | None, batch_size: int, backend: str, threads: int, world
+) -> Model:
+    """All parameters on each rank, on its GPU if it computes on one.
+
+    sequence_length: None for the model's context. stride: None for half of that. threads: 0 for the rank's share of
+    its node's cores.
+    """
+    threads = threads or threads_per_rank(world)
     with world.together(UserError):
-        path = Path(settings.model)
         config = weights.read_config(path)
-        length = settings.seq_len or config.context
+        length = sequence_length or config.context
         if length > config.context:
             raise UserError(f"--seq-len is {length}, expected at most the model's context, {config.context}: lower it")
-        if (settings.stride or 1) > length:
-            raise UserError(f"--stride is {settings.stride}, expected at most --seq-len, {length}: lower it")
+        stride = stride or max(1, length // 2)
+        if stride > length:
+            raise UserError(f"--stride is {stride}, expected at most --seq-len, {length}: lower it")
         weights.check_memory(path, config, world.local_size)
-    kernels, _ = choose_kernels(settings.backend, config, world, threads)
+    kernels, _ = choose_kernels(backend, config, world, threads)
     with world.together(UserError):
         parameters = Parameters.zeros(Layout(config))
         weights.read_parameters(path, parameters)
         if kernels is None:
-            return Model(load_kernels("numpy", threads), parameters, length)
+            return Model(path, load_kernels("numpy", threads), parameters, length, stride, batch_size)
         flat = kernels.empty(parameters.flat.shape)
         flat.set(parameters.flat)
-        return Model(kernels, Parameters(parameters.layout, flat), length)
+        return Model(path, kernels, Parameters(parameters.layout, flat), length, stride, batch_size)
 
 
-def of_validation(model: Model, settings, world) -> dict:
-    """Of --val-data, by the code that validates while training."""
+def of_validation(model: Model, shards: str, world) -> dict:
+    """--val-data: the loss that training would validate with, by the same code. shards: their pattern."""
     with world.together(UserError):
-        val = Windows(open_shards(settings.val_data), model.sequence_length)
+        val = Windows(open_shards(shards), model.sequence_length)
         windows.check_tokens(val.shards, model.config.vocab_size, world.rank, world.size)
-        gpt2 = GPT2(model.kernels, model.parameters, None, settings.batch_size, model.sequence_length)
+        gpt2 = GPT2(model.kernels, model.parameters, None, model.batch_size, model.sequence_length)
         worker = Worker(gpt2, val, val, 1, world.rank, world.size, None)
         part = worker.validation_loss(0)
     total, tokens = sum_everywhere(world.comm, *part)
     return {"loss": total / tokens, "perplexity": perplexity(total / tokens), "tokens": int(tokens)}
 
 
-def of_text(model: Model, settings, world) -> dict:
-    """Of --text: token by token, and in bits for each byte of it, which does not depend on the tokenizer."""
+def of_text(model: Model, path: Path, tokenizer: str | None, world) -> dict:
+    """--text: the loss of a token, and bits for each byte of the text, which do not depend on the tokenizer."""
     with world.together(UserError):
-        encoding = choose_tokenizer(settings.tokenizer, Path(settings.model), model.config.vocab_size)
-        text = read_text(settings.text)
+        encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
+        text = read_text(path)
         tokens = join_tokens(["", text], encoding)
-        stride = settings.stride or max(1, model.sequence_length // 2)
-        parts = strided_windows(len(tokens), model.sequence_length, stride)[world.rank :: world.size]
-        part = text_losses(new_scorer(model, settings, world, "text"), tokens, parts)
+        parts = strided_windows(len(tokens), model.sequence_length, model.stride)[world.rank :: world.size]
+        part = text_losses(new_scorer(model, world, "text"), tokens, parts)
     (total,) = sum_everywhere(world.comm, part)
     count, size = len(tokens) - len(document_start(encoding)), len(text.encode("utf-8"))
     return {
@@ -92,13 +108,13 @@ def of_text(model: Model, settings, world) -> dict:
     }  # fmt: skip
 
 
-def of_choices(model: Model, settings, world) -> dict:
-    """Of --hellaswag: both accuracies, each with its standard error."""
+def of_choices(model: Model, path: Path, world) -> dict:
+    """--hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
-        examples = read_examples(settings.hellaswag)
-        check_examples(settings.hellaswag, examples, model.config)
-        scorer = new_scorer(model, settings, world, "hellaswag")
-        # Dealt one by one: in HellaSwag the long examples come last.
+        examples = read_examples(path)
+        check_examples(path, examples, model.config)
+        scorer = new_scorer(model, world, "hellaswag")
+        # Dealt one by one to the ranks, and not in blocks: in HellaSwag the long examples come last.
         part = count_correct(scorer, examples[world.rank :: world.size])
     correct, normalized = sum_everywhere(world.comm, *part)
     count = len(examples)
@@ -112,8 +128,8 @@ def standard_error(share: float, count: int) -> float:
     return math.sqrt(share * (1 - share) / count)
 
 
-def new_scorer(model: Model, settings, world, name: str) -> Scorer:
-    """Its rank 0 says from time to time how far it is."""
+def new_scorer(model: Model, world, name: str) -> Scorer:
+    """Scores a rank's rows; on rank 0 it says from time to time how far it is."""
     said = time.monotonic()
 
     def report(done, total):
@@ -122,4 +138,4 @@ def new_scorer(model: Model, settings, world, name: str) -> Scorer:
             said = time.monotonic()
             print(f"{name}: {done:,} of rank 0's {total:,} rows", file=sys.stderr, flush=True)
 
-    return Scorer(model.kernels, model.parameters, settings.batch_size, None if world.rank else report)
+    return Scorer(model.kernels, model.parameters, model.batch_size, None if world.rank else report)

@@ -5,7 +5,6 @@ import math
 import shutil
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from gpt2.data.shards import TEMPORARY, file_errors, replacing
@@ -13,14 +12,15 @@ from gpt2.errors import UserError
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from scripts.reports.event_files import EventFile
+from strategies import find
 
 
 class RunFolder:
-    """RUN/config.json and RUN/log.jsonl. Making one fails with UserError if it cannot be written or holds a run.
+    """Rank 0's hand on the folder. Making one raises UserError if it cannot be written, or holds a run already.
 
-    resumed_step: None for a new run. Of one that is taken up again the step to go on after: what its log and its traces
-    say of later steps is dropped, what they say of earlier ones is kept, the traces in earlier-traces/. tensorboard:
-    whether the log is also written to RUN/tensorboard.
+    resumed_step: None for a new run, else the step after which the run goes on. The log then keeps the lines up to that
+    step and drops the later ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also
+    written to RUN/tensorboard.
     """
 
     def __init__(self, path: Path, resumed_step: int | None = None, tensorboard: bool = False):
@@ -57,25 +57,25 @@ class RunFolder:
             earlier.parent.mkdir(exist_ok=True)
             traces.rename(earlier)
 
-    def write_config(self, settings, world, mpi_library: str, facts: dict) -> None:
-        """facts: of this run, beside its settings."""
+    def write_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
+        """config.json. places: each rank's, as World.places. facts: of this run, beside its settings."""
         config = {
-            "settings": asdict(settings),
+            "settings": settings,
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "versions": versions("gpt2-mpi", "numpy", "numba", "mpi4py"),
             "machine": machine(),
             "mpi_library": mpi_library,
-            "ranks": world.places,
+            "ranks": places,
             "earlier": self._earlier,
         } | facts
         with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
             file.write(f"{json.dumps(config, indent=1)}\n".encode())
 
     def log(self, record: dict) -> None:
-        """One line of log.jsonl, handed to the file system when it returns. UserError: it cannot be, or the folder is
-        gone, where an open file would take lines that nobody will ever read."""
+        """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written."""
         with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
+            # If somebody has removed the folder, the open file still takes lines, and nobody will ever read them.
             (self.path / "config.json").stat()
             self._log.write(json.dumps(record) + "\n")
         if self._events:
@@ -88,7 +88,7 @@ class RunFolder:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line of log.jsonl; infinity of one that a crash has cut."""
+    """The step of a line of log.jsonl, or infinity if a crash has cut the line."""
     try:
         step = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -97,14 +97,15 @@ def _step_of(line: bytes) -> float:
 
 
 def _earlier_runs(config: Path) -> list[dict]:
-    """What config.json says of the runs of this folder so far, the last one last."""
+    """What config.json says of the runs of this folder so far, in their order."""
     try:
         last = json.loads(config.read_text())
         facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
         return [*last["earlier"], facts]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # cut by a crash: it is only for people to read
+        return []  # a crash has cut it; the list is for people to read, and no run depends on it
 
 
 def default_run_folder(strategy: str) -> Path:
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy}"
+    """runs/TIME-STRATEGY, of a strategy that --strategy names or that a file holds."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{find(strategy).name}"

@@ -1,30 +1,90 @@
-"""What rank 0 prints: every setting once as a table, a line a step (once a second at most), the end."""
+"""What a run says of itself: a table at its start, a record and a line a step, a summary at its end."""
 
+import resource
 import time
-from dataclasses import fields
 from itertools import zip_longest
 
 import numpy as np
 
+from dist.probe.links import clock_offset
+from dist.world import library_name
+from gpt2.errors import UserError
+from scripts.training.meeting import Meeting
+from traces.record.clocks import write_end_clocks
+from traces.record.tracing_cost import tracing_share
+from traces.verdict.findings import count_text
 from traces.verdict.ranking import mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
-STANDS_OUT = 0.15  # slower than the others by that part
-WARM_UP_STEPS = 2  # in which caches and compilers, not ranks, differ
+STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this share
+WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
 
 
-def settings_table(settings, facts: dict[str, str]) -> str:
-    """All settings and the facts that follow from them, aligned, in two columns."""
-    rows = [(item.name.replace("_", "-"), getattr(settings, item.name)) for item in fields(settings)]
-    cells = [f"{name:<13} {'-' if value is None else value!s:<22}" for name, value in rows]
+def run_table(settings: dict, layout, world, workers: int, threads: int, choice: dict, peak, batch: int, path) -> str:
+    """What rank 0 prints before the first step: what the settings come to on this machine, then all settings.
+
+    choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
+    """
+    config, length = layout.config, settings["seq_len"]
+    facts = {
+        "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
+        f"{config.vocab_size} tokens: {layout.count:,} parameters",
+        "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
+        f"{count_text(threads, 'thread')} on rank 0",
+        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else {}),
+        "peak": str(peak),
+        "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
+        "MPI": library_name(),
+        "run folder": str(path),
+    }
+    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
+
+
+def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
+    """Which GPUs compute, what carries the exchange between them, and why."""
+    gpus = choice["gpus"]
+    different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
+    names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
+    return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {choice['transport_why']}"}
+
+
+def two_columns(settings: dict) -> list[str]:
+    cells = [
+        f"{name.replace('_', '-'):<13} {'-' if value is None else value!s:<22}" for name, value in settings.items()
+    ]
     half = -(-len(cells) // 2)
-    lines = [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
-    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *lines, ""])
+    return [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
+
+
+class StepRecords:
+    """Makes the lines of log.jsonl. tokens: of a step, by all workers. peak: of all ranks, see utilization.py."""
+
+    def __init__(self, tokens: int, flops_per_token: float, peak):
+        self.tokens, self.flops_per_token, self.peak = tokens, flops_per_token, peak
+
+    def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
+        """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
+        record = {
+            "step": step,
+            "loss": meeting.loss,
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": step * self.tokens,
+            "step_s": step_s,
+            "tokens_per_s": self.tokens / step_s,
+            "exposed_exchange_s": meeting.exposed_s,
+        }
+        record |= self.peak.mfu(self.tokens * self.flops_per_token / step_s)
+        record |= {"skipped": True} if skipped else {}
+        return record | slowest(meeting.compute_s)
 
 
 def slowest(compute_s) -> dict[str, float]:
-    """{"slowest_rank", "slowest_excess"}: who took longest for its gradients, and by which part longer than the median
-    of the others. compute_s: seconds by rank, nan of a rank that computes nothing; {} with fewer than two that do."""
+    """{"slowest_rank", "slowest_excess"}: the rank that took longest for its gradients, and by which share it took
+    longer than the median of the others; {} if fewer than two ranks compute.
+
+    compute_s: for each rank its seconds, nan if it computes nothing.
+    """
     seconds = np.asarray(compute_s)
     if np.isfinite(seconds).sum() < 2:
         return {}
@@ -33,26 +93,26 @@ def slowest(compute_s) -> dict[str, float]:
     return {"slowest_rank": rank, "slowest_excess": float(seconds[rank] / others - 1) if others > 0 else 0.0}
 
 
-class Progress:
-    """Progress lines of rank 0; the first, the last and the validated steps are always printed.
+class ProgressLines:
+    """Rank 0 prints a line a step, but at most one a second. The first, the last and validated steps always get one.
 
-    A rank that was clearly slower than the others in the steps since the last line is named. places: each rank's host.
+    A line names a rank that was clearly slower than the others in the steps since the line before. places: World's.
     """
 
-    def __init__(self, steps: int, print_line, places: list[dict]):
-        self.steps, self.print_line, self.places, self.printed_at = steps, print_line, places, 0.0
+    def __init__(self, last_step: int, print_line, places: list[dict]):
+        self.last_step, self.print_line, self.places, self.printed_at = last_step, print_line, places, 0.0
         self.compute_s = []
 
     def step(self, record: dict, compute_s: list[float]) -> None:
-        """compute_s: by rank, the seconds of this step's gradients, nan of a rank that computes none."""
+        """record: as StepRecords makes it, with "val_loss" after a validation. compute_s: as slowest's."""
         if record["step"] > WARM_UP_STEPS:
             self.compute_s.append(compute_s)
         now = time.monotonic()
-        always = "val_loss" in record or "skipped" in record or record["step"] in (1, self.steps)
+        always = "val_loss" in record or "skipped" in record or record["step"] in (1, self.last_step)
         if now - self.printed_at < SECONDS_BETWEEN_LINES and not always:
             return
         self.printed_at = now
-        step = f"step {record['step']:>{len(str(self.steps))}}/{self.steps}"
+        step = f"step {record['step']:>{len(str(self.last_step))}}/{self.last_step}"
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
         mfu = f"  MFU {mfu_text(record['mfu'])}" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
@@ -65,10 +125,45 @@ class Progress:
             self.print_line(f"{'':{len(step)}}  val loss {record['val_loss']:.4f}")  # beneath the loss
 
     def _slowest(self) -> str:
-        """The rank whose median over the steps since the last line stands out, or nothing."""
+        """Names the rank whose median over the steps since the last line stands out, if there is one."""
         found = slowest(np.median(self.compute_s, axis=0)) if self.compute_s else {}
         self.compute_s = []
         if not found or found["slowest_excess"] < STANDS_OUT:
             return ""
         rank = found["slowest_rank"]
         return f"  slowest rank {rank} ({self.places[rank]['host']}) +{found['slowest_excess']:.0%}"
+
+
+class Ending:
+    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none."""
+
+    def __init__(self, world, folder, traces, tracer):
+        self.world, self.folder, self.traces, self.tracer = world, folder, traces, tracer
+
+    def tell(self, step: int, is_done: bool, checkpoint_costs: list[dict]) -> None:
+        """After the last step: write summary.json, and each node's clock once more. Collective.
+
+        is_done: whether the run has made all its steps; else rank 0 says how to go on.
+        """
+        world = self.world
+        facts = {
+            "peak_memory_bytes": world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            "tracing_share": tracing_share(self.tracer),
+            "checkpoints": world.comm.gather(checkpoint_costs),
+        }
+        end_clocks = world.comm.gather({"node": world.node} | clock_offset(world))
+        with world.together(UserError):
+            if world.rank == 0:
+                if self.traces and world.node_count > 1:
+                    write_end_clocks(self.traces, end_clocks)
+                self.folder.write_summary(**facts)
+                self._print(step, is_done, facts)
+
+    def _print(self, step: int, is_done: bool, facts: dict) -> None:
+        path = self.folder.path
+        self.world.print(
+            f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
+            f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+        )
+        if not is_done:
+            self.world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")

@@ -1,8 +1,9 @@
-"""What the ranks can compute at most, of which MFU is the part that a step's model FLOPs (gpt2/flops.py) make up.
+"""The peak: how many floating-point operations a second the ranks can compute at most.
 
-A rank's peak is --peak-tflops where that is given. Of a GPU it is the datasheet's rate, dense bfloat16, also where the
-model is float32. Of CPU cores it is what they reach in float32 products, each thread in products of its own, measured
-on all ranks at once: so they share clock, caches and cores as they do in a step.
+MFU (model FLOPs utilization) is the share of the peak that the model's own operations reach (gpt2/flops.py). A rank's
+peak is --peak-tflops if that is given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
+float32. The peak of CPU cores is measured: the rate that they reach in float32 products, where each thread computes
+products of its own. All ranks measure at once, so that they share clock, caches and cores as they do in a step.
 """
 
 import math
@@ -22,8 +23,8 @@ PERIODS, PERIOD_S = 5, 0.012
 
 @dataclass(frozen=True)
 class Peak:
-    """tflops: by rank, 10**12 operations a second, None of a rank that computes nothing; or None as a whole where a
-    rank's is not known. source: where they come from, or why they are not known."""
+    """tflops: for each rank 10**12 operations a second, or None if the rank computes nothing. It is None as a whole if
+    the rate of one rank is not known. source: where the rates come from, or why they are not known."""
 
     tflops: list[float | None] | None
     source: str
@@ -34,7 +35,7 @@ class Peak:
         return None if self.tflops is None else 1e12 * sum(filter(None, self.tflops))
 
     def mfu(self, model_flops: float) -> dict[str, float]:
-        """{"mfu"} of so many model FLOPs a second, {} where the peak is not known."""
+        """{"mfu"} for that many model FLOPs a second, or {} if the peak is not known."""
         return {} if self.flops is None else {"mfu": model_flops / self.flops}
 
     def __str__(self) -> str:
@@ -44,18 +45,21 @@ class Peak:
         return f"{self.flops / 1e12:.3g} TFLOP/s of {ranks} ranks ({self.source}): MFU's 100%"
 
 
-def find_peak(settings, world, kernels, gpus: list[dict] | None) -> Peak:
-    """The same on all ranks. Collective. gpus: of each rank, as gpus.gpu_identity says it; None of ranks on cores."""
-    computes = [rank > 0 or settings.server != "dedicated" for rank in range(world.size)]
-    if settings.peak_tflops is not None:
-        return Peak([settings.peak_tflops if computing else None for computing in computes], "--peak-tflops")
+def find_peak(world, computes: list[bool], told: float | None, kernels, gpus: list[dict] | None) -> Peak:
+    """The peak, the same on all ranks. Collective.
+
+    computes: for each rank, whether it computes gradients. told: --peak-tflops. gpus: for each rank {"name", "id"} of
+    its GPU; None if the ranks compute on cores.
+    """
+    if told is not None:
+        return Peak([told if computing else None for computing in computes], "--peak-tflops")
     if gpus is not None:
         return datasheet_peak(gpus, [place["host"] for place in world.places], computes)
     return _measured_peak(world, kernels.device, computes)
 
 
 def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> Peak:
-    """Ranks that share a GPU have an equal part of it each."""
+    """Ranks that share a GPU each have an equal part of its rate."""
     names = {gpu["name"] for gpu, computing in zip(gpus, computes, strict=True) if computing}
     if unknown := sorted(name for name in names if peak_tflops(name) is None):
         return Peak(None, f"the datasheet of {unknown[0]} is none of those known here")
@@ -76,7 +80,7 @@ def _measured_peak(world, cores, computes: list[bool]) -> Peak:
 
 
 def product_rate(cores) -> float:
-    """FLOP/s that all threads of a gpt2.kernels.numpy.Cores reach in float32 products: the median of short periods."""
+    """FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in float32 products: the median of PERIODS."""
     rates = np.zeros((cores.threads, PERIODS))
 
     def multiply(thread, _):
@@ -90,7 +94,7 @@ def product_rate(cores) -> float:
 
 
 def _rate(a, b, out) -> float:
-    """FLOP/s of one product after another for PERIOD_S, at least of one."""
+    """FLOP/s of one product after another for PERIOD_S, but of one at least."""
     begun, products, elapsed_s = time.perf_counter(), 0, 0.0
     while elapsed_s < PERIOD_S:
         np.matmul(a, b, out=out)

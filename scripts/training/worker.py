@@ -1,4 +1,6 @@
-"""One computing rank's share of a step: its windows of the global batch, through the model, to gradients or losses."""
+"""What a rank computes in a step: a worker takes its windows through the model, a dedicated server computes nothing."""
+
+import math
 
 import numpy as np
 
@@ -10,9 +12,9 @@ from gpt2.model import GPT2, no_hook
 class Worker:
     """Worker number `worker` of `workers`; each takes a contiguous part of every global batch, in K micro-steps of B.
 
-    The s-th step (s = 0, 1, ...) uses windows s*G .. (s+1)*G-1, G = B K workers: which windows, and so the loss curve,
-    depends on G alone. The first micro-step writes the gradients and the others add to them; without keeps_gradients
-    each writes its own.
+    The s-th step (s = 0, 1, ...) uses windows s*G .. (s+1)*G-1, G = B K workers. So G alone decides which windows a
+    step uses, and with them the loss curve. The first micro-step writes the gradients and the others add to them.
+    Without keeps_gradients each micro-step writes, because the strategy takes its gradients away.
     """
 
     def __init__(
@@ -34,10 +36,11 @@ class Worker:
         self.inputs, self.targets = np.empty(shape, np.int32), np.empty(shape, np.int32)
 
     def gradients(self, step: int, gradients_final) -> float:
-        """This worker's part of the mean loss of step 1, 2, ...; its gradients go to the model's gradient buffer.
+        """Compute the gradients of step 1, 2, ... into the model's gradient buffer; returns this worker's part of the
+        mean loss.
 
-        gradients_final(start, stop) is called as ranges of them become final: in the last micro-step, or in each if
-        they are not kept.
+        gradients_final(start, stop) is called as soon as a range of them is final: in the last micro-step, or in each
+        one if gradients are not kept.
         """
         scale = 1.0 / (self.global_batch * self.model.sequence_length)
         first = (step - 1) * self.global_batch + self.worker * self.micro_steps * self.model.batch_size
@@ -56,8 +59,9 @@ class Worker:
     def validation_loss(self, batches: int) -> tuple[float, int]:
         """(sum of losses, tokens) of this worker's part of the first windows of the validation set.
 
-        `batches` of B windows a worker, as far as there are so many; 0 for the whole set. All workers take as many
-        batches, the last of some with no window in it: parameters may have to be gathered for each.
+        Each worker takes `batches` of B windows, or fewer where the set ends; 0: all workers together take the whole
+        set. All of them compute the same number of batches, even if the last one of some holds no window: parameters
+        may have to be gathered for each batch, and that takes every rank.
         """
         B, T = self.inputs.shape
         wanted = batches * B * self.workers or self.val.count
@@ -71,3 +75,24 @@ class Worker:
             self.inputs[count:], self.targets[count:] = 0, 0  # rows beyond the last window are computed and not counted
             total += float(self.model.token_losses(self.inputs, self.targets)[:count].sum(dtype=np.float64))
         return total, (stop - start) * T
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the step that has just been made: (seconds of exchange that nothing hid, seconds of computing gradients).
+
+        Waiting for data counts as computing: a rank that its data holds up is slow for the others all the same.
+        """
+        return self.tracer.exchange_seconds(), self.tracer.seconds("data", "forward", "backward")
+
+
+class Server:
+    """A rank that computes no gradients (--server dedicated): it adds nothing to what is summed over the workers."""
+
+    def gradients(self, step: int, gradients_final) -> float:
+        return 0.0
+
+    def validation_loss(self, batches: int) -> tuple[float, int]:
+        return 0.0, 0
+
+    def seconds(self) -> tuple[float, float]:
+        """nan: it is neither slow nor fast."""
+        return 0.0, math.nan

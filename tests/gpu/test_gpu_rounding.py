@@ -35,16 +35,21 @@ def test_all_ranks_hold_the_same_rounded_parameters(comm, trainer, monkeypatch):
     """Whoever updated a range and however it came: what the kernel that only rounds makes of the float32 parameters."""
     from scripts import train
 
-    finish, held = train.finish, []
+    assemble, held = train.assemble, []
 
-    def look(run, step):
-        parts = [
-            (run.backend.model.parameters[a:b].get(), run.parameters.flat[a:b].copy()) for a, b in run.ranges_in_use()
-        ]
-        held[:] = map(np.concatenate, zip(*parts, strict=True))
-        return finish(run, step)
+    def with_a_look_at_the_end(settings, world):
+        parts = assemble(settings, world)
+        leave_last, model, rounded = parts.checkpoints.leave_last, parts.model, parts.worker.model.parameters.flat
 
-    monkeypatch.setattr(train, "finish", look)
+        def look(step, whole):
+            pieces = [(rounded[a:b].get(), model.parameters.flat[a:b].copy()) for a, b in model.ranges()]
+            held[:] = map(np.concatenate, zip(*pieces, strict=True))
+            leave_last(step, whole)
+
+        parts.checkpoints.leave_last = look
+        return parts
+
+    monkeypatch.setattr(train, "assemble", with_a_look_at_the_end)
     for flags in CASES if comm.size == 3 else CASES[1::2]:
         flags = ["--backend", "cupy", "--dtype", "bfloat16", "--stochastic-rounding", "--seed", SEED, *flags]
         trainer.run(*flags, "--steps", STEPS, "--eval-every", STEPS, lag="everything")

@@ -83,17 +83,17 @@ def test_every_strategy_skips_the_same_step(comm):
 
 @pytest.mark.ranks(3)
 def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys):
-    from scripts.training import run
+    from scripts.training.between_steps import ReplicaCheck
 
-    runs, check = Runs(comm, shared_path), run.TrainingRun.end_if_drifted
+    runs, check = Runs(comm, shared_path), ReplicaCheck.after
 
     def drift(self, step):
         if self.world.rank == 1 and step == 3:
-            self.backend.buffers.parameters[100] += 1e-6
+            self.model.parameters.flat[100] += 1e-6
         check(self, step)
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
-    monkeypatch.setattr(run.TrainingRun, "end_if_drifted", drift)
+    monkeypatch.setattr(ReplicaCheck, "after", drift)
     with pytest.raises(SystemExit) as ended:
         runs.run("drifting", "--check-replicas", 2, "--strategy", "allreduce")
     assert ended.value.code == 2
@@ -103,7 +103,7 @@ def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys
 
 
 def test_who_is_apart():
-    from scripts.training.replicas import apart
+    from scripts.training.between_steps import apart
 
     assert apart([5, 5, 5]) == []
     assert apart([5, 6, 5, 7]) == [1, 3]

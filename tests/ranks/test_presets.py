@@ -9,7 +9,8 @@ from dist.world import world_of
 from gpt2.data.shards import write_shard
 from gpt2.errors import UserError
 from scripts.settings import presets
-from scripts.settings.training import complete, parse_settings
+from scripts.settings.checks import complete
+from scripts.settings.training import parse_settings
 from tests.support.in_process import log, train
 
 pytestmark = pytest.mark.any_mpi

@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from scripts.training.report import Progress, slowest
+from scripts.training.report import ProgressLines, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
 
@@ -25,7 +25,7 @@ def test_one_rank_alone_is_not_slow(seconds):
 def lines(*steps):
     """A line a step, from step 1 on."""
     printed = []
-    progress = Progress(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)])
+    progress = ProgressLines(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)])
     for step, compute_s in enumerate(steps, start=1):
         progress.step(RECORD | {"step": step}, compute_s)
     return printed
@@ -41,7 +41,7 @@ def test_a_rank_is_named_where_it_stands_out():
 def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     printed = []
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    progress = Progress(99, printed.append, [{"host": "a"}, {"host": "b"}])
+    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}])
     for step in range(3, 13):
         record = RECORD | {"step": step}
         if step < 12:
@@ -54,7 +54,7 @@ def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
 def test_a_line_fits_into_100_columns():
     """Of a long run at full speed; the validation has a line of its own."""
     printed = []
-    progress = Progress(10_000, printed.append, [{"host": "a"}])
+    progress = ProgressLines(10_000, printed.append, [{"host": "a"}])
     record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
     progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
     assert printed == [

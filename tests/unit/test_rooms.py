@@ -70,6 +70,15 @@ def test_no_circle_between_rooms():
 
 
 def test_a_circle_is_seen():
-    circle = SOURCES | {Path("scripts/machine/host.py"): "def name():\n    import scripts.training.run\n"}
+    circle = SOURCES | {Path("scripts/machine/host.py"): "def name():\n    import scripts.training.assemble\n"}
     with pytest.raises(CycleError):
         TopologicalSorter(rooms_imported(circle)).prepare()
+
+
+def test_parts_of_a_training_run_are_given_values():
+    """Only assemble.py reads the settings; no other function of the room is handed them, or the run as a whole."""
+    for path, text in SOURCES.items():
+        if path.parent == Path("scripts/training") and path.name != "assemble.py":
+            arguments = {node.arg for node in ast.walk(ast.parse(text)) if isinstance(node, ast.arg)}
+            assert not arguments & {"s", "run", "parts"}, path
+            assert "scripts.settings.training" not in text

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it is of this run, and its state into the strategy."""
+"""What a run starts from: random parameters, those of a file, or the whole state that a checkpoint of the run holds."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,32 @@ import numpy as np
 
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
+from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, newest_first
+from gpt2.parameters import Parameters, initialize
 from scripts.training.checkpointing import errors_name, is_on_gpu, state_arrays
 
 
-def find_checkpoint(world, folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run's checkpoints folder, every byte checked; None where there is none. Collective.
+def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str, seed: int) -> None:
+    """Fill the parameters, in host memory, from a checkpoint, from a file or a run (init), or at random.
 
-    A damaged one is named and passed over. If all are, the job ends: to begin anew would be no resuming.
+    buffers: a strategy's, which take each range up as soon as it is filled (buffers.filled). UserError: the file does
+    not fit, or is damaged.
+    """
+    if not buffers.fills_parameters:
+        pass  # the node's ranks share one copy, and another rank fills it
+    elif checkpoint:
+        checkpoint.read_parameters(parameters, buffers.filled)
+    elif init == "random":
+        initialize(parameters, seed, buffers.filled)
+    else:
+        weights.read_parameters(init, parameters, buffers.filled)
+
+
+def find_checkpoint(world, folder: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run's checkpoints folder, with every byte checked; None if there is none. Collective.
+
+    A damaged one is named and passed over. If all are damaged, the job ends: --resume must not begin anew unasked.
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
@@ -30,7 +48,7 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
 
 
 def _checked(world, path: Path) -> tuple[Checkpoint | None, str | None]:
-    """A checkpoint, and what is wrong with it on any rank, or None; each rank reads a part of it."""
+    """(the checkpoint, what is wrong with it or None). Each rank reads a part of it, and all learn what any found."""
     checkpoint = problem = None
     try:
         checkpoint = Checkpoint(path)
@@ -41,7 +59,7 @@ def _checked(world, path: Path) -> tuple[Checkpoint | None, str | None]:
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
-    """UserError where a checkpoint's facts differ from those of the run that is to go on from it."""
+    """UserError if a checkpoint is of another run than the one of these facts, which is to go on from it."""
     flags = {
         "model": "--model, or what shapes it", "global_batch": "--batch-size times --grad-accum times the ranks",
         "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed", "data": "the training data",
@@ -56,7 +74,10 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
 
 
 def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
-    """Fill the optimizer state of what the strategy updates, whose parameters are there already. Collective."""
+    """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
+
+    facts: those of the run that goes on, as assemble.run_facts gives them.
+    """
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):
             if array != "parameters" and len(values):
@@ -69,7 +90,7 @@ def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
 
 
 def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
-    """values (n,) float32, in host memory or on a GPU, from element `start` of an array of a checkpoint."""
+    """Fill values (n,) float32, in host memory or on a GPU, from element `start` on of a checkpoint's array."""
     host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
     checkpoint.read(array, start, host)
     if is_on_gpu(values):
@@ -77,7 +98,7 @@ def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
 
 
 def _restore_errors(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
-    """Error feedback goes on where the same ranks exchange in the same way, and begins at 0 elsewhere."""
+    """Error feedback goes on if the same ranks exchange in the same way as before; else it begins at 0."""
     errors, name = strategy.errors(), errors_name(world.rank)
     if errors is None or not checkpoint.holds(name):
         return

@@ -1,0 +1,163 @@
+"""From the flags to complete settings: what they leave open is decided, and what does not fit together is refused."""
+
+from dataclasses import asdict, replace
+
+from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from gpt2.errors import UserError
+from gpt2.formats import weights
+from scripts.reports.event_files import check_tensorboard
+from scripts.settings import presets
+from scripts.settings.training import Settings
+from strategies import find, is_auto
+from strategies.checks import (
+    DEVICE_TRANSPORTS,
+    check_exchange,
+    check_rounding,
+    check_server,
+    check_transport,
+    check_wire,
+    no_overlap,
+    overlaps_over_nccl,
+    worker_count,
+)
+from traces import RunError
+from traces.record.recorder import parse_steps
+
+
+def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
+    """The settings with every None decided, and the model's shape. UserError if they do not fit together."""
+    check_exchange_flags(settings, ranks)
+    check_arrays(settings)
+    check_data_flags(settings)
+    check_checkpoints(settings)
+    if settings.tensorboard:
+        check_tensorboard("--tensorboard")
+    config = model_config(settings)
+    settings = replace(
+        settings,
+        tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
+        seq_len=settings.seq_len or config.context,
+        min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
+    )
+    check_numbers(settings)
+    check_trace(settings.trace)
+    if settings.seq_len > config.context:
+        raise UserError(
+            f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
+            "lower it, or raise --context"
+        )
+    if settings.preset:
+        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, ranks))
+        settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
+    return settings, config
+
+
+def check_exchange_flags(settings: Settings, ranks: int) -> None:
+    """What the strategy says to the flags that shape its exchange. `auto` is asked again when a strategy is found."""
+    if not is_auto(settings.strategy):
+        kind = find(settings.strategy)
+        check_server(kind, settings.server, ranks, settings.no_exchange)
+        check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap)
+    elif settings.server == "dedicated" or settings.no_exchange:
+        raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
+    check_wire(settings.wire, settings.error_feedback)
+
+
+def check_arrays(settings: Settings, why: str = "") -> None:
+    """UserError if backend, dtype, transport and strategy do not go together.
+
+    why: the reason for which --backend auto took this backend, in brackets.
+    """
+    if settings.backend == "numpy" and settings.dtype != "float32":
+        raise UserError(
+            f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
+            "leave it out"
+        )
+    if settings.tf32 and settings.backend == "numpy":
+        raise UserError(
+            f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
+        )
+    if settings.tf32 and settings.dtype != "float32":
+        raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are of that: leave one of them out")
+    if settings.stochastic_rounding and settings.dtype != "bfloat16":
+        raise UserError(
+            f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
+            "bfloat16, or leave it out"
+        )
+    check_exchange_on_arrays(settings, why)
+    if settings.transport in DEVICE_TRANSPORTS and settings.backend == "numpy":
+        raise UserError(
+            f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
+            "--backend cupy, or leave it out"
+        )
+
+
+def check_exchange_on_arrays(settings: Settings, why: str) -> None:
+    """What the strategy says to the backend and the transport."""
+    kind = None if is_auto(settings.strategy) else find(settings.strategy)
+    if settings.stochastic_rounding:
+        check_rounding(kind, settings.strategy, settings.wire)
+    if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):
+        raise no_overlap(kind, f"with --backend numpy{why}")
+    if kind:
+        check_transport(kind, settings.transport, settings.wire, settings.overlap)
+
+
+def check_data_flags(settings: Settings) -> None:
+    if settings.preset:
+        presets.check_data(settings)
+    if settings.text and settings.train_data:
+        raise UserError("--text and --train-data were both given: use one of them")
+    if settings.val_data and not settings.train_data:
+        raise UserError(
+            "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"
+        )
+    if settings.tokenizer and settings.train_data:
+        raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
+
+
+def model_config(settings: Settings) -> GPT2Config:
+    """The shape of --init's file or of --model, with the numbers replaced that have a flag of their own."""
+    if settings.init != "random":
+        config = weights.read_config(settings.init)
+    else:
+        config = PRESETS[settings.model or "baby"]
+        tokens = GPT2_VOCABULARY if settings.train_data or settings.tokenizer == "gpt2" else 256
+        config = replace(config, vocab_size=max(config.vocab_size, tokens))
+    given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
+    return replace(config, **given)
+
+
+def check_checkpoints(settings: Settings) -> None:
+    if settings.resume and not settings.out:
+        raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
+    for flag in ("resume", "checkpoint_every", "check_replicas"):
+        if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
+            raise UserError(
+                f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
+                "own: leave it out"
+            )
+
+
+def check_trace(steps: str) -> None:
+    try:
+        parse_steps(steps)
+    except RunError as error:
+        raise UserError(str(error)) from None
+
+
+def check_numbers(settings: Settings) -> None:
+    """UserError if a number is outside the range in which it means something."""
+    lowest = {
+        "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
+        "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
+        "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
+        "skip_outliers": 0, "sample_every": 0,
+    }  # fmt: skip
+    for name, low in lowest.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} is {value}, expected a number of at least {low}")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(settings, name) < 1:
+            raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")

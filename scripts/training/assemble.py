@@ -1,0 +1,261 @@
+"""From the settings of a run to the parts that its training loop uses.
+
+Only this file reads the settings of a training run, `s` in its functions. Each part is handed the values that it needs,
+so what a part depends on stands in the call that makes it.
+"""
+
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dist.gpu.topology import gpu_topology
+from dist.probe.links import bucket_bytes, clock_offset, probe_links
+from dist.probe.ports import Ports
+from dist.progress import poking
+from dist.watch.watchdog import Watchdog
+from dist.world import library_name, threads_per_rank
+from gpt2.data import texts, windows
+from gpt2.data.shards import file_errors, open_shards
+from gpt2.data.windows import Windows
+from gpt2.errors import UserError
+from gpt2.flops import flops_per_token
+from gpt2.formats.checkpoints import Checkpoint, model_facts
+from gpt2.learning_rate import Schedule
+from gpt2.model import GPT2
+from gpt2.optimizer import AdamWSettings
+from gpt2.parameters import Layout, Parameters
+from scripts.backends.choose import choose_backend
+from scripts.settings.checks import complete
+from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
+from scripts.training.checkpointing import Checkpointing
+from scripts.training.folder import RunFolder, default_run_folder
+from scripts.training.meeting import MeetingPoint, Signals
+from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
+from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
+from scripts.training.utilization import find_peak
+from scripts.training.worker import Server, Worker
+from strategies import Job, Strategy, find
+from strategies.checks import worker_count
+from traces import Tracer
+from traces.record.counters import CounterFile
+from traces.record.phases import EXCHANGE, PHASES
+from traces.record.stream_times import GPU_PHASES
+
+SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the training loop uses; every rank has its own.
+
+    table           rank 0 prints it before the first step: all settings, and what they come to here
+    steps           those that are left to make, counted from 1
+    learning_rate   the schedule: learning_rate.at(step)
+    worker          computes gradients from this rank's windows; a Server computes none
+    strategy        turns the gradients of all ranks into updated parameters
+    meeting_point   where all ranks hear at the end of a step what each of them has to say
+    folder          rank 0's run folder, None on the others
+    model           all parameters, for who looks at them between steps
+    resources       closes what the run holds. Only where all ranks have come to its end: closing shared memory waits
+                    for the other ranks, and if one of them has failed, they do not come
+    """
+
+    table: str
+    steps: range
+    learning_rate: Schedule
+    tracer: Tracer
+    worker: Worker | Server
+    strategy: Strategy
+    meeting_point: MeetingPoint
+    records: StepRecords
+    progress: ProgressLines
+    folder: RunFolder | None
+    validation: Validation
+    replicas: ReplicaCheck
+    samples: Samples
+    checkpoints: Checkpointing
+    model: WholeModel
+    ending: Ending
+    resources: ExitStack
+
+
+def assemble(settings, world) -> Parts:
+    """Make the parts, each after those that it needs. Collective.
+
+    What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
+    """
+    with world.together(UserError):
+        settings, config = complete(settings, world.size)
+    resources = ExitStack()
+    signals = resources.enter_context(closing(Signals()))
+    layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
+    links, threads = probe_links(world), settings.threads or threads_per_rank(world)
+    # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
+    s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    train, val = open_data(s, config.vocab_size, world)
+    facts = run_facts(s, layout, train, world.size)
+    checkpoint = checkpoint_to_go_on_from(s, facts, world)
+    steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
+    backend = resources.enter_context(closing(new_backend()))
+    peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
+    parameters = first_parameters(s, backend, layout, checkpoint, world)
+    folder, path = new_folder(s, world, steps, layout.count, threads, links, peak, choice)
+    tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
+    strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
+    if checkpoint:
+        restore(checkpoint, strategy, facts, world)
+    with world.together(UserError):
+        worker = new_worker(s, backend, layout, strategy, train, val, tracer)
+    model = WholeModel(parameters, strategy.before_use, backend.fetch)
+    every = s.checkpoint_every if find(s.strategy).exchanges else None  # else each rank trains a model of its own
+    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep)
+    batch = facts["global_batch"]
+    return Parts(
+        table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
+        steps=steps,
+        learning_rate=Schedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
+        tracer=tracer,
+        worker=worker,
+        strategy=strategy,
+        meeting_point=MeetingPoint(world.comm, worker, strategy.workers, signals, checkpoints),
+        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
+        progress=ProgressLines(s.steps, world.print, world.places),
+        folder=folder,
+        validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
+        replicas=ReplicaCheck(world, model, s.check_replicas),
+        samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
+        checkpoints=checkpoints,
+        model=model,
+        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer),
+        resources=resources,
+    )
+
+
+def adamw_settings(s) -> AdamWSettings:
+    return AdamWSettings(s.beta1, s.beta2, s.eps, s.weight_decay, s.stochastic_rounding, s.seed)
+
+
+def computing_ranks(s, ranks: int) -> list[bool]:
+    """For each rank, whether it computes gradients: all but a dedicated server, which is rank 0."""
+    return [rank > 0 or s.server != "dedicated" for rank in range(ranks)]
+
+
+def global_batch(s, ranks: int) -> int:
+    """Sequences of one step."""
+    return s.batch_size * s.grad_accum * worker_count(s.server, ranks)
+
+
+def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None]:
+    """Training and validation windows, checked. Rank 0 tokenizes a text, if the cache does not hold its tokens yet."""
+    patterns = s.train_data, s.val_data
+    if not s.train_data:
+        with world.together(UserError):
+            if world.rank == 0:
+                cache = Path(s.out or default_run_folder(s.strategy)).parent / "tokens"
+                patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache)
+        patterns = world.comm.bcast([str(path) for path in patterns])
+    with world.together(UserError):
+        train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
+        val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None
+        windows.check(train, global_batch(s, world.size), vocab_size, world.rank, world.size)
+        if val:
+            windows.check_tokens(val.shards, vocab_size, world.rank, world.size)
+    return train, val
+
+
+def run_facts(s, layout: Layout, train: Windows, ranks: int) -> dict:
+    """What every checkpoint of this run says of it, whatever the step."""
+    return {
+        "global_batch": global_batch(s, ranks), "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed,
+        "data": train.facts(), "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
+    }  # fmt: skip
+
+
+def checkpoint_to_go_on_from(s, facts: dict, world) -> Checkpoint | None:
+    """The newest checkpoint of the run folder, if --resume asks for it and there is one."""
+    if not s.resume:
+        return None
+    checkpoint = find_checkpoint(world, Path(s.out) / "checkpoints")
+    with world.together(UserError):
+        if checkpoint:
+            check_same_run(checkpoint, facts)
+    begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
+    world.print(f"{s.out} {begins}")
+    return checkpoint
+
+
+def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
+    """The parameters in host memory, filled, also where the strategy and the model have theirs."""
+    parameters = Parameters(layout, backend.host_parameters)
+    with world.together(UserError):
+        fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
+    return parameters
+
+
+def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[RunFolder | None, Path]:
+    """(rank 0's run folder with its config.json, None on the other ranks; its path, on all of them)."""
+    folder, resumed_step = None, steps.start - 1 if s.resume else None
+    with world.together(UserError):
+        if world.rank == 0:
+            folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy), resumed_step, s.tensorboard)
+            facts = {
+                "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
+                "peak": asdict(peak),
+            }  # fmt: skip
+            if s.backend == "cupy":
+                facts["gpu_topology"] = gpu_topology()  # of rank 0's node
+            folder.write_config(asdict(s), world.places, library_name(), facts | choice)
+    return folder, world.comm.bcast(folder.path if folder else None)
+
+
+def new_watchdog(s, world, traces: Path, resources: ExitStack) -> Watchdog | None:
+    """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
+    if not s.stall_after or world.size == 1:
+        return None
+    watchdog = Watchdog(world, traces, PHASES, (*EXCHANGE, "wait"), s.stall_after, s.end_on_stall)
+    return resources.enter_context(closing(watchdog))
+
+
+def new_tracer(s, world, traces: Path, device, resources: ExitStack) -> Tracer:
+    """What times the phases, and tells the watchdog of each. If there are several nodes, the first rank of each node
+    also samples the node's ports."""
+    watchdog = new_watchdog(s, world, traces, resources)
+    identity = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy}
+    clock, counters, gpu = clock_offset(world), None, {}
+    with world.together(UserError), file_errors(traces, "choose another --out"):
+        if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
+            ports = Ports()
+            counters = CounterFile(traces, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+        if s.backend == "cupy":
+            # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
+            on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
+            gpu = {"device": device, "on_stream": on_stream}
+        return Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+
+
+def new_job(s, backend, layout: Layout, tracer: Tracer, links: list[dict]) -> Job:
+    """What the strategy works with."""
+    return Job(
+        world=backend.world,
+        buffers=backend.buffers,
+        new_optimizer=backend.new_optimizer,
+        sum_of_squares=backend.sum_of_squares,
+        max_norm=s.grad_clip,
+        outlier_z=s.skip_outliers,
+        tracer=tracer,
+        server=s.server,
+        final_ranges=layout.final_ranges(),
+        bucket_bytes=bucket_bytes(links) if s.overlap else None,
+    )
+
+
+def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Worker | Server:
+    """This rank's worker, with the model and its activations; a Server if the strategy has the rank compute nothing."""
+    if strategy.worker is None:
+        return Server()
+    # Exchanges that overlap with compute go on between two kernels: that is when the strategy is poked.
+    kernels = poking(backend.kernels, strategy.poke) if s.overlap else backend.kernels
+    flats = backend.model.parameters, backend.model.gradients
+    model = GPT2(kernels, *(Parameters(layout, flat) for flat in flats), s.batch_size, s.seq_len, strategy.before_use)
+    place = strategy.worker, strategy.workers
+    return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)

@@ -1,0 +1,137 @@
+"""What is done between steps, once every so many of them: validation, a sample of text, a check of the replicas.
+
+All of it is collective: every rank makes each of these objects, and calls `after` behind every step.
+"""
+
+import zlib
+from collections import Counter
+
+import numpy as np
+
+from dist.waiting import barrier, sum_everywhere
+from dist.world import end_with_one_line
+from gpt2.errors import UserError
+from gpt2.formats import weights
+from gpt2.kernels import load_kernels
+from gpt2.parameters import Parameters
+from scripts.settings.tokenizer import choose_tokenizer
+
+SAMPLE_TOKENS = 100
+
+
+def is_time(step: int, every: int) -> bool:
+    """Whether something that is done every so many steps, 0 for never, is to be done after this one."""
+    return every > 0 and step % every == 0
+
+
+class WholeModel:
+    """All parameters in host memory, though perhaps never all of them at once.
+
+    Under ZeRO-3 a rank gathers a range at a time, and from a GPU a range is copied at a time. before_use, fetch: the
+    strategy's and the backend's (start, stop), which bring a range into `parameters`.
+    """
+
+    def __init__(self, parameters: Parameters, before_use, fetch):
+        self.parameters, self._before_use, self._fetch = parameters, before_use, fetch
+
+    def ranges(self):
+        """Yield the layout's ranges, each while its parameters are there. Collective: all ranks go through all."""
+        for start, stop in self.parameters.layout.ranges:
+            self._before_use(start, stop)
+            self._fetch(start, stop)
+            yield start, stop
+
+
+class Validation:
+    """The mean loss over the first windows of the validation set, which all workers share.
+
+    every: in steps, 0 for no validation. The last step is validated in any case. batches: as Worker.validation_loss's.
+    """
+
+    def __init__(self, comm, tracer, worker, every: int, last_step: int, batches: int):
+        self.comm, self.tracer, self.worker = comm, tracer, worker
+        self.every, self.last_step, self.batches = every, last_step, batches
+
+    def after(self, step: int) -> dict[str, float]:
+        """{"val_loss"} if it is time for a validation, else {}."""
+        if not is_time(step, self.every) and not (self.every and step == self.last_step):
+            return {}
+        with self.tracer.phase("eval"):
+            part = self.worker.validation_loss(self.batches)
+        with self.tracer.phase("wait"):
+            loss, tokens = sum_everywhere(self.comm, *part)
+        return {"val_loss": loss / tokens}
+
+
+class Samples:
+    """--sample-every: rank 0 prints what the model writes.
+
+    It draws on its cores, from the parameters in host memory. Where no rank holds all of them, it copies them range by
+    range, at 4 bytes each. Making one ends the job on a user's mistake: no tokenizer is known for the vocabulary (of
+    --train-data), gpt2's files are missing, or the copy does not fit into memory.
+    """
+
+    def __init__(self, world, tracer, model: WholeModel, every: int, tokenizer: str | None, threads: int, seed: int):
+        self.world, self.tracer, self.model, self.every, self.seed = world, tracer, model, every, seed
+        self._copies = world.rank == 0 and not isinstance(model.parameters.flat, np.ndarray)
+        with world.together(UserError):
+            if every and world.rank == 0:
+                config = model.parameters.layout.config
+                self._encoding = choose_tokenizer(tokenizer, None, config.vocab_size)
+                self._kernels = load_kernels("numpy", threads)
+                if self._copies:
+                    weights.check_memory("--sample-every", config)
+
+    def after(self, step: int) -> None:
+        """Print a sample if it is time for one; all ranks bring their ranges, and wait for rank 0."""
+        if not is_time(step, self.every):
+            return
+        with self.tracer.phase("eval"):
+            parameters = self._gathered()
+            if self.world.rank == 0:
+                print(f"sample after step {step}: {self._text(parameters, step)}", flush=True)
+        with self.tracer.phase("wait"):
+            barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
+
+    def _gathered(self) -> Parameters:
+        """The parameters; on rank 0 all of them are there."""
+        parameters = self.model.parameters
+        copy = Parameters.zeros(parameters.layout) if self._copies else None
+        for start, stop in self.model.ranges():
+            if copy:
+                copy.flat[start:stop] = parameters.flat[start:stop]
+        return copy or parameters
+
+    def _text(self, parameters: Parameters, step: int) -> str:
+        # Here because it brings numba, which costs train.py --help a third of its time.
+        from gpt2.inference.generated_text import printable, sample_text
+        from gpt2.inference.sampling import Sampling
+
+        sampling, seed = Sampling(), (self.seed, step)
+        pieces = sample_text(self._kernels, parameters, self._encoding, "", SAMPLE_TOKENS, sampling, seed)
+        return printable("".join(pieces))
+
+
+class ReplicaCheck:
+    """--check-replicas: do all ranks still hold the same parameters? Only this shows a fault of memory or network."""
+
+    def __init__(self, world, model: WholeModel, every: int):
+        self.world, self.model, self.every = world, model, every
+
+    def after(self, step: int) -> None:
+        """End the job if ranks' parameters differ, naming the ranks that differ from most others."""
+        if not is_time(step, self.every):
+            return
+        checksum = 0
+        for start, stop in self.model.ranges():
+            checksum = zlib.crc32(self.model.parameters.flat[start:stop], checksum)
+        if ranks := apart(self.world.comm.allgather(checksum)):
+            names = ", ".join(f"rank {rank} on {self.world.places[rank]['host']}" for rank in ranks)
+            found = f"after step {step} these hold other parameters than the rest: {names}"
+            end_with_one_line(self.world.comm, f"{found}: go on with --resume, elsewhere")
+
+
+def apart(checksums: list[int]) -> list[int]:
+    """The ranks whose checksum is not the most frequent one; if two are as frequent, that of the lowest rank counts."""
+    (usual, _), *_ = Counter(checksums).most_common()
+    return [rank for rank, checksum in enumerate(checksums) if checksum != usual]
