@@ -20,7 +20,7 @@ from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.read.runs import read_log
+from traces.read.runs import read_config, read_log
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -46,7 +46,7 @@ def export_huggingface(settings) -> list[Path]:
 
 
 def export_tensorboard(settings) -> list[Path]:
-    return [write_log(settings.out, *read_log(settings.run))]
+    return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
 
 
 # The flags -> the paths written

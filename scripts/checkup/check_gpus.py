@@ -16,7 +16,7 @@ from scripts.checkup.findings import (  # fmt: skip
     plural,
     rank_list,
 )
-from traces.verdict.findings import bytes_text
+from traces.units import bytes_text
 
 FAR_LINKS = ("SYS", "NODE", "PHB")  # through the processor
 USED_PART = 0.1

@@ -4,7 +4,7 @@ from dist.cost.rank_memory import FORMULAS, VECTOR_BYTES, rank_memory
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.checkup.findings import FAIL, NOTE, Finding, first_of_nodes, known, nodes, on_hosts, on_ranks, plural
-from traces.verdict.findings import bytes_text
+from traces.units import bytes_text
 
 SHARING = ("hierarchical", "hierarchical-sharded")  # a node's ranks hold parameters once, in shared memory
 DEFAULT = "reduce-scatter"  # of --strategy

@@ -3,7 +3,7 @@
 from statistics import median
 
 from scripts.checkup.findings import NOTE, SLOW, Finding, first_of_nodes, known, on_hosts
-from traces.verdict.findings import bytes_text, seconds_text
+from traces.units import bytes_text, seconds_text
 
 CLOCK_ERROR_S, TIME_OF_DAY_S = 1e-3, 1.0
 SLOWER_PORT, SLOWER_THAN_SAID, LATER = 0.7, 0.5, 4.0

@@ -5,7 +5,7 @@ from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.schedules import SCHEDULES, WIRE_BYTES
 from scripts.prediction.advice import Training, overlapped_step_s
 from traces.read.runs import Run
-from traces.verdict.evidence import Schedule
+from traces.verdict.evidence import PredictedExchange
 
 # Of the strategies, those whose exchange is MPI's send float32 whatever --wire says.
 MPI_STRATEGIES = ("reduce-bcast", "sliced", "reduce-scatter", "allreduce")
@@ -36,13 +36,13 @@ def predicted_exchange(run: Run, strategy: str) -> Prediction | None:
         return None
 
 
-def own_schedule(run: Run) -> Schedule | None:
+def own_schedule(run: Run) -> PredictedExchange | None:
     """What the run's own strategy sends, for the diagnosis."""
     predicted = predicted_exchange(run, run.strategy)
     if predicted is None:
         return None
     nodes = sorted({place["node"] for place in run.config["ranks"]})
-    return Schedule(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
+    return PredictedExchange(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
 
 
 def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:

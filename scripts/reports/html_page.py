@@ -4,8 +4,7 @@ import base64
 from html import escape
 from pathlib import Path
 
-from traces.verdict.findings import bytes_text, count_text, seconds_text
-from traces.verdict.ranking import mfu_text, short_ms
+from traces.units import bytes_text, count_text, mfu_text, seconds_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }

@@ -1,7 +1,7 @@
 """What follows from a run's settings and the machine: the rows above the settings in the table that rank 0 prints."""
 
 from dist.world import library_name
-from traces.verdict.findings import count_text
+from traces.units import count_text
 
 
 def run_facts(run) -> dict[str, str]:

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from traces.verdict.ranking import mfu_text, short_ms
+from traces.units import mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
 STANDS_OUT = 0.15  # slower than the others by that part

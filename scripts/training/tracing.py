@@ -6,7 +6,7 @@ from dist.watch.watchdog import Watchdog
 from gpt2.data.shards import file_errors
 from gpt2.errors import UserError
 from traces import Tracer
-from traces.record.counters import CounterFile
+from traces.record.files import CounterFile
 from traces.record.phases import EXCHANGE, PHASES
 from traces.record.stream_times import GPU_PHASES
 

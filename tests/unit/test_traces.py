@@ -10,12 +10,13 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer
+from traces.read.trace_files import read_trace
 from traces.record import files, recorder
 from traces.record.phases import NAMES, PHASES, STEP
 
 
 def trace_of(folder):
-    return files.read_trace(files.trace_path(folder, 0))
+    return read_trace(files.trace_path(folder, 0))
 
 
 # --- Tracer ---
@@ -162,7 +163,7 @@ def test_a_killed_process_leaves_a_readable_trace(tmp_path):
     script = f"""
 import os
 from traces import Tracer
-    from traces.record import recorder
+from traces.record import recorder
 recorder.WRITE_AT_STEP_END_NS = 0
 tracer = Tracer({str(tmp_path)!r}, {IDENTITY!r})
 for number in (1, 2):

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from traces.export.line_merge import Lines, text_file, write_merged
+from traces.export.spans import RankSpans, lay_out
 from traces.read.runs import Run
-from traces.read.spans import RankSpans, lay_out
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
 
 # Of slices that begin together the outer one comes first.

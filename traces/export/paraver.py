@@ -15,8 +15,8 @@ import numpy as np
 
 from traces.export import paraver_labels as labels
 from traces.export.line_merge import Lines, text_file, write_merged
+from traces.export.spans import RankSpans, Spans, lay_out
 from traces.read.runs import Run
-from traces.read.spans import RankSpans, Spans, lay_out
 from traces.record.phases import NAMES
 
 WORLD = 1  # the communicator of all ranks

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from traces.read import checks
 from traces.read.checks import PLACE
-from traces.record import clocks
-from traces.record.counters import NodeCounters, counters_path, read_counters
-from traces.record.files import RankTrace, RunError, read_trace, trace_path
+from traces.read.trace_files import NodeCounters, RankTrace, read_counters, read_end_clocks, read_trace
+from traces.record.files import RunError, counters_path, trace_path
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Run:
         """The strategy's name, with those of its options that were not the default."""
         settings = self.config["settings"]
         options = {
-            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
+            "dedicated": settings.get("server") == "dedicated",
             "bfloat16": settings.get("wire") == "bfloat16",
             "overlap": settings.get("overlap"),
         }
@@ -63,26 +62,25 @@ def read_run(path, allow_missing: bool = False) -> Run:
     left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    _check_folder(path)
-    config = _read_config(path / "config.json", gaps)
-    log = _read_log(path / "log.jsonl", gaps)
-    end_clocks = _read_end_clocks(path / "traces", gaps)
+    config, log = _read_config(path, gaps), _read_log(path, gaps)
+    end_clocks = _try_end_clocks(path / "traces", gaps)
     ranks = _read_traces(path / "traces", end_clocks, gaps)
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
     return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
 
 
-def read_log(path) -> tuple[dict, list[dict]]:
-    """config.json and the lines of log.jsonl by step, of a run that need not have been traced. RunError as above."""
-    path, gaps = Path(path), _Gaps(allowed=False)
-    _check_folder(path)
-    return _read_config(path / "config.json", gaps), _read_log(path / "log.jsonl", gaps)
+def read_config(path) -> dict:
+    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line."""
+    return _read_config(Path(path), _Gaps(allowed=False))
 
 
-def _check_folder(path: Path) -> None:
-    if not path.is_dir():
-        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
+def read_log(path, allow_missing: bool = False) -> list[dict]:
+    """The rows of log.jsonl by step, of a run that need not have been traced. RunError with one line.
+
+    allow_missing: without a log there are no rows, and damaged lines are left out.
+    """
+    return _read_log(Path(path), _Gaps(allow_missing))
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
@@ -99,9 +97,9 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
             )
 
 
-def _read_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
+def _try_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
     try:
-        return clocks.read_end_clocks(folder)
+        return read_end_clocks(folder)
     except (OSError, ValueError) as error:
         gaps.left_out(folder / "clocks.json", error)
         return {}
@@ -161,18 +159,23 @@ def _read_all_counters(
     return counters
 
 
-def _read_config(path: Path, gaps: _Gaps) -> dict:
+def _read_config(folder: Path, gaps: _Gaps) -> dict:
+    """{} where it is missing or damaged and that is allowed. What is no folder is never allowed."""
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
+    path = folder / "config.json"
     try:
         return checks.read_config(path)
     except FileNotFoundError:
-        gaps.add(f"{path} is missing, so {path.parent} is not a run folder; give what --out named")
+        gaps.add(f"{path} is missing, so {folder} is not a run folder; give what --out named")
     except (OSError, ValueError) as error:
         gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy): {error}; restore it")
     return {}
 
 
-def _read_log(path: Path, gaps: _Gaps) -> list[dict]:
+def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
     """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
+    path = folder / "log.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

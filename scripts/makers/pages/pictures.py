@@ -5,13 +5,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from scripts.diagnose import diagnose
 from scripts.makers.pages.page import FIGURES, machine, replace_block
 from scripts.reports import figures
+from scripts.reports.verdict import diagnose
 from tests.suites.fault_suite import CASES, MODEL, run
 from traces import read_run
 from traces.plots import look
-from traces.read.analysis import MeasuredRun, measure_runs
+from traces.verdict.summary import TimedRun, measure_runs
 
 PICTURES = FIGURES / "pictures"
 DPI, COLOURS = 90, 48
@@ -66,7 +66,7 @@ def pictures(folder: Path, _) -> None:
     replace_block("docs/diagnosis.md", "pictures", "\n".join(rows))
 
 
-def measured_of(folder: Path, *names: str) -> list[MeasuredRun]:
+def measured_of(folder: Path, *names: str) -> list[TimedRun]:
     return measure_runs([read_run(folder / name) for name in names])
 
 

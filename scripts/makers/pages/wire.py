@@ -39,10 +39,8 @@ def wire(folder: Path, _) -> None:
 
 def draw(losses: dict[str, np.ndarray]) -> Figure:
     """Loss of each run on the left; on the right its distance from float32's, as a running mean."""
-    with look.styled():
-        figure = Figure(figsize=(9, 3.6))
-        look.headline(figure, *finding(losses))
-        left, right = figure.add_axes((0.07, 0.14, 0.40, 0.66)), figure.add_axes((0.57, 0.14, 0.41, 0.66))
+    with look.page(9, 3.0, *finding(losses)) as figure:
+        left, right = figure.subplots(1, 2)
         steps, dashes = np.arange(1, STEPS + 1), iter(("-", (0, (5, 2)), (0, (1, 1.5)), "-"))
         for name, (label, colour) in RUNS.items():
             dash = next(dashes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.read.runs import Run
-from traces.read.waiting import find_waits
+from traces.read.waits import find_waits
 from traces.record.files import RECORD, RunError
 from traces.record.phases import INDEX, STEP
 
