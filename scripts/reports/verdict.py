@@ -15,9 +15,11 @@ def diagnose(run: Run) -> dict:
 
 
 def as_text(answer: dict) -> str:
+    """What scripts/diagnose.py prints of `diagnose`'s object."""
     evidence = answer["evidence"]
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
-    lines += _step_lines(evidence) + _node_lines(evidence["nodes"]) + _advice_lines(answer["advice"])
+    lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
+    lines += _node_lines(evidence["nodes"]) + _advice_lines(answer["advice"])
     lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
@@ -40,16 +42,17 @@ def efficiencies(evidence: dict) -> dict[str, float]:
     return {name.replace("_", " "): value for name, value in evidence["efficiency"].items() if name != "lost"}
 
 
-def _step_lines(evidence: dict) -> list[str]:
+def _step_rows(evidence: dict) -> dict[str, str]:
     exchange = ", ".join(f"{name} {seconds_text(s)}" for name, s in evidence["exchange_by_phase_s"].items())
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
-    return [
-        f"step        {seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
-        f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}{_rates(evidence)}",
-        f"exchange    {exchange or 'none'}",
-        f"efficiency  {', '.join(f'{name} {value:.2f}' for name, value in efficiencies(evidence).items())}",
-        f"waiting     {waits or 'none'}, mean over ranks",
-    ]
+    step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
+    step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
+    return {
+        "step": step + _rates(evidence),
+        "exchange": exchange or "none",
+        "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
+        "waiting": f"{waits or 'none'}, mean over ranks",
+    }
 
 
 def _rates(evidence: dict) -> str:

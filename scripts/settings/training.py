@@ -9,7 +9,6 @@ from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.learning_rate import SCHEDULES
-from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from strategies import (
     DEVICE_TRANSPORTS,
@@ -165,6 +164,8 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
     check_checkpoints(settings)
     if settings.tensorboard:
+        from scripts.reports.event_files import check_tensorboard  # what few runs need, and --help does not
+
         check_tensorboard("--tensorboard")
     config = model_config(settings)
     settings = replace(
