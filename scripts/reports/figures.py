@@ -47,11 +47,11 @@ def report(measured: TimedRun, pictures: dict[str, Path]) -> Path:
 
 
 def _ports(measured: TimedRun) -> dict:
-    counted, links = node_traffic(measured.run, measured.times), measured.run.config.get("links") or []
+    counted = node_traffic(measured.run, measured.times)
     if counted is None:
         return {}
-    by_node = {link["node"]: link for link in links}
-    known = [by_node[node] for node in counted.nodes] if set(counted.nodes) <= set(by_node) else []
+    links = [measured.run.links.get(node) for node in counted.nodes]
+    known = links if all(links) else []
     predicted = own_schedule(measured.run)
     sent = None if predicted is None else {"in": predicted.bytes_in, "out": predicted.bytes_out}
     return {"ports": traffic.draw_ports(measured, counted, known, sent)}

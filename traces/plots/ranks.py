@@ -49,7 +49,7 @@ def _slowest(measured: TimedRun, computing: np.ndarray) -> str:
     typical = np.median(medians[medians > 0]) if (medians > 0).any() else 0.0
     slowest = int(np.argmax(medians))
     ratio = medians[slowest] / typical if typical else 1.0
-    rank = measured.run.ranks[slowest].identity["rank"]
+    rank = measured.run.rank_numbers[slowest]
     if ratio >= STANDS_OUT:
         return f"{measured.label}: rank {rank} computes {ratio:.1f} times as long as the median rank"
     return f"{measured.label}: all ranks compute alike, the slowest (rank {rank}) {ratio - 1:.0%} above the median"
@@ -114,7 +114,7 @@ def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
 def _longest_wait(measured: TimedRun, bars: dict[str, np.ndarray]) -> str:
     waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(len(measured.run.ranks)))
     most = int(np.argmax(waits))
-    rank, share = measured.run.ranks[most].identity["rank"], waits[most] / sum(bars.values())[most]
+    rank, share = measured.run.rank_numbers[most], waits[most] / sum(bars.values())[most]
     if share < 0.05:
         return f"{measured.label}: no rank waits more than {share:.0%} of its step for others"
     kind = max((name for name in bars if name in STATES), key=lambda name: bars[name][most])

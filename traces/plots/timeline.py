@@ -70,7 +70,7 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
 
 
 def _clock_error(measured: TimedRun) -> list[str]:
-    error_ns = max(trace.clock["error_ns"] for trace in measured.run.ranks)
+    error_ns = measured.run.clock_error_ns
     return [f"clocks aligned to {error_ns * 1e-3:.0f} µs"] if error_ns else []
 
 
@@ -84,15 +84,14 @@ def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list
     """Rates in the same steps and milliseconds as the ranks above, one lane a node, node 0 on top."""
     times = measured.times
     begin, end = int(times.start_ns[first].min()), int(times.end_ns[first + count - 1].max())
-    links = {link["node"]: link for link in measured.run.config.get("links") or []}
-    full = _full_scale(counters, links, begin, end)
+    full = _full_scale(measured, begin, end)
     for row, one in enumerate(counters):
         moment, rates = _rates(one.records, begin, end)
         for way, sign, colour in (("in", -1, look.BLUE), ("out", 1, look.ORANGE)):
             level = row + sign * 0.46 * rates[way] / full
             axes.stairs(level, (moment - begin) * 1e-6, baseline=row, fill=True, color=colour, linewidth=0)
-            if one.node in links:
-                axes.axhline(row + sign * 0.46 * links[one.node][way] / full, color=look.INK, lw=0.6, ls=(0, (3, 2)))
+            if link := measured.run.links.get(one.node):
+                axes.axhline(row + sign * 0.46 * link[way] / full, color=look.INK, lw=0.6, ls=(0, (3, 2)))
         axes.axhline(row, color=look.FAINT, linewidth=0.4)
     axes.set_ylim(len(counters) - 0.5, -0.5)
     axes.set_yticks(range(len(counters)), [f"node {one.node} port" for one in counters], size=7.5)
@@ -110,9 +109,10 @@ def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[
     return moments, {way: np.diff(np.interp(moments, records["time"], records[way])) / seconds for way in WAYS}
 
 
-def _full_scale(counters: list[NodeCounters], links: dict[int, dict], begin: int, end: int) -> float:
+def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
     """The rate that fills half a lane: the fastest link's, or what was reached where nothing was probed."""
-    rates = [link[way] for link in links.values() for way in WAYS]
+    rates = [link[way] for link in measured.run.links.values() for way in WAYS]
     if not rates:
-        rates = [rate for one in counters for way in _rates(one.records, begin, end)[1].values() for rate in way]
+        reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]
+        rates = [rate for ways in reached for way in ways.values() for rate in way]
     return max(max(rates, default=1.0), 1.0)

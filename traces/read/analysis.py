@@ -131,7 +131,7 @@ def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list
     worst, count = int(np.argmax(difference)), int((difference > tolerance).sum())
     found = []
     if count:
-        rank, more = run.ranks[worst].identity["rank"], f", {count - 1} other ranks likewise" if count > 1 else ""
+        rank, more = run.rank_numbers[worst], f", {count - 1} other ranks likewise" if count > 1 else ""
         text = f"rank {rank}: phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps{more}"
         found.append(text)
     return found + _check_log(run, times, tolerance)
@@ -140,7 +140,7 @@ def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list
 def _check_log(run: Run, times: StepTimes, tolerance: float) -> list[str]:
     logged = {row["step"]: row["step_s"] for row in run.log if "step_s" in row}
     both = [index for index, step in enumerate(times.steps.tolist()) if step in logged]
-    if not both or run.ranks[0].identity["rank"] != 0:
+    if not both or run.rank_numbers[0] != 0:
         return []
     traced_s = times.seconds[both, 0, INDEX[STEP]].sum()
     logged_s = sum(logged[int(times.steps[index])] for index in both)

@@ -26,46 +26,24 @@ _IS_SYNCHRONIZING = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in SYNC
 
 @dataclass(frozen=True)
 class Efficiency:
-    """useful_s: (R,) float64; runtime_s, ideal_s: over the same steps."""
+    """useful_s: (R,) float64; runtime_s, ideal_s: over the same steps; the rest as above.
+
+    lost: shares of the runtime that are not useful, by cause; with the parallel efficiency they add up to 1.
+    """
 
     useful_s: np.ndarray
     runtime_s: float
     ideal_s: float
-
-    @property
-    def load_balance(self) -> float:
-        return float(self.useful_s.mean() / self.useful_s.max())
-
-    @property
-    def serialization(self) -> float:
-        return float(self.useful_s.max() / self.ideal_s)
-
-    @property
-    def transfer(self) -> float:
-        return self.ideal_s / self.runtime_s
-
-    @property
-    def communication(self) -> float:
-        return self.serialization * self.transfer
-
-    @property
-    def parallel(self) -> float:
-        return self.load_balance * self.communication
-
-    @property
-    def lost(self) -> dict[str, float]:
-        """Shares of the runtime that are not useful, by cause; with the parallel efficiency they add up to 1."""
-        longest = float(self.useful_s.max())
-        seconds = {
-            "load_balance": longest - float(self.useful_s.mean()),
-            "serialization": self.ideal_s - longest,
-            "transfer": self.runtime_s - self.ideal_s,
-        }
-        return {name: value / self.runtime_s for name, value in seconds.items()}
+    load_balance: float
+    serialization: float
+    transfer: float
+    communication: float
+    parallel: float
+    lost: dict[str, float]
 
     def as_dict(self) -> dict:
-        names = ("load_balance", "serialization", "transfer", "communication", "parallel")
-        return {name: getattr(self, name) for name in names} | {"lost": self.lost}
+        names = ("load_balance", "serialization", "transfer", "communication", "parallel", "lost")
+        return {name: getattr(self, name) for name in names}
 
 
 def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
@@ -74,10 +52,18 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     The update of a sharded optimizer is useful on each of its ranks.
     """
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
-    runtime_s = float(step_runtimes(times).sum())
+    mean, longest = float(useful_s.mean()), float(useful_s.max())
+    runtime = float(step_runtimes(times).sum())
     # Clocks that differ by microseconds may make a replayed step longer than the step.
-    ideal = max(min(float(ideal_s.sum()), runtime_s), float(useful_s.max()))
-    return Efficiency(useful_s, runtime_s, ideal)
+    ideal = max(min(float(ideal_s.sum()), runtime), longest)
+    load_balance, serialization, transfer = mean / longest, longest / ideal, ideal / runtime
+    communication = serialization * transfer
+    lost_s = {"load_balance": longest - mean, "serialization": ideal - longest, "transfer": runtime - ideal}
+    lost = {name: seconds / runtime for name, seconds in lost_s.items()}
+    return Efficiency(
+        useful_s, runtime, ideal, load_balance, serialization, transfer, communication, load_balance * communication,
+        lost,
+    )  # fmt: skip
 
 
 def step_runtimes(times: StepTimes) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from traces.read import checks
@@ -26,6 +27,32 @@ class Run:
     @property
     def strategy(self) -> str:
         return self.config["settings"]["strategy"]
+
+    @cached_property
+    def rank_numbers(self) -> list[int]:
+        return [trace.identity["rank"] for trace in self.ranks]
+
+    @cached_property
+    def rank_nodes(self) -> list[int]:
+        return [trace.identity["node"] for trace in self.ranks]
+
+    @cached_property
+    def hosts(self) -> dict[int, str]:
+        """Each node's host, by rising node."""
+        return dict(sorted((trace.identity["node"], trace.identity["host"]) for trace in self.ranks))
+
+    @property
+    def nodes(self) -> list[int]:
+        return list(self.hosts)
+
+    @cached_property
+    def links(self) -> dict[int, dict]:
+        """Of each node that was probed before the run: latency_s, and bytes/s in, out and both ways at once."""
+        return {link["node"]: link for link in self.config.get("links") or []}
+
+    @property
+    def clock_error_ns(self) -> int:
+        return max(trace.clock["error_ns"] for trace in self.ranks)
 
     @property
     def label(self) -> str:

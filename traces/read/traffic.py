@@ -48,16 +48,11 @@ class NodeTraffic:
 
 def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     """None for a run without counters of all nodes."""
-    place_of = {trace.identity["rank"]: place for place, trace in enumerate(run.ranks)}
-    leaders = {}
-    for trace in run.ranks:
-        rank, node = trace.identity["rank"], trace.identity["node"]
-        leaders[node] = min(rank, leaders.get(node, rank))
     counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
-    nodes = sorted(leaders)
+    nodes = run.nodes
     if set(nodes) - set(counters):
         return None
-    places = [place_of[leaders[node]] for node in nodes]
+    places = [run.rank_nodes.index(node) for node in nodes]  # ranks are in order: the first one is the leader
     tables = [_phase_bytes(run, times, place, counters[node]) for node, place in zip(nodes, places, strict=True)]
     into, out = (np.stack([table[way] for table in tables], axis=1) for way in range(2))
     return NodeTraffic(nodes, places, into, out, times.seconds[:, places])

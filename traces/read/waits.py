@@ -94,7 +94,7 @@ def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
     counts = [len(one) for one in index]
     records = np.concatenate([trace.records[one] for trace, one in zip(run.ranks, index, strict=True)])
     place = np.repeat(np.arange(len(index)), counts)
-    rank = np.array([trace.identity["rank"] for trace in run.ranks])[place]
+    rank = np.array(run.rank_numbers)[place]
     return Calls(records, place, rank, np.concatenate(index), _match(records, np.cumsum(counts)[:-1]))
 
 

@@ -71,29 +71,10 @@ class Evidence:
     wait_states: WaitStates
     ideal_s: np.ndarray
 
-    @property
-    def rank_numbers(self) -> list[int]:
-        return [trace.identity["rank"] for trace in self.run.ranks]
-
-    @property
-    def rank_nodes(self) -> list[int]:
-        return [trace.identity["node"] for trace in self.run.ranks]
-
-    @property
-    def nodes(self) -> list[int]:
-        return sorted(set(self.rank_nodes))
-
-    def host(self, node: int) -> str:
-        return next(trace.identity["host"] for trace in self.run.ranks if trace.identity["node"] == node)
-
-    @property
-    def links(self) -> list[dict]:
-        return self.run.config.get("links") or []
-
     def link_rates(self, way: str) -> np.ndarray:
         """(M,) bytes/s as probed; nan for a node without a link."""
-        rates = {link["node"]: link[way] for link in self.links}
-        return np.array([rates.get(node, np.nan) for node in self.nodes])
+        links = [self.run.links.get(node) for node in self.run.nodes]
+        return np.array([link[way] if link else np.nan for link in links])
 
     @cached_property
     def step_s(self) -> float:
@@ -137,7 +118,7 @@ class Evidence:
             return {way: self.traffic.step_bytes(way) for way in ("in", "out")}
         if self.predicted is None:
             return None
-        present = np.isin(self.predicted.nodes, self.nodes)
+        present = np.isin(self.predicted.nodes, self.run.nodes)
         return {"in": self.predicted.bytes_in[present], "out": self.predicted.bytes_out[present]}
 
     @property
@@ -152,17 +133,17 @@ class Evidence:
         steps = len(self.times.steps)
         if steps < FEW_STEPS:
             found.append(f"only {steps} step{'s' * (steps > 1)} measured")
-        if len(self.nodes) > 1:
+        if len(self.run.nodes) > 1:
             found += self._thin_network()
         return found + check_sums(self.run, self.times, UNEXPLAINED)
 
     def _thin_network(self) -> list[str]:
         found = []
         waits = self.wait_states.seconds
-        error_s = max(trace.clock["error_ns"] for trace in self.run.ranks) * 1e-9
+        error_s = self.run.clock_error_ns * 1e-9
         if len(waits) and error_s > np.median(waits):
             found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
-        if not self.links:
+        if not self.run.links:
             found.append("no links were measured: config.json has none")
         if self.traffic is None:
             found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
@@ -191,7 +172,7 @@ class Evidence:
         }
 
     def _rank_rows(self) -> list[dict]:
-        columns = (self.rank_numbers, self.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
+        columns = (self.run.rank_numbers, self.run.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
         names = ("rank", "node", "compute_s", "data_s")
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -203,18 +184,17 @@ class Evidence:
     def _waited_for(self) -> dict[str, float]:
         """Median over steps of the seconds that others together waited for a rank, for each that anyone waited for."""
         medians = np.median(self.wait_states.caused(self.times.steps, len(self.run.ranks)), axis=0)
-        return {str(rank): float(s) for rank, s in zip(self.rank_numbers, medians, strict=True) if s > 0}
+        return {str(rank): float(s) for rank, s in zip(self.run.rank_numbers, medians, strict=True) if s > 0}
 
     def _node_rows(self) -> list[dict]:
         """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""
         used, over = self._port_use(), self._counted_over_predicted()
-        links = {link["node"]: link for link in self.links}
         rows = []
-        for index, node in enumerate(self.nodes):
-            row = {"node": node, "host": self.host(node)}
-            if node in links:
-                row["link_bytes_per_s"] = {way: links[node][way] for way in (*WAYS, "both")}
-            if node in links and used is not None:
+        for index, node in enumerate(self.run.nodes):
+            row, link = {"node": node, "host": self.run.hosts[node]}, self.run.links.get(node)
+            if link:
+                row["link_bytes_per_s"] = {way: link[way] for way in (*WAYS, "both")}
+            if link and used is not None:
                 row["link_used"] = {way: float(used[way][index]) for way in used}
             if self.node_bytes is not None:
                 row["bytes_a_step"] = {way: float(amounts[index]) for way, amounts in self.node_bytes.items()}
@@ -225,9 +205,9 @@ class Evidence:
 
     def _port_use(self) -> dict[str, np.ndarray] | None:
         """{"in", "out"}: (M,) the part of its link's rate used in its busiest exchange phase."""
-        if self.traffic is None or not self.links:
+        if self.traffic is None or not self.run.links:
             return None
-        return {way: utilisation(self.traffic, self.links, way) for way in WAYS}
+        return {way: utilisation(self.traffic, list(self.run.links.values()), way) for way in WAYS}
 
     def _counted_over_predicted(self) -> dict[str, np.ndarray] | None:
         """{"in", "out"}: (M,) bytes that a node's ports counted over those of the strategy's messages."""

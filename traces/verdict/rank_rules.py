@@ -24,10 +24,10 @@ DATA_ON_ALL = 0.25  # of a step
 def straggler(evidence: Evidence) -> list[Finding]:
     """One rank, or the ranks of one node, compute longer than the others in almost every step."""
     slow = slow_ranks(evidence)
-    nodes = {evidence.rank_nodes[place] for place in slow}
+    nodes = {evidence.run.rank_nodes[place] for place in slow}
     if len(slow) == 1:
         return [_slow_rank(evidence, slow[0])]
-    everyone = [place for place in evidence.workers if evidence.rank_nodes[place] in nodes]
+    everyone = [place for place in evidence.workers if evidence.run.rank_nodes[place] in nodes]
     if len(nodes) == 1 and len(slow) == len(everyone) < len(evidence.workers):
         return [_slow_node(evidence, nodes.pop(), slow)]
     return []
@@ -62,31 +62,27 @@ def _slow_rank(evidence: Evidence, place: int) -> Finding:
     _, excess = against_others(evidence.compute[:, evidence.workers])
     lost_s = float(np.median(excess[:, evidence.workers.tolist().index(place)]))
     own_s = float(np.median(evidence.compute[:, place]))
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
-    return Finding(
-        "straggler", lost_s,
-        f"rank {rank} on {evidence.host(node)} computes {seconds_text(own_s)} a step, the others "
-        f"{seconds_text(own_s - lost_s)}, and all wait for it: check that host's clock rate, cores and other jobs",
-        _longest_compute_phase(evidence, place), node, rank,
-        facts={"compute_s": own_s, "others_compute_s": own_s - lost_s},
-    )  # fmt: skip
-
-
-def _longest_compute_phase(evidence: Evidence, place: int) -> str:
-    return max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
+    who = f"rank {rank} on {evidence.run.hosts[node]} computes"
+    return _straggler(evidence, place, who, "it", own_s, own_s - lost_s, lost_s, rank)
 
 
 def _slow_node(evidence: Evidence, node: int, slow: list[int]) -> Finding:
     others = [place for place in evidence.workers if place not in slow]
     own_s, others_s = (float(np.median(evidence.compute[:, places])) for places in (slow, others))
-    ranks = " and ".join(str(evidence.rank_numbers[place]) for place in slow)
-    return Finding(
-        "straggler", own_s - others_s,
-        f"the ranks of {evidence.host(node)} ({ranks}) compute {seconds_text(own_s)} a step, the others "
-        f"{seconds_text(others_s)}, and all wait for them: check that host's clock rate, cores and other jobs",
-        _longest_compute_phase(evidence, slow[0]), node,
-        facts={"compute_s": own_s, "others_compute_s": others_s},
-    )  # fmt: skip
+    ranks = " and ".join(str(evidence.run.rank_numbers[place]) for place in slow)
+    who = f"the ranks of {evidence.run.hosts[node]} ({ranks}) compute"
+    return _straggler(evidence, slow[0], who, "them", own_s, others_s, own_s - others_s)
+
+
+def _straggler(
+    evidence: Evidence, place: int, who: str, whom: str, own_s: float, others_s: float, lost_s: float, rank=None
+) -> Finding:
+    text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
+    text += "check that host's clock rate, cores and other jobs"
+    phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+    facts = {"compute_s": own_s, "others_compute_s": others_s}
+    return Finding("straggler", lost_s, text, phase, evidence.run.rank_nodes[place], rank, facts=facts)
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
@@ -102,7 +98,7 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
     if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
         return []
-    ranks = ", ".join(str(evidence.rank_numbers[place]) for place in evidence.workers[heavy])
+    ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
     return [
         Finding(
             "imbalance", lost_s,
@@ -124,13 +120,13 @@ def stalls(evidence: Evidence) -> list[Finding]:
     is_one_ranks = ranks == 1 or total[place] >= MOST_OF_STALLS * total.sum()
     if count[place] < FEWEST_STALLS or not is_one_ranks or lost_s < LEAST_STALL_SHARE * evidence.step_s:
         return []
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
     phase = _stalled_phase(evidence, place, excess[:, place] > 0)
     every, length_s = steps / count[place], float(total[place] / count[place])
     return [
         Finding(
             "data" if phase == "data" else "straggler", lost_s,
-            f"rank {rank} on {evidence.host(node)} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
+            f"rank {rank} on {evidence.run.hosts[node]} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
             f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there",
             phase, node, rank, facts={"stalls": int(count[place]), "steps": steps, "stall_s": length_s},
         )
@@ -187,10 +183,10 @@ def data(evidence: Evidence) -> list[Finding]:
 
 
 def _starved(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
     return Finding(
         "data", lost_s,
-        f"rank {rank} on {evidence.host(node)} waits {seconds_text(lost_s + typical_s)} a step for its data, the "
+        f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(lost_s + typical_s)} a step for its data, the "
         f"others {seconds_text(typical_s)}: check that host's file system",
         "data", node, rank, facts={"data_s": lost_s + typical_s, "others_data_s": typical_s},
     )  # fmt: skip

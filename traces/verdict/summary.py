@@ -55,7 +55,7 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "strategy": run.strategy,
         "path": str(run.path),
         "ranks": len(run.ranks),
-        "nodes": len({trace.identity["node"] for trace in run.ranks}),
+        "nodes": len(run.nodes),
         "steps": len(times.steps),
         "warm_up_dropped": times.dropped,
         "step_ms": step_ms,
