@@ -35,8 +35,9 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
     handles = [Patch(facecolor=look.BLUE, label="useful")]
     handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
     notes = [*look.facts(measured), look.median_note(measured)]
-    with look.page(9.4, 3.7, _speedup(measured, found), "", handles, notes) as figure:
-        left, right = figure.subplots(1, 2)
+    width = max(9.4, 4.7 + 0.95 * len(found))
+    with look.page(width, 3.7, _speedup(measured, found), "", handles, notes) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
         _draw_rates(left, measured)
         _draw_efficiencies(right, measured, found)
     return figure

@@ -99,15 +99,11 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
         return []
     ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
-    return [
-        Finding(
-            "imbalance", lost_s,
-            f"work is uneven: ranks {ranks} compute up to {seconds_text(medians.max())} a step, the least "
-            f"{seconds_text(medians.min())}; give all ranks equal work and equal cores",
-            "backward",
-            facts={"longest_compute_s": float(medians.max()), "shortest_compute_s": float(medians.min())},
-        )
-    ]  # fmt: skip
+    longest, shortest = float(medians.max()), float(medians.min())
+    text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the least "
+    text += f"{seconds_text(shortest)}; give all ranks equal work and equal cores"
+    facts = {"longest_compute_s": longest, "shortest_compute_s": shortest}
+    return [Finding("imbalance", lost_s, text, "backward", facts=facts)]
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
@@ -123,14 +119,10 @@ def stalls(evidence: Evidence) -> list[Finding]:
     rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
     phase = _stalled_phase(evidence, place, excess[:, place] > 0)
     every, length_s = steps / count[place], float(total[place] / count[place])
-    return [
-        Finding(
-            "data" if phase == "data" else "straggler", lost_s,
-            f"rank {rank} on {evidence.run.hosts[node]} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
-            f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there",
-            phase, node, rank, facts={"stalls": int(count[place]), "steps": steps, "stall_s": length_s},
-        )
-    ]  # fmt: skip
+    text = f"rank {rank} on {evidence.run.hosts[node]} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
+    text += f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there"
+    facts = {"stalls": int(count[place]), "steps": steps, "stall_s": length_s}
+    return [Finding("data" if phase == "data" else "straggler", lost_s, text, phase, node, rank, facts=facts)]
 
 
 def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
@@ -172,21 +164,14 @@ def data(evidence: Evidence) -> list[Finding]:
     slowest_s = float(np.median(seconds.max(axis=1)))
     if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
         return []
-    return [
-        Finding(
-            "data", slowest_s,
-            f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
-            f"put the shards on a faster file system, or nearer",
-            "data", facts={"data_s": slowest_s},
-        )
-    ]  # fmt: skip
+    text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
+    text += "put the shards on a faster file system, or nearer"
+    return [Finding("data", slowest_s, text, "data", facts={"data_s": slowest_s})]
 
 
 def _starved(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
     rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
-    return Finding(
-        "data", lost_s,
-        f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(lost_s + typical_s)} a step for its data, the "
-        f"others {seconds_text(typical_s)}: check that host's file system",
-        "data", node, rank, facts={"data_s": lost_s + typical_s, "others_data_s": typical_s},
-    )  # fmt: skip
+    own_s = lost_s + typical_s
+    text = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data, the others "
+    text += f"{seconds_text(typical_s)}: check that host's file system"
+    return Finding("data", lost_s, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s})
