@@ -61,7 +61,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
     ticks = _apart(sorted(set(rates)))
     axes.set_yticks(ticks, [f"{rate:,.0f}" for rate in ticks], size=7.5)
     axes.set_title("tokens a second", loc="left", size=9)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _apart(rates: list[float]) -> list[float]:

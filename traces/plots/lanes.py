@@ -117,8 +117,8 @@ def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
 
 
 def _node_text(identity: dict, hosts: bool) -> str:
-    """ "node 3", with `hosts` "node 3 \N{MIDDLE DOT} cn07": the host's name without its domain."""
-    host = f" \N{MIDDLE DOT} {identity['host'].split('.')[0][:16]}"
+    """ "node 3", with `hosts` "node 3 · cn07": the host's name without its domain."""
+    host = f" · {identity['host'].split('.')[0][:16]}"
     return f"node {identity['node']}{host if hosts else ''}"
 
 

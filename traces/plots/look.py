@@ -103,15 +103,20 @@ def page(width: float, inches: float, title: str, subtitle: str = "", legend=(),
         figure = Figure(figsize=(width, height), layout="constrained")
         picture = (0, below / height, 1, inches / height)
         figure.get_layout_engine().set(rect=picture, w_pad=0.09, h_pad=0.05, wspace=0.03, hspace=0.03)
-        # A bold letter is 0.63 of its size wide on average.
-        size = min(13.0, (width - 0.3) * 72 / (0.63 * len(title)))
-        left = 0.13 / width
-        figure.text(left, 1 - 0.12 / height, title, size=size, weight="bold", va="top")
-        figure.text(left, 1 - subtitle_at / height, subtitle, size=9.5, color=FAINT, va="top")
+        _write_line(figure, title, 1 - 0.12 / height, 13.0, weight="bold", va="top")
+        _write_line(figure, subtitle, 1 - subtitle_at / height, 9.5, color=FAINT, va="top")
         if legend:
             _draw_legend(figure, legend, legend_at)
-        figure.text(left, 0.08 / height, "  ·  ".join(notes), size=7.5, color=FAINT)
+        _write_line(figure, "  ·  ".join(notes), 0.08 / height, 7.5, color=FAINT)
         yield figure
+
+
+def _write_line(figure: Figure, text: str, bottom: float, size: float, **style) -> None:
+    """From the left edge, the letters at most of that size and so small that the line fits."""
+    width = figure.get_figwidth()
+    letter = 0.63 if "weight" in style else 0.55  # of its size: how wide a bold one is on average, and a plain one
+    size = min(size, (width - 0.3) * 72 / (letter * max(len(text), 1)))
+    figure.text(0.13 / width, bottom, text, size=size, **style)
 
 
 def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
