@@ -49,7 +49,7 @@ def export_tensorboard(settings) -> list[Path]:
     return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
 
 
-# The flags -> the paths written
+# Each takes the parsed flags and returns the paths that it wrote.
 FORMATS = {
     "llmc": export_llmc,
     "huggingface": export_huggingface,
@@ -57,7 +57,7 @@ FORMATS = {
     "perfetto": export_perfetto,
     "tensorboard": export_tensorboard,
 }
-# Of these formats alone.
+# Flags that only some of the formats take.
 FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
 
 

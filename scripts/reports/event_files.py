@@ -31,7 +31,7 @@ def check_tensorboard(flag: str) -> None:
 class EventFile:
     """One more event file of a folder; UserError if it cannot be written.
 
-    first_step: what earlier files of the folder say of this and later steps, readers then forget.
+    first_step: the first one in the file. Readers forget what earlier files of the folder say of it and later steps.
     """
 
     def __init__(self, folder: Path, first_step: int):

@@ -39,8 +39,11 @@ CAPTIONS = {
 
 
 def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
-    """numbers: of traces.read.analysis.summary; answer: what diagnose.py --json prints; figures: SVG files by name;
-    config: of config.json. Returns the path."""
+    """Write the page and return its path.
+
+    numbers: a run's traces.verdict.summary; answer: what diagnose.py --json prints; figures: SVG files by name; config:
+    config.json.
+    """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
@@ -72,7 +75,7 @@ def _speed(numbers: dict, config: dict) -> str:
 
 
 def _peak(config: dict) -> str:
-    """What MFU is a part of: "0.125 TFLOP/s (measured)"; or why it is not known; "" of a run that says neither."""
+    """What is an MFU of 100%: "0.125 TFLOP/s (measured)". Or why that is not known; "" if config.json lacks it."""
     peak = config.get("peak") or {}
     if not peak.get("tflops"):
         return peak.get("source", "")
@@ -131,7 +134,7 @@ def _ranks(evidence: dict) -> str:
 
 
 def _nodes(evidence: dict) -> str:
-    """Nothing of a run on one node, where no port is in the way and none was probed or counted."""
+    """Empty for a run on one node: no port was probed or counted, as none is in the way."""
     if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
         return ""
     rows = []

@@ -1,4 +1,4 @@
-"""A run as viewers of other tools take it: per rank, spans that never overlap, in nanoseconds from the run's start.
+"""A run as other tools' viewers take it: for each rank spans that never overlap, in nanoseconds from the run's start.
 
 Reading a trace has made sure that phases neither overlap each other nor the edge of a step (checks.py).
 """
@@ -41,7 +41,7 @@ class Spans:
 
 
 def lay_out(run: Run) -> Spans:
-    """Spans of a run, of a crashed one too: its last step's envelope goes as far as what was written of it."""
+    """The spans of a run. If it crashed, the envelope of its last step ends with the last phase that was written."""
     found = {
         trace.identity["rank"]: _spans_of(trace.records, waits)
         for trace, waits in zip(run.ranks, find_waits(run), strict=True)

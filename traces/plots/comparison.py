@@ -15,7 +15,7 @@ from traces.verdict.summary import TimedRun, from_slow_to_fast, parts, slowness,
 
 LABEL_CHARACTERS = 22  # left of a lying bar
 BAR_INCHES, GAP_INCHES = 0.34, 0.30
-# Of the longest bar: a shorter part has no number in it, one shorter yet no edge.
+# Parts of the longest bar. What is shorter has no number in it; what is shorter yet has no edge.
 NUMBERED, EDGED = 0.045, 0.02
 
 

@@ -14,7 +14,7 @@ from traces.record.files import RunError, counters_path, trace_path
 class Run:
     """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
 
-    counters: of each node, as far as it has them; missing: what a crash or a copy left out, a sentence each.
+    counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Run:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """Of each node that was probed before the run: latency_s, and bytes/s in, out and both ways at once."""
+        """The links that were probed before the run, by node: latency_s, and bytes/s in, out and both ways at once."""
         return {link["node"]: link for link in self.config.get("links") or []}
 
     @property
@@ -67,7 +67,7 @@ class Run:
 
 
 class _Gaps:
-    """What to do where something of a run is missing: end with a RunError, or, if told to go on, keep it in `found`."""
+    """What to do where a part of a run is missing: end with a RunError or, if that is allowed, keep it in `found`."""
 
     def __init__(self, allowed: bool):
         self.allowed, self.found = allowed, []
@@ -78,7 +78,7 @@ class _Gaps:
         self.found.append(problem)
 
     def left_out(self, path: Path, error: Exception) -> None:
-        """Of what a run can do without."""
+        """For a file that a run can do without: say that it was not used."""
         self.found.append(f"{path} is damaged and left out: {error}")
 
 
@@ -133,7 +133,7 @@ def _try_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
 
 
 def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
-    """The traces in rank order, all of those that the first one's header says there must be, or less."""
+    """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
         raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
@@ -170,7 +170,7 @@ def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrac
 def _read_all_counters(
     folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps
 ) -> list[NodeCounters]:
-    """Of the nodes that have them: a run without them lacks nothing that it needs."""
+    """The counters of the nodes that have them. Nothing is said where there are none: a run needs none."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):
