@@ -20,7 +20,7 @@ from scripts.reports.event_files import write_log
 from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.read.runs import read_log
+from traces.read.runs import read_config, read_log
 
 
 def export_paraver(settings) -> list[Path]:
@@ -44,10 +44,10 @@ def export_huggingface(settings) -> list[Path]:
 
 
 def export_tensorboard(settings) -> list[Path]:
-    return [write_log(settings.out, *read_log(settings.run))]
+    return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
 
 
-# The flags -> the paths written
+# Each takes the parsed flags and returns the paths that it wrote.
 FORMATS = {
     "llmc": export_llmc,
     "huggingface": export_huggingface,
@@ -55,7 +55,7 @@ FORMATS = {
     "perfetto": export_perfetto,
     "tensorboard": export_tensorboard,
 }
-# Of these formats alone.
+# Flags that only some of the formats take.
 FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
 
 

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from traces import RunError, read_run
-from traces.read.analysis import MeasuredRun, measure_runs, parts
-from traces.verdict.ranking import table, verdict
+from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def default_folder(runs: list[Path]) -> Path:
     return runs[0] / "plots" if len(runs) == 1 else runs[0].resolve().parent / "plots"
 
 
-def plot(measured: list[MeasuredRun], folder: Path) -> list[Path]:
+def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports import figures as run_figures
@@ -62,10 +61,10 @@ def plot(measured: list[MeasuredRun], folder: Path) -> list[Path]:
     return paths
 
 
-def report(measured: list[MeasuredRun]) -> str:
+def report(measured: list[TimedRun]) -> str:
     """The table of medians and the sentence that names the fastest."""
     runs = [one.figures for one in measured]
-    return f"\n{table(runs, [parts(figures) for figures in runs])}\n\n{verdict(runs)}"
+    return f"\n{table(runs)}\n\n{verdict(runs)}"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def check_tensorboard(flag: str) -> None:
 class EventFile:
     """One more event file of a folder; UserError if it cannot be written.
 
-    first_step: what earlier files of the folder say of this and later steps, readers then forget.
+    first_step: the first one in the file. Readers forget what earlier files of the folder say of it and later steps.
     """
 
     def __init__(self, folder: Path, first_step: int):
@@ -73,8 +73,8 @@ class EventFile:
 def write_log(folder: Path, config: dict, log: list[dict]) -> Path:
     """A run's whole log as one file of the folder, which must not hold any yet; returns its path. UserError.
 
-    config, log: as read_log gives them. The log holds no times of day: they are counted in the steps' own
-    seconds, forwards and backwards from when the last of the run's jobs began.
+    config, log: as read_config and read_log give them. The log holds no times of day: they are counted in the steps'
+    own seconds, forwards and backwards from when the last of the run's jobs began.
     """
     check_tensorboard("--format tensorboard")
     if any(folder.glob("*tfevents*")):

@@ -4,8 +4,8 @@ import base64
 from html import escape
 from pathlib import Path
 
-from traces.verdict.findings import bytes_text, count_text, seconds_text
-from traces.verdict.ranking import mfu_text, short_ms
+from scripts.reports.verdict import efficiencies, other_findings, place_text
+from traces.units import bytes_text, count_text, mfu_text, seconds_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -39,8 +39,11 @@ CAPTIONS = {
 
 
 def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
-    """numbers: of traces.read.analysis.summary; answer: what diagnose.py --json prints; figures: SVG files by name;
-    config: of config.json. Returns the path."""
+    """Write the page and return its path.
+
+    numbers: a run's traces.verdict.summary; answer: what diagnose.py --json prints; figures: SVG files by name; config:
+    config.json.
+    """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
@@ -50,16 +53,13 @@ def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Pat
 
 
 def _verdict(title: str, answer: dict) -> str:
-    found = answer["bottleneck"]
-    where = [f"{name} {found[name]}" for name in ("phase", "node", "rank", "direction") if found[name] is not None]
-    where.append(f"{found['share']:.0%} of the step")
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
     uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
-    also = [one["sentence"] for one in answer["evidence"]["also"][:3] if one["kind"] != "none"]
+    also = other_findings(answer["evidence"], 3)
     more = f"<p>Also: {escape('; '.join(also))}.</p>" if also else ""
     return (
         f'<h1>{escape(title)}</h1><p class="verdict">{escape(_capital(answer["verdict"]))}.</p>'
-        f'<p class="where">{escape(found["kind"])}: {escape(", ".join(where))}</p>{more}{uncertain}'
+        f'<p class="where">{escape(place_text(answer["bottleneck"]))}</p>{more}{uncertain}'
     )
 
 
@@ -75,7 +75,7 @@ def _speed(numbers: dict, config: dict) -> str:
 
 
 def _peak(config: dict) -> str:
-    """What MFU is a part of: "0.125 TFLOP/s (measured)"; or why it is not known; "" of a run that says neither."""
+    """What is an MFU of 100%: "0.125 TFLOP/s (measured)". Or why that is not known; "" if config.json lacks it."""
     peak = config.get("peak") or {}
     if not peak.get("tflops"):
         return peak.get("source", "")
@@ -109,16 +109,15 @@ def _advice(advice: list[dict]) -> str:
 
 
 def _times(evidence: dict) -> str:
-    rows = [["step", seconds_text(evidence["step_s"])], ["computing", seconds_text(evidence["compute_s"])]]
-    rows += [["exchanging", seconds_text(evidence["exchange_s"])]]
-    rows += [[f"of that {name}", seconds_text(s)] for name, s in evidence["exchange_by_phase_s"].items()]
+    seconds = {"step": evidence["step_s"], "computing": evidence["compute_s"], "exchanging": evidence["exchange_s"]}
+    seconds |= {f"of that {name}": s for name, s in evidence["exchange_by_phase_s"].items()}
     if evidence.get("hidden_exchange_s"):
-        rows.append(["exchange hidden behind computing", seconds_text(evidence["hidden_exchange_s"])])
-    rows += [[f"waiting, {name.replace('_', ' ')}", seconds_text(s)] for name, s in evidence["waiting_s"].items()]
-    numbers = {name: value for name, value in evidence["efficiency"].items() if name != "lost"}
-    efficiencies = [[name.replace("_", " "), f"{value:.1%}"] for name, value in numbers.items()]
+        seconds["exchange hidden behind computing"] = evidence["hidden_exchange_s"]
+    seconds |= {f"waiting, {name.replace('_', ' ')}": s for name, s in evidence["waiting_s"].items()}
+    rows = [[name, seconds_text(s)] for name, s in seconds.items()]
+    shares = [[name, f"{value:.1%}"] for name, value in efficiencies(evidence).items()]
     head = [f"median of {evidence['steps']} steps", ""]
-    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], efficiencies)}"
+    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], shares)}"
 
 
 def _ranks(evidence: dict) -> str:
@@ -135,7 +134,7 @@ def _ranks(evidence: dict) -> str:
 
 
 def _nodes(evidence: dict) -> str:
-    """Nothing of a run on one node, where no port is in the way and none was probed or counted."""
+    """Empty for a run on one node: no port was probed or counted, as none is in the way."""
     if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
         return ""
     rows = []

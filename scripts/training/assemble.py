@@ -37,7 +37,7 @@ from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from strategies.checks import worker_count
 from traces import Tracer
-from traces.record.counters import CounterFile
+from traces.record.files import CounterFile
 from traces.record.phases import EXCHANGE, PHASES
 from traces.record.stream_times import GPU_PHASES
 

@@ -11,7 +11,6 @@ from gpt2.data.shards import TEMPORARY, file_errors, replacing
 from gpt2.errors import UserError
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
-from scripts.reports.event_files import EventFile
 from strategies import find
 
 
@@ -37,7 +36,11 @@ class RunFolder:
             self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
         with file_errors(self.path / "checkpoints", "choose another --out"):
             (self.path / "checkpoints").mkdir(exist_ok=True)
-        self._events = EventFile(self.path / "tensorboard", (resumed_step or 0) + 1) if tensorboard else None
+        self._events = None
+        if tensorboard:
+            from scripts.reports.event_files import EventFile  # what few runs need
+
+            self._events = EventFile(self.path / "tensorboard", (resumed_step or 0) + 1)
 
     def _take_up(self, step: int) -> None:
         """Bring the folder to what it was after that step."""

@@ -10,10 +10,9 @@ from dist.probe.links import clock_offset
 from dist.world import library_name
 from gpt2.errors import UserError
 from scripts.training.meeting import Meeting
-from traces.record.clocks import write_end_clocks
-from traces.record.tracing_cost import tracing_share
-from traces.verdict.findings import count_text
-from traces.verdict.ranking import mfu_text, short_ms
+from traces.record.files import write_end_clocks
+from traces.record.recorder import tracing_share
+from traces.units import count_text, mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
 STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this share

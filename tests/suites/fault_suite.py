@@ -15,8 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.diagnose import diagnose
 from scripts.machine.host import machine, versions
+from scripts.reports.verdict import diagnose
 from tests.suites.faults.suite import RowsFile, suite_parser
 from traces import read_run
 

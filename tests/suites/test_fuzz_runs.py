@@ -17,20 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.diagnose import as_text, diagnose
 from scripts.plot import report
 from scripts.prediction.from_run import advise_from_run
+from scripts.reports.verdict import as_text, diagnose
 from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Mutator, read_mutants
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.read.analysis import measure_runs
-from traces.record.clocks import write_end_clocks
-from traces.record.counters import COUNTERS, counters_path
-from traces.record.files import RECORD, trace_path
+from traces.record.files import COUNTERS, RECORD, counters_path, trace_path, write_end_clocks
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
-from traces.verdict.evidence_table import evidence_dict
+from traces.verdict.summary import measure_runs
 
 
 @pytest.fixture
@@ -123,7 +120,7 @@ class Following:
             chrome_check.check(path)
 
     def diagnose(self, run, measured) -> None:
-        json.dumps(evidence_dict(find_bottleneck(run, measured.times)), allow_nan=False)
+        json.dumps(find_bottleneck(run, measured.times).numbers(), allow_nan=False)
 
 
 class FollowingConfig(Following):

@@ -7,6 +7,7 @@ def title_of(figure) -> str:
 
 def is_inside(figure) -> bool:
     """Whether all that is drawn, texts included, lies in the picture."""
+    figure.draw_without_rendering()  # finds the margins
     width, height = figure.get_size_inches()
     box = figure.get_tightbbox()
     return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from traces.record import counters, files
-from traces.record.counters import COUNTERS
+from traces.record import files
+from traces.record.files import COUNTERS
 from traces.record.phases import INDEX, STEP
 
 MS = 1_000_000
@@ -55,9 +55,9 @@ def write_run(
 
 def write_counters(folder, node: int, rows) -> None:
     records = np.array([(round(ms * MS), into, out, 0) for ms, into, out in rows], COUNTERS)
-    header = {"format": counters.FORMAT, "version": counters.VERSION, "node": node, "host": f"cn{node:02d}"}
+    header = {"format": files.COUNTERS_FORMAT, "version": files.VERSION, "node": node, "host": f"cn{node:02d}"}
     header |= {"ports": ["eth0"], "clock": {"offset_ns": 0, "error_ns": 0, "at_ns": 0}}
-    path = counters.counters_path(folder, node)
+    path = files.counters_path(folder, node)
     path.write_bytes(json.dumps(header).encode() + b"\n" + records.tobytes())
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.make_run import IDENTITY
 from traces import Tracer
+from traces.read.trace_files import read_trace
 from traces.record import files, recorder, stream_times
 from traces.record.phases import NAMES, STEP
 
@@ -20,7 +21,7 @@ def stream_tracer(monkeypatch, folder, device, **options):
 def spans_in(folder, tracer):
     """[(name, start, end) in ns] of its file, after it is closed."""
     tracer.close()
-    records = files.read_trace(files.trace_path(folder, 0)).records
+    records = read_trace(files.trace_path(folder, 0)).records
     return [(NAMES[phase], int(start), int(end)) for _, phase, _, start, end, _ in records.tolist()]
 
 

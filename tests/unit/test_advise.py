@@ -244,8 +244,8 @@ def test_a_damaged_run_says_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "no config.json"),
-        ({"config.json": "{"}, "no configuration"),
+        ({}, "config.json is missing"),
+        ({"config.json": "{"}, "is not what scripts/train.py writes"),
         ({"config.json": '{"settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
         ({"config.json": NO_STEPS}, "no complete step"),
     ],

@@ -5,11 +5,12 @@ import pytest
 
 from tests.support.make_run import MS, three_ranks, write_run
 from traces import RunError, read_run
-from traces.read.analysis import measure, parts, summary
-from traces.read.waiting import find_waits
+from traces.read.analysis import measure
+from traces.read.waits import find_waits
 from traces.record import files
 from traces.record.phases import INDEX, NAMES, STEP
-from traces.verdict.ranking import ratio_text, short_ms, table, verdict
+from traces.units import ratio_text, short_ms
+from traces.verdict.summary import parts, summary, table, verdict
 
 # --- waiting ---
 
@@ -197,11 +198,14 @@ def test_many_records(tmp_path):
 # --- ranking ---
 
 
-def figures_of(label, step_ms, tokens=1000.0):
+def figures_of(label, step_ms, tokens=1000.0, exchanges=True, phases=()):
     return {
         "label": label,
-        "strategy": label,
+        "exchanges": exchanges,
         "step_ms": step_ms,
+        "phases_ms": dict.fromkeys(phases, step_ms),
+        "waiting_ms": {},
+        "other_ms": 0.0,
         "exchange_share": 0.5,
         "tokens_per_s": tokens / step_ms * 1e3,
         "tokens_per_step": tokens,
@@ -216,9 +220,18 @@ def test_the_verdict_names_the_fastest():
     assert verdict([slow]) == "reduce-bcast: 74 ms a step, 50% of it exchange"
 
 
-def test_the_control_is_never_the_fastest():
-    runs = [figures_of("none", 20.0), figures_of("sliced", 50.0), figures_of("allreduce", 40.0)]
+def test_a_run_without_exchange_is_never_the_fastest():
+    runs = [figures_of("none", 20.0, exchanges=False), figures_of("sliced", 50.0), figures_of("allreduce", 40.0)]
     assert verdict(runs) == "fastest: allreduce, 40 ms a step (1.2 times faster than sliced)"
+
+
+def test_who_exchanges(tmp_path):
+    """Several ranks without an exchange train a model each; one rank has nobody to exchange with."""
+    step = [(1, "forward", -1, 0, 10), (1, STEP, -1, 0, 10)]
+    several, one = (read_run(write_run(tmp_path / str(n), [step] * n, [0] * n)) for n in (2, 1))
+    assert not summary(several)["exchanges"]
+    assert summary(one)["exchanges"]
+    assert summary(read_run(write_run(tmp_path / "run", three_ranks(), [0, 0, 1])))["exchanges"]
 
 
 def test_different_batches_are_compared_by_tokens():
@@ -238,9 +251,8 @@ def test_texts_of_numbers():
 
 
 def test_the_table_has_a_line_a_run_and_a_column_a_part():
-    lines = table(
-        [figures_of("ring", 50.0), figures_of("tree", 5.0)], [{"forward": 50.0}, {"backward": 5.0}]
-    ).splitlines()
+    runs = [figures_of("ring", 50.0, phases=["forward"]), figures_of("tree", 5.0, phases=["backward"])]
+    lines = table(runs).splitlines()
     assert [line.split() for line in lines] == [
         ["median", "ms", "forward", "backward", "step", "exchange", "tokens/s"],
         ["ring", "50.0", "-", "50.0", "50%", "20,000"],
@@ -251,4 +263,4 @@ def test_the_table_has_a_line_a_run_and_a_column_a_part():
 def test_the_table_has_mfu_where_a_run_knows_it():
     runs = [figures_of("ring", 50.0), figures_of("tree", 5.0) | {"mfu": 0.0462}, figures_of("sliced", 5.0)]
     runs[2]["mfu"] = 0.458
-    assert [line.split()[-1] for line in table(runs, [{}] * 3).splitlines()] == ["MFU", "-", "4.6%", "46%"]
+    assert [line.split()[-1] for line in table(runs).splitlines()] == ["MFU", "-", "4.6%", "46%"]

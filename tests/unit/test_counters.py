@@ -7,10 +7,9 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
-from traces.record.clocks import to_rank_0, write_end_clocks
-from traces.record.counters import COUNTERS, SAMPLE_NS, CounterFile, counters_path, read_counters
-from traces.record.files import trace_path
-from traces.record.tracing_cost import tracing_share
+from traces.read.trace_files import read_counters, read_trace, to_rank_0
+from traces.record.files import COUNTERS, SAMPLE_NS, CounterFile, counters_path, trace_path, write_end_clocks
+from traces.record.recorder import tracing_share
 
 NODES = [0, 0, 1]
 
@@ -48,7 +47,6 @@ def wait_ns(nanoseconds):
 
 
 def read_run_records(folder, phase):
-    from traces.record.files import read_trace
     from traces.record.phases import INDEX
 
     records = read_trace(trace_path(folder, 0)).records

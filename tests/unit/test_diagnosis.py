@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.diagnose import as_text, diagnose, main
+from scripts.diagnose import main
+from scripts.reports.verdict import as_text, diagnose
 from tests.support.faulty_runs import make
 from tests.support.make_run import three_ranks, write_run
 from traces import RunError, read_run
 from traces.record.files import trace_path
-from traces.verdict.findings import KINDS, bytes_text, seconds_text
-from traces.verdict.link_rules import link_ratios
-from traces.verdict.rank_rules import against_others
-from traces.verdict.stall_rules import stall_seconds
+from traces.units import bytes_text, seconds_text
+from traces.verdict.evidence import KINDS
+from traces.verdict.network_rules import link_ratios
+from traces.verdict.rank_rules import against_others, stall_seconds
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 QUARTER = 12.5e6

@@ -1,13 +1,11 @@
 """POP efficiencies and the replay without transfer times, against runs computed by hand."""
 
-import numpy as np
 import pytest
 
 from tests.support.make_run import three_ranks, write_run
 from traces import read_run
 from traces.read.analysis import measure
-from traces.read.efficiency import Efficiency, efficiency, scaling, step_runtimes
-from traces.read.replay import ideal_runtimes
+from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
 from traces.record.phases import STEP
 
 
@@ -18,7 +16,7 @@ def measured(folder, spans, nodes=None, **settings):
 
 def of(folder, spans, **settings) -> Efficiency:
     run, times = measured(folder, spans, **settings)
-    return efficiency(run, times, ideal_runtimes(run, times))
+    return efficiency(times, ideal_runtimes(run, times))
 
 
 def rank_spans(*phases, step=1, start=0):
@@ -112,14 +110,3 @@ def test_a_rank_that_made_other_calls_holds_no_replay_up(tmp_path):
         rank_spans(("forward", -1, 10), ("allreduce", -1, 5), ("reduce", 0, 5)),
     ]
     assert ideal_runtimes(*measured(tmp_path, spans)) == pytest.approx([0.010])
-
-
-def test_scaling_is_per_token():
-    """Twice the ranks and twice the tokens, each token 10 % more to compute, and half the time lost to transfer."""
-    one = Efficiency(np.array([1.0]), 1.0, 1.0, tokens=1000)
-    two = Efficiency(np.array([1.1, 1.1]), 2.2, 1.1, tokens=2000)
-    first, second = scaling([one, two])
-    assert first == pytest.approx({"computation": 1, "global": 1, "speedup": 1})
-    assert second == pytest.approx({"computation": 1 / 1.1, "global": 0.5 / 1.1, "speedup": 2 / 2.2})
-    with pytest.raises(ValueError, match="no tokens"):
-        scaling([one, Efficiency(np.array([1.0]), 1.0, 1.0)])

@@ -12,7 +12,7 @@ from tests.support import chrome_check, paraver_check
 from tests.support.make_run import MS, simulate, three_ranks, with_counters, write_run
 from traces import RunError, read_run
 from traces.export import chrome, line_merge, paraver
-from traces.read.waiting import find_waits
+from traces.read.waits import find_waits
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
 
 ROOT = Path(__file__).parents[2]

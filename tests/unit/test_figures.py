@@ -9,28 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
+from scripts.prediction.of_run import message_matrix
 
 from scripts import plot
-from scripts.diagnose import diagnose
-from scripts.prediction.steps import message_matrix
 from scripts.reports.html_page import write_report
+from scripts.reports.verdict import diagnose
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, write_run
 from traces import read_run
-from traces.plots import (
-    communication_matrix,
-    model_points,
-    phase_bars,
-    port_bars,
-    rank_map,
-    scaling_curves,
-    timeline,
-    wait_bars,
-)
-from traces.read.analysis import measure_runs
-from traces.read.node_traffic import node_traffic
-from traces.record.counters import COUNTERS, counters_path
+from traces.plots import comparison, expected, ranks, timeline, traffic
+from traces.read.traffic import node_traffic
+from traces.record.files import COUNTERS, counters_path
 from traces.record.phases import COMPUTE, INDEX
+from traces.verdict.summary import measure_runs
 
 NINE = [0, 0, 1, 1, 2, 2, 3, 3, 4]
 NODES = range(5)
@@ -64,7 +55,7 @@ def measured(run_folder):
 
 
 def test_the_map_shows_each_ranks_seconds_and_names_the_slow_one(measured):
-    figure = rank_map.draw(measured)
+    figure = ranks.draw_map(measured)
     assert is_inside(figure)
     assert "rank 3 computes 1.3 times as long" in title_of(figure)
     shown = figure.axes[0].images[0].get_array()
@@ -74,17 +65,17 @@ def test_the_map_shows_each_ranks_seconds_and_names_the_slow_one(measured):
 
 def test_many_steps_are_averaged_into_columns():
     table = np.arange(3 * 1000.0).reshape(1000, 3)
-    columns = rank_map._columns(table)
+    columns = ranks.average_columns(table)
     assert len(columns) == 334
     np.testing.assert_array_equal(columns[0], table[:3].mean(axis=0))
     np.testing.assert_array_equal(columns[-1], table[-1])
-    np.testing.assert_array_equal(rank_map._columns(table[:5]), table[:5])
+    np.testing.assert_array_equal(ranks.average_columns(table[:5]), table[:5])
 
 
 def test_the_bars_of_a_rank_add_up_to_its_step(measured):
-    figure = wait_bars.draw(measured)
+    figure = ranks.draw_waits(measured)
     assert is_inside(figure)
-    table = wait_bars.wait_table(measured)
+    table = ranks.wait_table(measured)
     step_ms = np.median(measured.times.seconds[:, :, INDEX["step"]], axis=0) * 1e3
     np.testing.assert_allclose(sum(table.values()), step_ms, rtol=0.05)
     assert "late_broadcast" in table
@@ -94,14 +85,14 @@ def test_the_bars_of_a_rank_add_up_to_its_step(measured):
 
 
 def test_ports_are_drawn_against_their_rate(measured):
-    traffic = node_traffic(measured.run, measured.times)
-    figure = port_bars.draw(measured, traffic, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
+    counted = node_traffic(measured.run, measured.times)
+    figure = traffic.draw_ports(measured, counted, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
     assert is_inside(figure)
     share = 10e6 / (RATE * measured.figures["step_ms"] * 1e-3)
     assert re.search(rf"node 0 receives (9|10)[.\d]* MB a step, {share:.0%}"[:-3], title_of(figure))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(heights[1:5], 2, rtol=0.05)
-    assert is_inside(port_bars.draw(measured, traffic, []))
+    assert is_inside(traffic.draw_ports(measured, counted, []))
 
 
 def test_the_timeline_has_a_lane_for_each_port(measured):
@@ -117,7 +108,7 @@ def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_p
         folder = write_run(tmp_path / strategy, simulate("allreduce", NINE), NINE, strategy)
         run = read_run(folder)
         matrix = message_matrix(run)
-        figure = communication_matrix.draw(strategy, matrix, NINE)
+        figure = traffic.draw_messages(strategy, matrix, NINE)
         assert is_inside(figure)
         if sends:
             assert ((matrix > 0).sum(axis=1) == 1).all()
@@ -129,14 +120,14 @@ def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_p
 
 def test_node_matrix_by_hand():
     matrix = np.array([[0, 1, 2], [4, 0, 8], [16, 32, 0]])
-    np.testing.assert_array_equal(communication_matrix.node_matrix(matrix, [0, 0, 1]), [[0, 10], [48, 0]])
+    np.testing.assert_array_equal(traffic.node_matrix(matrix, [0, 0, 1]), [[0, 10], [48, 0]])
 
 
 def test_the_model_plot_names_what_it_misses():
-    within = model_points.draw([("ring", 0.1, 0.11), ("tree", 0.3, 0.27)])
+    within = expected.draw_model([("ring", 0.1, 0.11), ("tree", 0.3, 0.27)])
     assert "within 10%" in title_of(within)
     assert is_inside(within)
-    off = model_points.draw([("ring", 0.1, 0.11), ("tree", 0.3, 0.6)])
+    off = expected.draw_model([("ring", 0.1, 0.11), ("tree", 0.3, 0.6)])
     assert "misses tree most: slower than it says by 100%" in title_of(off)
 
 
@@ -146,7 +137,7 @@ def test_scaling_says_what_eats_the_rest(tmp_path):
         for nodes in ([0, 0], [0, 0, 1, 1], NINE)
     ]
     runs = measure_runs([read_run(folder) for folder in folders])
-    figure = scaling_curves.draw(runs[::-1])
+    figure = expected.draw_scaling(runs[::-1])
     assert is_inside(figure)
     assert re.match(r"9 ranks are [\d.]+ times as fast as 2, of 4.5 possible; most is lost to", title_of(figure))
     stacked = sum(bar.get_height() for bar in figure.axes[1].patches if bar.get_x() < 0)
@@ -181,7 +172,7 @@ def test_mfu_stands_where_it_is_known_and_of_what(run_folder, tmp_path):
     assert "MFU" not in write_report(path, without.figures, answer, {}, run.config).read_text()
     report = write_report(path, one.figures, answer, {}, knowing.config).read_text()
     assert "<dt>MFU, of 2 TFLOP/s (--peak-tflops)</dt><dd>46%</dd>" in report
-    figure = phase_bars.draw([one])
+    figure = comparison.draw_phases([one])
     assert is_inside(figure)
     assert any(text.get_text().endswith(" tokens/s\nMFU 46%") for text in figure.axes[0].texts)
 

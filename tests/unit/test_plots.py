@@ -11,8 +11,8 @@ import pytest
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, three_ranks, write_run
 from traces import RunError, read_run
-from traces.plots import comparison, look, loss_curves, phase_bars, timeline
-from traces.read.analysis import measure_runs
+from traces.plots import comparison, look, loss_curves, timeline
+from traces.verdict.summary import measure_runs
 
 # --- figures ---
 
@@ -32,13 +32,13 @@ def measured(runs):
     return measure_runs([read_run(path) for path in runs])
 
 
-@pytest.mark.parametrize("draw", [phase_bars.draw, loss_curves.draw, comparison.draw])
+@pytest.mark.parametrize("draw", [comparison.draw_phases, loss_curves.draw, comparison.draw_comparison])
 def test_nothing_leaves_the_picture(measured, draw):
     assert is_inside(draw(measured))
     assert is_inside(draw(measured[:1]))
 
 
-@pytest.mark.parametrize("draw", [phase_bars.draw, loss_curves.draw, comparison.draw])
+@pytest.mark.parametrize("draw", [comparison.draw_phases, loss_curves.draw, comparison.draw_comparison])
 def test_a_strategy_with_all_its_options_stays_in_the_picture(measured, draw, tmp_path):
     options = {"wire": "bfloat16", "overlap": True}
     path = write_run(tmp_path / "run", simulate("reduce-scatter", NINE), NINE, "hierarchical-sharded", **options)
@@ -52,7 +52,7 @@ def test_nothing_leaves_a_timeline(measured):
 
 
 def test_the_comparison_names_the_fastest_and_orders_from_slow_to_fast(measured):
-    figure = comparison.draw(measured)
+    figure = comparison.draw_comparison(measured)
     assert title_of(figure).startswith("reduce-scatter is fastest: ")
     bars, *lanes = figure.axes
     labels = [label.get_text() for label in bars.get_yticklabels()]
@@ -63,7 +63,7 @@ def test_the_comparison_names_the_fastest_and_orders_from_slow_to_fast(measured)
 
 
 def test_bars_are_as_high_as_the_medians(measured):
-    axes = phase_bars.draw(measured).axes[0]
+    axes = comparison.draw_phases(measured).axes[0]
     tops = {}
     for bar in axes.patches:
         place = round(bar.get_x() + bar.get_width() / 2)
@@ -130,7 +130,7 @@ def test_drawing_leaves_no_setting_behind(measured, tmp_path):
 
 
 def test_the_same_run_gives_the_same_svg(measured, tmp_path):
-    first, second = (look.save(phase_bars.draw(measured), tmp_path / name)[1].read_bytes() for name in "ab")
+    first, second = (look.save(comparison.draw_phases(measured), tmp_path / name)[1].read_bytes() for name in "ab")
     assert first == second
 
 

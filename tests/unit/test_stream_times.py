@@ -10,6 +10,7 @@ from tests.support.fake_stream import FakeDevice
 from tests.support.traced_stream import NEAR_NS, assert_in_order, ms_of, near, spans_in, stream_tracer
 from traces.read import analysis
 from traces.read.runs import Run
+from traces.read.trace_files import read_trace
 from traces.record import files
 from traces.record.phases import COMPUTE, EXCHANGE, NAMES, STEP
 from traces.record.stream_times import EVENTS, GPU_PHASES
@@ -169,7 +170,7 @@ def test_phases_between_steps(new_tracer, spans_of, tmp_path):
             device.synchronize()
         assert tracer.seconds("eval") == 0
     assert ms_of(spans_of(tracer)) == near(*[("forward", 5), (STEP, 5), ("eval", 30)] * 2)
-    assert files.read_trace(files.trace_path(tmp_path, 0)).records["step"].tolist() == [2, 2, 2, 3, 3, 3]
+    assert read_trace(files.trace_path(tmp_path, 0)).records["step"].tolist() == [2, 2, 2, 3, 3, 3]
 
 
 def random_step(tracer, device, choice):
@@ -203,5 +204,5 @@ def test_random_steps(new_tracer, spans_of, tmp_path):
     ends = [index for index, (name, _, _) in enumerate(spans) if name == STEP]
     for before, last in zip([-1, *ends], ends, strict=False):
         assert_in_order(spans[before + 1 : last + 1])
-    times = analysis.measure(Run(tmp_path, {}, [], [files.read_trace(files.trace_path(tmp_path, 0))]))
+    times = analysis.measure(Run(tmp_path, {}, [], [read_trace(files.trace_path(tmp_path, 0))]))
     np.testing.assert_allclose(times.seconds[:, 0, :-1].sum(1), times.step_seconds, rtol=0.01, atol=2e-4)

@@ -10,12 +10,13 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer
+from traces.read.trace_files import read_trace
 from traces.record import files, recorder
 from traces.record.phases import NAMES, PHASES, STEP
 
 
 def trace_of(folder):
-    return files.read_trace(files.trace_path(folder, 0))
+    return read_trace(files.trace_path(folder, 0))
 
 
 # --- Tracer ---

@@ -7,11 +7,9 @@ import pytest
 
 from tests.support.make_run import three_ranks, write_run
 from traces import read_run
-from traces.read.analysis import measure
-from traces.read.node_traffic import against_schedule, node_traffic, utilisation
-from traces.read.overlap import by_node, overlap, spread
-from traces.read.wait_states import STATES, check_sums, find_wait_states
-from traces.read.waiting import find_waits
+from traces.read.analysis import check_sums, measure
+from traces.read.traffic import against_schedule, hidden_exchange_s, hidden_share, node_traffic, utilisation
+from traces.read.waits import STATES, find_wait_states, find_waits
 from traces.record.phases import INDEX, STEP
 
 
@@ -70,7 +68,6 @@ def test_tables_by_step_and_by_cause(tmp_path):
     assert per_step.shape == (2, 3, len(STATES))
     assert per_step[1, 0] * 1e3 == pytest.approx([0, 4, 16, 0])
     assert states.caused(steps, 3) * 1e3 == pytest.approx(np.array([[30, 4, 16]] * 2))
-    assert states.for_whom(steps, 3) * 1e3 == pytest.approx(2 * np.array([[0, 4, 16], [15, 0, 0], [15, 0, 0]]))
 
 
 # --- sums ---
@@ -156,23 +153,13 @@ def test_without_the_counters_of_all_nodes_there_is_no_traffic(tmp_path):
     (tmp_path / "traces" / "node-00001.counters").unlink()
     run = read_run(tmp_path)
     assert node_traffic(run, measure(run)) is None
-    assert overlap(measure(run), None).hidden_s is None
+    assert hidden_exchange_s(measure(run), None) is None
 
 
 def test_what_hides_behind_computing(tmp_path):
     run = counted_run(tmp_path)
     times = measure(run)
-    found = overlap(times, node_traffic(run, times))
+    traffic = node_traffic(run, times)
     # A fifth of all bytes went in backward; the rest took 40 ms.
-    assert found.hidden_share == pytest.approx([0.2] * 4)
-    assert found.hidden_s == pytest.approx(0.010)
-    assert found.exposed * 1e3 == pytest.approx(np.full((4, 3), 40))
-    assert found.transfer * 1e3 == pytest.approx(np.full((4, 3), 40))
-
-
-def test_spread_and_nodes():
-    seconds = np.arange(10.0).reshape(5, 2)
-    assert spread(seconds)["median"].tolist() == [4, 5]
-    assert spread(seconds)["high"].tolist() == [6, 7]
-    per_node = by_node(np.array([[1.0, 5.0, 3.0]]), [2, 0, 2])
-    assert per_node.tolist() == [[5.0, 3.0]]
+    assert hidden_share(traffic) == pytest.approx([0.2] * 4)
+    assert hidden_exchange_s(times, traffic) == pytest.approx(0.010)

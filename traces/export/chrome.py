@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from traces.export.line_merge import Lines, text_file, write_merged
+from traces.export.spans import RankSpans, lay_out
 from traces.read.runs import Run
-from traces.read.spans import RankSpans, lay_out
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
 
 # Of slices that begin together the outer one comes first.
@@ -29,17 +29,13 @@ def export(run: Run, path) -> list[Path]:
     spans = lay_out(run)
     sources = [lines for rank in spans.ranks for lines in _slices(rank)]
     sources += [_counter(node, rates) for node, rates in spans.rates.items()]
-    facts = {"run": str(run.path), "strategy": run.label, "clock_error_ns": _clock_error(run)}
+    facts = {"run": str(run.path), "strategy": run.label, "clock_error_ns": run.clock_error_ns}
     with text_file(path) as file:
         file.write('{"otherData":' + json.dumps(facts) + ',"traceEvents":[\n')
         file.write(",\n".join(json.dumps(event) for event in _names([rank.place for rank in spans.ranks])))
         write_merged(file, sources)
         file.write("\n]}\n")
     return [path]
-
-
-def _clock_error(run: Run) -> int:
-    return max(trace.clock["error_ns"] for trace in run.ranks)
 
 
 def _names(places: list[dict]) -> list[dict]:

@@ -5,23 +5,95 @@ A phase is a state and an event 90000001; what it exchanges also an MPI collecti
 configurations and tools work on it. An exchange of our own appears as the collective of the same meaning, always over
 all ranks, with the sizes that the collective would have. Time in no phase is Others inside a step, Idle outside.
 
-Format: Paraver's utils/traceparser, Extrae's src/merger/paraver.
+Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and names of MPI's events: Extrae's
+src/tracer/wrappers/MPI/mpi_events, MPI_EventEncoding.h and src/merger/paraver/labels.c.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
-from traces.export import paraver_labels as labels
 from traces.export.line_merge import Lines, text_file, write_merged
+from traces.export.spans import RankSpans, Spans, lay_out
 from traces.read.runs import Run
-from traces.read.spans import RankSpans, Spans, lay_out
-from traces.record.phases import NAMES
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
 
 WORLD = 1  # the communicator of all ranks
 # Among records of equal time: what ends comes before what begins, the inner before the outer, or after it.
 PHASE_ENDS, STEP_ENDS, RUN_BEGINS, STEP_BEGINS, PHASE_BEGINS, STATE, RATE, RUN_ENDS = range(8)
+
+# Types of events: Extrae's for MPI, our own from 90000000 on.
+APPLICATION = 40000001
+COLLECTIVE = 50000002
+SEND_SIZE, RECEIVE_SIZE, ROOT, COMMUNICATOR = 50100001, 50100002, 50100003, 50100004
+PHASE, STEP_NUMBER, STRATEGY = 90000001, 90000002, 90000003
+RATE_IN, RATE_OUT, RATE_STALLED = 90000010, 90000011, 90000012
+WAITED = 90000020
+
+IDLE, RUNNING, SYNCHRONIZATION, INPUT_OUTPUT, GROUP_COMMUNICATION, OTHERS, MEMORY_TRANSFER = 0, 1, 5, 12, 13, 15, 17
+# Extrae's names and colours.
+STATES = {
+    IDLE: ("Idle", (117, 195, 255)),
+    RUNNING: ("Running", (0, 0, 255)),
+    SYNCHRONIZATION: ("Synchronization", (179, 0, 0)),
+    INPUT_OUTPUT: ("I/O", (172, 174, 41)),
+    GROUP_COMMUNICATION: ("Group Communication", (255, 144, 26)),
+    OTHERS: ("Others", (119, 119, 119)),
+    MEMORY_TRANSFER: ("Memory transfer", (255, 0, 96)),
+}
+# Running is what counts as useful in BSC's configurations and POP metrics.
+STATE_OF = dict.fromkeys((*COMPUTE, "eval"), RUNNING) | dict.fromkeys(EXCHANGE, GROUP_COMMUNICATION)
+STATE_OF |= dict.fromkeys(COPY, MEMORY_TRANSFER) | dict.fromkeys(("data", "checkpoint"), INPUT_OUTPUT)
+STATE_OF["wait"] = SYNCHRONIZATION
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An MPI collective, and the part of the vector that a rank sends and receives.
+
+    none, all, share (1/N), root (all on the root, none elsewhere), others (the reverse).
+    """
+
+    value: int
+    label: str
+    sends: str
+    receives: str
+
+
+BCAST = Collective(7, "MPI_Bcast", "root", "others")
+BARRIER = Collective(8, "MPI_Barrier", "none", "none")
+REDUCE = Collective(9, "MPI_Reduce", "all", "root")
+ALLREDUCE = Collective(10, "MPI_Allreduce", "all", "all")
+ALLGATHER = Collective(17, "MPI_Allgather", "share", "all")
+REDUCE_SCATTER = Collective(168, "MPI_Reduce_scatter_block", "all", "share")
+COLLECTIVES = (BCAST, BARRIER, REDUCE, ALLREDUCE, ALLGATHER, REDUCE_SCATTER)
+
+# Without a root, with one. A reduce without is many of them, a slice to each rank: what MPI calls a reduce-scatter.
+COLLECTIVE_OF = {
+    "reduce": (REDUCE_SCATTER, REDUCE),
+    "bcast": (ALLGATHER, BCAST),
+    "reduce_scatter": (REDUCE_SCATTER, REDUCE_SCATTER),
+    "allreduce": (ALLREDUCE, ALLREDUCE),
+    "allgather": (ALLGATHER, ALLGATHER),
+    "wait": (BARRIER, BARRIER),
+}
+
+_OPTIONS = """DEFAULT_OPTIONS
+
+LEVEL               THREAD
+UNITS               NANOSEC
+LOOK_BACK           100
+SPEED               1
+FLAG_ICONS          ENABLED
+NUM_OF_STATE_COLORS 1000
+YMAX_SCALE          37
+
+DEFAULT_SEMANTIC
+
+THREAD_FUNC         State As Is
+"""
 
 
 def export(run: Run, path) -> list[Path]:
@@ -33,8 +105,8 @@ def export(run: Run, path) -> list[Path]:
         file.write(_header(run, spans))
         write_merged(file, _sources(spans, cpus))
     pcf, row = (base.with_name(base.name + ending) for ending in (".pcf", ".row"))
-    pcf.write_text(labels.pcf_text(run.label))
-    row.write_text(labels.row_text([rank.place for rank in spans.ranks], cpus))
+    pcf.write_text(pcf_text(run.label))
+    row.write_text(row_text([rank.place for rank in spans.ranks], cpus))
     return [prv, pcf, row]
 
 
@@ -77,7 +149,7 @@ def _sources(spans: Spans, cpus: dict[int, int]) -> list[Lines]:
         sources += [*_life(who, spans.end), *_states(who, rank, spans.end), *_steps(who, rank.steps)]
         sources += _phases(who, rank, len(spans.ranks))
     for node, rates in spans.rates.items():
-        types = (labels.RATE_IN, labels.RATE_OUT, labels.RATE_STALLED)
+        types = (RATE_IN, RATE_OUT, RATE_STALLED)
         values = tuple(rates[name] for name in ("time", "in", "out", "stalled"))
         sources.append(Lines(rates["time"], RATE, [_event(leaders[node], *types)], values))
     return sources
@@ -89,7 +161,7 @@ def _event(who: str, *types: int, fixed: str = "") -> str:
 
 
 def _life(who: str, end: int) -> list[Lines]:
-    template = [_event(who, labels.APPLICATION, labels.STRATEGY)]
+    template = [_event(who, APPLICATION, STRATEGY)]
     return [
         Lines(np.array([time]), order, template, (np.array([time]), np.array([value]), np.array([value])))
         for time, order, value in ((0, RUN_BEGINS, 1), (end, RUN_ENDS, 0))
@@ -97,7 +169,7 @@ def _life(who: str, end: int) -> list[Lines]:
 
 
 def _steps(who: str, steps: np.ndarray) -> list[Lines]:
-    template = [_event(who, labels.STEP_NUMBER)]
+    template = [_event(who, STEP_NUMBER)]
     return [
         Lines(steps["start"], STEP_BEGINS, template, (steps["start"], steps["step"])),
         Lines(steps["end"], STEP_ENDS, template, (steps["end"], np.zeros(len(steps), int))),
@@ -106,9 +178,9 @@ def _steps(who: str, steps: np.ndarray) -> list[Lines]:
 
 def _states(who: str, rank: RankSpans, end: int) -> list[Lines]:
     phases = rank.phases
-    states = [f"1:{who}:%d:%d:{labels.STATE_OF.get(name, labels.OTHERS)}\n" for name in NAMES]
+    states = [f"1:{who}:%d:%d:{STATE_OF.get(name, OTHERS)}\n" for name in NAMES]
     start, stop, in_step = _gaps(rank, end)
-    gaps = [f"1:{who}:%d:%d:{state}\n" for state in (labels.IDLE, labels.OTHERS)]
+    gaps = [f"1:{who}:%d:%d:{state}\n" for state in (IDLE, OTHERS)]
     return [
         Lines(phases["start"], STATE, states, (phases["start"], phases["end"]), phases["phase"]),
         Lines(start, STATE, gaps, (start, stop), in_step),
@@ -132,12 +204,11 @@ def _inside(times: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
 def _phases(who: str, rank: RankSpans, ranks: int) -> list[Lines]:
     """Entries and exits of phases, with the MPI collective where a phase is one."""
-    names = [NAMES[phase] for phase in range(len(NAMES))]
-    is_mpi = np.array([(name, False) in labels.COLLECTIVE_OF for name in names])[rank.phases["phase"]]
+    is_mpi = np.array([name in COLLECTIVE_OF for name in NAMES])[rank.phases["phase"]]
     plain, mpi = rank.phases[~is_mpi], rank.phases[is_mpi]
-    enter = [_event(who, fixed=f":{labels.PHASE}:{phase + 1}") for phase in range(len(NAMES))]
-    leave = [_event(who, fixed=f":{labels.PHASE}:0")]
-    leave_mpi = [_event(who, fixed=f":{labels.COLLECTIVE}:0:{labels.PHASE}:0:{labels.WAITED}:0")]
+    enter = [_event(who, fixed=f":{PHASE}:{phase + 1}") for phase in range(len(NAMES))]
+    leave = [_event(who, fixed=f":{PHASE}:0")]
+    leave_mpi = [_event(who, fixed=f":{COLLECTIVE}:0:{PHASE}:0:{WAITED}:0")]
     return [
         Lines(plain["start"], PHASE_BEGINS, enter, (plain["start"],), plain["phase"]),
         Lines(plain["end"], PHASE_ENDS, leave, (plain["end"],)),
@@ -152,14 +223,14 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, ranks: int) -> Lines:
     kinds, which = np.unique(np.stack([calls["phase"], has_root, is_root], axis=1), axis=0, return_inverse=True)
     sent, received, templates = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64), []
     for kind, (phase, with_root, at_root) in enumerate(kinds.tolist()):
-        collective = labels.COLLECTIVE_OF[NAMES[phase], bool(with_root)]
+        collective = COLLECTIVE_OF[NAMES[phase]][with_root]
         these = which.ravel() == kind
         sent[these] = _part(collective.sends, calls["bytes"][these], at_root, ranks)
         received[these] = _part(collective.receives, calls["bytes"][these], at_root, ranks)
-        root = f":{labels.ROOT}:1" if at_root else ""
+        root = f":{ROOT}:1" if at_root else ""
         templates.append(
-            f"2:{who}:%d:{labels.COLLECTIVE}:{collective.value}:{labels.SEND_SIZE}:%d:{labels.RECEIVE_SIZE}:%d:"
-            f"{labels.COMMUNICATOR}:{WORLD}{root}:{labels.PHASE}:{phase + 1}:{labels.WAITED}:%d\n"
+            f"2:{who}:%d:{COLLECTIVE}:{collective.value}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
+            f"{COMMUNICATOR}:{WORLD}{root}:{PHASE}:{phase + 1}:{WAITED}:%d\n"
         )
     return Lines(
         calls["start"], PHASE_BEGINS, templates, (calls["start"], sent, received, calls["waited"]), which.ravel()
@@ -169,3 +240,48 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, ranks: int) -> Lines:
 def _part(rule: str, sizes: np.ndarray, at_root: int, ranks: int) -> np.ndarray:
     whole = {"none": False, "all": True, "share": True, "root": bool(at_root), "others": not at_root}[rule]
     return sizes * whole // (ranks if rule == "share" else 1)
+
+
+def pcf_text(strategy: str) -> str:
+    """The .pcf: names and colours of all states, types and values. strategy: the run's label."""
+    states = "".join(f"{number}    {label}\n" for number, (label, _) in STATES.items())
+    colours = "".join(f"{number}    {{{','.join(map(str, colour))}}}\n" for number, (_, colour) in STATES.items())
+    types = [
+        _event_type({APPLICATION: "Application"}, {0: "End", 1: "Begin"}),
+        _event_type(
+            {COLLECTIVE: "MPI Collective Comm"}, {0: "Outside MPI"} | {one.value: one.label for one in COLLECTIVES}
+        ),
+        _event_type({SEND_SIZE: "Send Size in MPI Global OP", RECEIVE_SIZE: "Recv Size in MPI Global OP"}),
+        _event_type({ROOT: "Root in MPI Global OP", COMMUNICATOR: "Communicator in MPI Global OP"}),
+        _event_type({PHASE: "Training phase"}, {0: "End"} | dict(enumerate(PHASES, start=1))),
+        _event_type({STEP_NUMBER: "Step"}),
+        _event_type({STRATEGY: "Exchange strategy"}, {0: "End", 1: strategy}),
+        _event_type({RATE_IN: "Node's ports in (bytes/s)", RATE_OUT: "Node's ports out (bytes/s)"}),
+        _event_type({RATE_STALLED: "Node's ports stalled (port_xmit_wait ticks/s)"}),
+        _event_type({WAITED: "Waiting for another rank in this exchange (ns)"}),
+    ]
+    return f"{_OPTIONS}\nSTATES\n{states}\nSTATES_COLOR\n{colours}\n" + "\n".join(types)
+
+
+def _event_type(types: dict[int, str], values: dict[int, str] | None = None) -> str:
+    lines = ["EVENT_TYPE", *(f"6    {number}    {label}" for number, label in types.items())]
+    if values:
+        lines += ["VALUES", *(f"{number}    {label}" for number, label in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def row_text(places: list[dict], cpus: dict[int, int]) -> str:
+    """The .row: names of CPUs, nodes, ranks, threads. cpus: of each rank its CPU, counted from 1.
+
+    CPUs come first: BSC's BasicAnalysis takes the number of processes from the first line.
+    """
+    by_cpu = sorted(places, key=lambda place: cpus[place["rank"]])
+    hosts = {place["node"]: place["host"] for place in by_cpu}
+    levels = {
+        "CPU": [f"{cpus[place['rank']]}.{place['host']}" for place in by_cpu],
+        "NODE": list(hosts.values()),
+        "TASK": [f"rank {place['rank']} @ {place['host']}" for place in places],
+        "THREAD": [f"THREAD 1.{place['rank'] + 1}.1" for place in places],
+    }
+    return "\n".join(f"LEVEL {level} SIZE {len(names)}\n" + "".join(f"{name}\n" for name in names)
+                     for level, names in levels.items())  # fmt: skip

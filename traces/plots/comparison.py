@@ -1,6 +1,7 @@
-"""Plot: several strategies in one picture. Which is fastest, and why?
+"""Plots: where a step's time goes, of one run or of several side by side. Which is fastest, and why?
 
-Above, one bar per run with the medians of its phases; below, one representative step of each on the same time axis.
+Phases: a stacked bar a run, the median milliseconds of each phase. Comparison: such bars lying down, and below them one
+representative step of each run on the same time axis.
 """
 
 import textwrap
@@ -8,122 +9,138 @@ import textwrap
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_nodes, lane_height
-from traces.read.analysis import MeasuredRun, parts
-from traces.verdict.ranking import CONTROL, from_slow_to_fast, ratio_text, same_batch, short_ms, slowness, speed_text
+from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
+from traces.units import mfu_text, ratio_text, short_ms
+from traces.verdict.summary import TimedRun, from_slow_to_fast, parts, slowness, speed_text, verdict
 
-WIDTH = 9.0
-LEFT = 0.205
-LABEL_CHARACTERS = 22  # bold, left of LEFT
-TOP = 1.02
-BAR_INCHES = 0.34
-GAP_INCHES = 0.30
+LABEL_CHARACTERS = 22  # left of a lying bar
+BAR_INCHES, GAP_INCHES = 0.34, 0.30
+# Parts of the longest bar. What is shorter has no number in it; what is shorter yet has no edge.
+NUMBERED, EDGED = 0.045, 0.02
 
 
-def draw(measured: list[MeasuredRun]) -> Figure:
-    """All runs, the slowest first, bars and timelines from the same zero."""
-    measured = _sorted(measured)
-    # Without exchanges nothing holds the ranks together: a step of the control has no common time axis.
-    stepped = [one for one in measured if one.figures["strategy"] != CONTROL] or measured
+def draw_phases(measured: list[TimedRun]) -> Figure:
+    """One bar per run, in the given order; waiting for other ranks hatched on top of the stack."""
     cuts = [parts(one.figures) for one in measured]
-    lanes = [lane_height(len(one.run.ranks), 1.3) * len(one.run.ranks) for one in stepped]
-    bars = BAR_INCHES * len(measured)
-    height = TOP + bars + 0.42 + sum(lanes) + GAP_INCHES * (len(lanes) - 1) + 0.62
-    limit = max([sum(cut.values()) for cut in cuts] + [_extent_ms(one) for one in stepped])
-    width = (0.875 if same_batch([one.figures for one in measured]) else 0.80) - LEFT
-    with look.styled():
-        figure = Figure(figsize=(WIDTH, height))
-        look.headline(figure, *_finding(measured))
-        axes = figure.add_axes((LEFT, 1 - (TOP + bars) / height, width, bars / height))
-        _draw_bars(axes, measured, cuts, limit)
-        above = TOP + bars + 0.42
-        for one, inches in zip(stepped, lanes, strict=True):
-            axes = figure.add_axes((LEFT, 1 - (above + inches) / height, width, inches / height))
-            _draw_step(axes, one, inches, limit)
-            above += inches + GAP_INCHES
-        _label_time(axes)
-        look.draw_legend(figure, {name for cut in cuts for name in cut}, 0.64)
-        look.footnote(figure, measured, look.median_note(measured))
+    top = max(sum(cut.values()) for cut in cuts)
+    sentence = verdict([one.figures for one in measured])
+    # The sentence about a single run starts with a strategy's name.
+    title = sentence if len(measured) == 1 else sentence[0].upper() + sentence[1:]
+    width = min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
+    notes = [*look.facts(measured), look.median_note(measured)]
+    with look.page(width, 3.9, title, notes=notes) as figure:
+        axes = figure.subplots()
+        for place, (one, cut) in enumerate(zip(measured, cuts, strict=True)):
+            _stack(axes.bar, axes.text, place, 0.62, cut, top)
+            _write_speed(axes, place, one, sum(cut.values()))
+        axes.set_xticks(range(len(measured)), [look.under_bar(one.label) for one in measured])
+        axes.set_xlim(-0.6, len(measured) - 0.4)
+        axes.set_ylim(0, top * 1.16)
+        axes.set_ylabel("milliseconds a step")
+        axes.tick_params(axis="x", length=0)
+        axes.legend(
+            handles=look.legend_handles({name for cut in cuts for name in cut}, " /\n"), reverse=True,
+            loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=1.2, labelspacing=0.8,
+        )  # fmt: skip
     return figure
 
 
-def _sorted(measured: list[MeasuredRun]) -> list[MeasuredRun]:
-    """The slowest first; the control that exchanges nothing, a yardstick, last."""
-    runs = [one.figures for one in measured]
-    order = [figures["label"] for figures in from_slow_to_fast(runs)]
+def _stack(bar, text, place: int, width: float, cut: dict[str, float], longest: float) -> float:
+    """Draw a run's parts end to end, by axes.bar or axes.barh, each with its milliseconds; returns where they end."""
+    at = 0.0
+    for names, _, ink in look.stack_order(cut):
+        ms = sum(cut[name] for name in names)
+        bar(place, ms, width, at, **look.bar_style(names[0], ms < EDGED * longest))
+        if ms > NUMBERED * longest:
+            # Numbers on the hatching of waiting need a plain ground.
+            box = {"facecolor": look.COLOUR["waiting"], "edgecolor": "none", "pad": 1.2}
+            middle = (at + ms / 2, place) if bar.__name__ == "barh" else (place, at + ms / 2)
+            text(*middle, short_ms(ms), ha="center", va="center", size=8, color=ink,
+                 bbox=box if "waiting" in names else None)  # fmt: skip
+        at += ms
+    return at
+
+
+def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
+    rate, mfu = one.figures["tokens_per_s"], one.figures["mfu"]
+    below = [] if rate is None else [f"{rate:,.0f} tokens/s"]
+    below += [] if mfu is None else [f"MFU {mfu_text(mfu)}"]
+    style = {"textcoords": "offset points", "ha": "center"}
+    axes.annotate("\n".join(below), (place, height), (0, 4), **style, size=8, color=look.FAINT)
+    total = f"{short_ms(one.figures['step_ms'])} ms"
+    axes.annotate(total, (place, height), (0, 4 + 11 * len(below)), **style, size=10, weight="bold")
+
+
+def draw_comparison(measured: list[TimedRun]) -> Figure:
+    """All runs, the slowest first, bars and timelines from the same zero."""
+    measured = _sorted(measured)
+    # Without exchanges nothing holds the ranks together: such a run's steps have no common time axis.
+    stepped = [one for one in measured if one.figures["exchanges"]] or measured
+    cuts = [parts(one.figures) for one in measured]
+    lanes = [lanes_of(one, one.times.representative(), 1) for one in stepped]
+    limit = max([sum(cut.values()) for cut in cuts] + [one.length for one in lanes])
+    lane = [lane_height(len(one.run.ranks), 1.3) for one in stepped]
+    heights = [BAR_INCHES * len(measured)]
+    heights += [inches * len(one.run.ranks) for inches, one in zip(lane, stepped, strict=True)]
+    handles = look.legend_handles({name for cut in cuts for name in cut})
+    notes = [*look.facts(measured), look.median_note(measured)]
+    inches = sum(heights) + GAP_INCHES * len(lanes) + 0.5
+    with look.page(9, inches, *_finding(measured), handles, notes) as figure:
+        top, *panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+        _draw_bars(top, measured, cuts, limit)
+        for axes, one, steps, height in zip(panels, stepped, lanes, lane, strict=True):
+            draw_lanes(axes, steps, len(one.run.ranks), height)
+            label_nodes(axes, one, height)
+            number = one.times.steps[one.times.representative()]
+            axes.set_title(f"{one.label}: step {number}, rank by rank", loc="left", size=9, pad=3)
+            axes.tick_params(axis="x", length=0)
+            axes.spines["bottom"].set_visible(False)
+        # The time axis, once for all lanes.
+        panels[-1].tick_params(axis="x", length=3)
+        panels[-1].spines["bottom"].set_visible(True)
+        panels[-1].set_xlabel("milliseconds since the start of the step", labelpad=2)
+        panels[-1].set_xlim(0, limit)
+    return figure
+
+
+def _sorted(measured: list[TimedRun]) -> list[TimedRun]:
+    """The slowest first; runs that exchange nothing, a yardstick, last."""
+    order = [figures["label"] for figures in from_slow_to_fast([one.figures for one in measured])]
     return sorted(measured, key=lambda one: order.index(one.label) if one.label in order else len(order))
 
 
-def _extent_ms(one: MeasuredRun) -> float:
-    """From the first rank's start to the last rank's end of the representative step."""
-    index = one.times.representative()
-    return float(one.times.end_ns[index].max() - one.times.start_ns[index].min()) * 1e-6
-
-
-def _draw_bars(axes, measured: list[MeasuredRun], cuts: list[dict[str, float]], limit: float) -> None:
+def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], limit: float) -> None:
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
-    for place, (one, cut) in enumerate(zip(measured, cuts, strict=True)):
-        left = 0.0
-        for names, _, ink in look.stack_order(cut):
-            width = sum(cut[name] for name in names)
-            waiting = "waiting" in names
-            axes.barh(place, width, 0.74, left, **look.bar_style(names[0], width < 0.02 * limit))
-            if width > 0.05 * limit:
-                box = {"facecolor": look.COLOUR["waiting"], "edgecolor": "none", "pad": 1} if waiting else None
-                axes.text(
-                    left + width / 2, place, short_ms(width), ha="center", va="center", size=8, color=ink, bbox=box
-                )
-            left += width
-        _write_total(axes, place, left, one.figures, ranked, runs)
-    axes.set_xlim(0, limit)
+    weights = ["bold" if ranked and figures is ranked[-1] else "normal" for figures in runs]
+    for place, (figures, cut, weight) in enumerate(zip(runs, cuts, weights, strict=True)):
+        end = _stack(axes.barh, axes.text, place, 0.74, cut, limit)
+        axes.annotate(
+            _speed_text(figures, ranked, runs), (end, place), (5, 0), textcoords="offset points", va="center", size=10,
+            weight=weight, annotation_clip=False,
+        )  # fmt: skip
     axes.set_ylim(len(measured) - 0.5, -0.5)
-    axes.set_yticks(range(len(measured)), [_bar_label(one) for one in measured], size=10)
-    for label, one in zip(axes.get_yticklabels(), measured, strict=True):
-        label.set_weight("bold" if ranked and one.figures is ranked[-1] else "normal")
+    axes.set_yticks(range(len(measured)), [_bar_label(figures) for figures in runs], size=10)
+    for label, weight in zip(axes.get_yticklabels(), weights, strict=True):
+        label.set_weight(weight)
     axes.tick_params(length=0)
-    axes.set_xticks([])
     axes.spines[:].set_visible(False)
 
 
-def _bar_label(one: MeasuredRun) -> str:
+def _bar_label(figures: dict) -> str:
     """What stands left of a bar, in lines that fit there."""
-    label = f"{one.label} (no exchange)" if one.figures["strategy"] == CONTROL else one.label
+    label = figures["label"] if figures["exchanges"] else f"{figures['label']} (no exchange)"
     return textwrap.fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
 
 
-def _write_total(axes, place: int, end: float, figures: dict, ranked: list[dict], runs: list[dict]) -> None:
-    """The run's speed at the bar's end, and how many times the slowest run's speed that is."""
-    is_fastest = bool(ranked) and figures is ranked[-1]
+def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
+    """The run's speed, and how many times the slowest run's speed that is."""
     text = speed_text(figures, runs).removesuffix(" a step")
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if figures in ranked else 1.0
-    if ratio >= 1.05:
-        text += f"   {ratio:.1f}\N{MULTIPLICATION SIGN}"
-    axes.annotate(
-        text, (end, place), (5, 0), textcoords="offset points", va="center", size=10,
-        weight="bold" if is_fastest else "normal", annotation_clip=False,
-    )  # fmt: skip
+    return f"{text}   {ratio:.1f}\N{MULTIPLICATION SIGN}" if ratio >= 1.05 else text
 
 
-def _draw_step(axes, one: MeasuredRun, inches: float, limit: float) -> None:
-    index = one.times.representative()
-    lane = inches / len(one.run.ranks)
-    draw_lanes(axes, one, index, 1, lane)
-    label_nodes(axes, one, lane, margin=0.12, hosts=False)
-    axes.set_xlim(0, limit)
-    axes.set_title(f"{one.label}: step {one.times.steps[index]}, rank by rank", loc="left", size=9, pad=3)
-    axes.tick_params(axis="x", labelbottom=False, length=0)
-    axes.spines["bottom"].set_visible(False)
-
-
-def _label_time(axes) -> None:
-    """The time axis, once for all lanes."""
-    axes.tick_params(axis="x", labelbottom=True, length=3)
-    axes.spines["bottom"].set_visible(True)
-    axes.set_xlabel("milliseconds since the start of the step", labelpad=2)
-
-
-def _finding(measured: list[MeasuredRun]) -> tuple[str, str]:
+def _finding(measured: list[TimedRun]) -> tuple[str, str]:
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:

@@ -7,11 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.verdict.ranking import short_ms
+from traces.units import short_ms
 
-WIDTH = 9.0
-LEFT, BARS, GAP, BYTES = 2.55, 3.95, 0.42, 1.75  # inches: names, times, between, bytes
-TOP, BOTTOM, ROW, BETWEEN = 1.28, 0.72, 0.235, 0.75
+ROW_INCHES, BETWEEN_INCHES = 0.235, 0.75  # of a bar, and around the bars of one size
 # A full Ethernet frame of 1514 bytes carries 1448 of data, the rest is headers down to TCP's time stamps.
 HEADERS = 1.045
 FAMILIES = {
@@ -26,25 +24,20 @@ HALF = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 def draw(report: dict) -> Figure:
     """report: what scripts/bench_exchange.py --json writes. Each size has its own bars, the fastest on top."""
     sizes = [(size, _from_fast_to_slow(size)) for size in report["sizes"]]
-    inches = [ROW * len(contenders) for _, contenders in sizes]
-    height = TOP + sum(inches) + BETWEEN * (len(sizes) - 1) + BOTTOM
-    with look.styled():
-        figure = Figure(figsize=(WIDTH, height))
-        look.headline(figure, finding(report), _subtitle(report))
-        _draw_legend(figure, [one for _, contenders in sizes for one in contenders.values()])
-        above = TOP
-        for (size, contenders), rows in zip(sizes, inches, strict=True):
-            bottom = 1 - (above + rows) / height
-            bars = BARS if size["bound_s"] else BARS + GAP + BYTES
-            axes = figure.add_axes((LEFT / WIDTH, bottom, bars / WIDTH, rows / height))
-            _draw_times(axes, size, contenders)
-            if size["bound_s"]:
-                left = (LEFT + BARS + GAP) / WIDTH
-                _draw_bytes(figure.add_axes((left, bottom, BYTES / WIDTH, rows / height)), size, contenders, report)
+    heights = [ROW_INCHES * len(contenders) for _, contenders in sizes]
+    is_bounded = report["sizes"][-1]["bound_s"] is not None
+    # Beside times in units of the bound there is room for the bytes.
+    columns = {"ncols": 2, "width_ratios": (2.2, 1)} if is_bounded else {}
+    handles = _handles([one for _, contenders in sizes for one in contenders.values()])
+    inches = sum(heights) + BETWEEN_INCHES * len(sizes)
+    with look.page(9, inches, finding(report), _subtitle(report), handles, _facts(report)) as figure:
+        rows = figure.subplots(len(sizes), height_ratios=heights, squeeze=False, **columns)
+        for (left, *right), (size, contenders) in zip(rows, sizes, strict=True):
+            _draw_times(left, size, contenders)
+            for axes in right:
+                _draw_bytes(axes, size, contenders, report)
             if len(sizes) > 1:
-                figure.text(0.13 / WIDTH, 1 - (above - 0.17) / height, _megabytes(size), size=10, weight="bold")
-            above += rows + BETWEEN
-        figure.text(0.13 / WIDTH, 0.08 / height, "  ·  ".join(_facts(report)), size=7.5, color=look.FAINT)
+                left.set_title(_megabytes(size), loc="left", size=10, weight="bold", pad=16)
     return figure
 
 
@@ -89,16 +82,12 @@ def _megabytes(size: dict) -> str:
     return f"{size['bytes'] / 1e6:.4g} MB"
 
 
-def _draw_legend(figure: Figure, contenders: list[dict]) -> None:
+def _handles(contenders: list[dict]) -> list[Patch]:
     present = {one["family"] for one in contenders}
     handles = [Patch(facecolor=colour, label=text) for family, (colour, text) in FAMILIES.items() if family in present]
     if not all(one["whole"] for one in contenders):
         handles.append(Patch(facecolor=FAMILIES["mpi"][0], **HALF, label="half an exchange"))
-    height = figure.get_size_inches()[1]
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.05 / WIDTH, 1 - 0.6 / height), ncols=len(handles),
-        frameon=False, handlelength=1.2, handletextpad=0.5, columnspacing=1.3, fontsize=8.5,
-    )  # fmt: skip
+    return handles
 
 
 def _draw_times(axes, size: dict, contenders: dict[str, dict]) -> None:

@@ -1,19 +1,23 @@
-"""What all plots share: colours with a fixed meaning, legend, title, footnote, saving.
+"""What all plots share: colours with a fixed meaning, the page around a picture, saving.
 
 Okabe-Ito colours, told apart by colour-blind readers; neighbours in time differ in lightness too, and waiting is
 hatched, so that a grey print still reads.
+
+A page is title, subtitle, legend, picture and footnote. Matplotlib's constrained layout finds the picture's margins.
 """
 
 import re
+import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from traces.read.analysis import MeasuredRun
 from traces.record.phases import COPY
-from traces.verdict.findings import count_text
+from traces.units import count_text, short_count
+from traces.verdict.summary import TimedRun
 
 INK = "#222222"
 FAINT = "#767676"
@@ -84,51 +88,79 @@ def legend_handles(parts, between: str = " / ") -> list[Patch]:
     return handles
 
 
-def headline(figure: Figure, title: str, subtitle: str = "") -> None:
-    """The finding, top left, as large as fits in one line, and a line under it."""
-    width, height = figure.get_size_inches()
-    # A bold letter is 0.63 of its size wide on average.
-    size = min(13.0, (width - 0.3) * 72 / (0.63 * len(title)))
-    figure.text(0.13 / width, 1 - 0.12 / height, title, size=size, weight="bold", va="top")
-    figure.text(0.13 / width, 1 - 0.40 / height, subtitle, size=9.5, color=FAINT, va="top")
+@contextmanager
+def page(width: float, inches: float, title: str, subtitle: str = "", legend=(), notes=()):
+    """Context manager: a Figure to draw a picture of `inches` height on, as wide as the page.
+
+    title: the finding; legend: handles, in one row; notes: the footnote's parts. Height is added for what is given.
+    """
+    # Inches from the top: where each line begins, and where the picture may.
+    subtitle_at = 0.40
+    legend_at = subtitle_at + 0.24 * bool(subtitle)
+    above, below = legend_at + 0.28 * bool(legend), 0.28 if notes else 0.06
+    height = above + inches + below
+    with styled():
+        figure = Figure(figsize=(width, height), layout="constrained")
+        picture = (0, below / height, 1, inches / height)
+        figure.get_layout_engine().set(rect=picture, w_pad=0.09, h_pad=0.05, wspace=0.03, hspace=0.03)
+        _write_line(figure, title, 1 - 0.12 / height, 13.0, weight="bold", va="top")
+        _write_line(figure, subtitle, 1 - subtitle_at / height, 9.5, color=FAINT, va="top")
+        if legend:
+            _draw_legend(figure, legend, legend_at)
+        _write_line(figure, "  ·  ".join(notes), 0.08 / height, 7.5, color=FAINT)
+        yield figure
 
 
-def draw_legend(figure: Figure, parts, inches: float) -> None:
-    """The legend of the parts in one row, `inches` below the figure's top, the letters as large as the row allows."""
+def _write_line(figure: Figure, text: str, bottom: float, size: float, **style) -> None:
+    """From the left edge, the letters at most of that size and so small that the line fits."""
+    width = figure.get_figwidth()
+    letter = 0.63 if "weight" in style else 0.55  # of its size: how wide a bold one is on average, and a plain one
+    size = min(size, (width - 0.3) * 72 / (letter * max(len(text), 1)))
+    figure.text(0.13 / width, bottom, text, size=size, **style)
+
+
+def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
+    """One row, `inches` below the figure's top, the letters as large as the row allows."""
     width, height = figure.get_size_inches()
-    handles = legend_handles(parts)
     # In letters: the patch and the gaps around it take five.
     length = sum(len(handle.get_label()) + 5 for handle in handles)
     size = min(8.5, 8.5 * 15.2 * width / length)
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - inches / height), ncols=len(handles),
-        frameon=False, handlelength=1.2, handletextpad=0.5, columnspacing=1.3, fontsize=size,
+        frameon=False, handlelength=1.4, handletextpad=0.5, columnspacing=1.3, fontsize=size, borderpad=0.2,
     )  # fmt: skip
 
 
-def footnote(figure: Figure, measured: list[MeasuredRun], extra: str = "") -> None:
-    """Under the picture: what the runs ran on, where they differ each value once, and `extra`."""
-    width, height = figure.get_size_inches()
-    facts = [*_facts(measured), extra] if extra else _facts(measured)
-    figure.text(0.13 / width, 0.08 / height, "  ·  ".join(facts), size=7.5, color=FAINT)
+def draw_colours(axes, image, unit: str) -> None:
+    """The colours' scale at the right edge of the image's axes."""
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.015, 0, 0.016, 1)))
+    bar.outline.set_visible(False)
+    bar.ax.set_title(unit, size=8, loc="left", pad=4)
+    bar.ax.tick_params(labelsize=7, length=2)
 
 
-def median_note(measured: list[MeasuredRun]) -> str:
+def under_bar(label: str) -> str:
+    """A run's label in lines short enough for its place under a bar."""
+    return textwrap.fill(label, 14)
+
+
+def median_note(measured: list[TimedRun]) -> str:
     """For the footnote of a plot of medians: over how many steps."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
     texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
     return " or ".join(dict.fromkeys(texts))
 
 
-def _facts(measured: list[MeasuredRun]) -> list[str]:
+def facts(measured: list[TimedRun]) -> list[str]:
+    """For the footnote: what the runs ran on; where they differ, each value once."""
     configs = [one.run.config for one in measured]
     sizes = [(one.figures["ranks"], one.figures["nodes"]) for one in measured]
-    facts = [
+    found = [
         [f"{count_text(ranks, 'rank')} on {count_text(nodes, 'node')}" for ranks, nodes in sizes],
         [short_library(config["mpi_library"]) for config in configs if "mpi_library" in config],
         [f"{short_count(config['parameters'])} parameters" for config in configs if "parameters" in config],
     ]
-    return [" or ".join(dict.fromkeys(values)) for values in facts if values]
+    return [" or ".join(dict.fromkeys(values)) for values in found if values]
 
 
 def short_library(text: str) -> str:
@@ -136,14 +168,6 @@ def short_library(text: str) -> str:
     line = text.strip().splitlines()[0] if text.strip() else "unknown MPI"
     match = re.match(r"(.*?)(?: version:?\s*| v)(\d[\w.]*)", line, re.IGNORECASE)
     return " ".join(match.groups()) if match else line[:40]
-
-
-def short_count(number: int) -> str:
-    """124439808 as "124.4M", 820 as "820"."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
 
 
 def save(figure: Figure, stem) -> list[Path]:

@@ -4,9 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.read.analysis import MeasuredRun
 from traces.record.files import RunError
-from traces.verdict.ranking import CONTROL
+from traces.verdict.summary import TimedRun
 
 # From thick to thin and from solid to dotted: curves that coincide show all of themselves.
 COLOURS = (look.SKY, look.VERMILLION, "#000000", look.GREEN, look.PURPLE, look.ORANGE, look.BLUE)
@@ -14,27 +13,27 @@ DASHES = ("-", (0, (5, 3)), (0, (1, 2)), (0, (7, 2, 1, 2)), (0, (3, 5)), (0, (2,
 MARKERS = "os^Dv<P"
 # Rounding makes equal runs differ by less than this at any step.
 AGREE = 2e-3
+# Of more numbers it takes seconds to find where a legend hides none.
+MOST_TO_AVOID = 50_000
 
 
-def draw(measured: list[MeasuredRun]) -> Figure:
+def draw(measured: list[TimedRun]) -> Figure:
     """Train loss light, its running mean over it, validation losses as markers."""
     curves = [_curve(one) for one in measured]
-    with look.styled():
-        figure = Figure(figsize=(9, 4.2))
-        look.headline(figure, *_finding(measured, curves))
-        axes = figure.add_axes((0.08, 0.17, 0.90, 0.66))
+    with look.page(9, 3.4, *_finding(measured, curves), notes=look.facts(measured)) as figure:
+        axes = figure.subplots()
         for order, (one, curve) in enumerate(zip(measured, curves, strict=True)):
             _draw_curve(axes, one, curve, order, len(measured))
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("loss (nats per token)")
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
-        axes.legend(frameon=False, loc="upper right", handlelength=4, title="line: training, marker: validation")
-        look.footnote(figure, measured)
+        where = "best" if sum(map(np.size, curves)) < MOST_TO_AVOID else "upper right"
+        axes.legend(frameon=False, loc=where, handlelength=4, title="line: training, marker: validation")
     return figure
 
 
-def _curve(one: MeasuredRun) -> np.ndarray:
+def _curve(one: TimedRun) -> np.ndarray:
     """(3, S) float64: step, train loss, validation loss (NaN where it was not evaluated)."""
     rows = [row for row in one.run.log if row.get("loss") is not None]
     if not rows:
@@ -58,7 +57,7 @@ def smoothing_width(loss: np.ndarray) -> int:
     return max(1, len(loss) // 25)
 
 
-def _draw_curve(axes, one: MeasuredRun, curve: np.ndarray, order: int, count: int) -> None:
+def _draw_curve(axes, one: TimedRun, curve: np.ndarray, order: int, count: int) -> None:
     steps, loss, validation = curve
     colour = COLOURS[order % len(COLOURS)]
     behind = (count - 1 - order) / max(1, count - 1)
@@ -82,10 +81,10 @@ def largest_difference(curves: list[np.ndarray]) -> float | None:
     return float(np.ptp(losses, axis=0).max())
 
 
-def _finding(measured: list[MeasuredRun], curves: list[np.ndarray]) -> tuple[str, str]:
-    # The control's ranks learn each on their own: it is drawn, not compared.
+def _finding(measured: list[TimedRun], curves: list[np.ndarray]) -> tuple[str, str]:
+    # Ranks that exchange nothing learn each on their own: their curve is drawn, not compared.
     pairs = list(zip(measured, curves, strict=True))
-    pairs = [(one, curve) for one, curve in pairs if one.figures["strategy"] != CONTROL] or pairs[:1]
+    pairs = [(one, curve) for one, curve in pairs if one.figures["exchanges"]] or pairs[:1]
     measured, curves = zip(*pairs, strict=True)
     if len(curves) == 1:
         steps, loss, validation = curves[0]

@@ -1,48 +1,45 @@
 """Plot: what every rank does when, over a few steps around the representative one, and the ports' rates below.
 
-Who waits for whom, and is a port full meanwhile?
+Who waits for whom, and is a port full meanwhile? A port's lane has its node's rate in (upwards) and out (downwards)
+against its link's rate.
 """
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_nodes, lane_height, node_text
-from traces.plots.port_lanes import LANE_INCHES, draw_port_lanes, lanes_of
-from traces.read.analysis import MeasuredRun, parts
-from traces.verdict.ranking import short_ms
+from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
+from traces.read.trace_files import NodeCounters
+from traces.read.traffic import WAYS
+from traces.units import short_ms
+from traces.verdict.summary import TimedRun, parts
 
 STEPS = 3
+PORT_INCHES = 0.34
+MOST_PORTS = 16  # beyond that the lanes would be hairs; the plot of ports shows all nodes
 
 
-def draw(measured: MeasuredRun) -> Figure:
+def draw(measured: TimedRun) -> Figure:
     """The timeline of one run, ranks grouped by node."""
     ranks = len(measured.run.ranks)
-    lane = lane_height(ranks, 9.0)
-    ports = lanes_of(measured)
-    below = LANE_INCHES * len(ports) + 0.28 if ports else 0.0
-    top, bottom = 0.92, 0.68 + below
-    height = top + bottom + lane * ranks
-    with look.styled():
-        figure = Figure(figsize=(9, height))
-        look.headline(figure, _finding(measured))
-        left = 0.045 + 0.0085 * max(len(node_text(trace.identity, True)) for trace in measured.run.ranks)
-        axes = figure.add_axes((left, bottom / height, 0.985 - left, lane * ranks / height))
-        first, count = _window(measured)
-        present = draw_lanes(axes, measured, first, count, lane)
-        label_nodes(axes, measured, lane, margin=(left - 0.014) / (0.985 - left))
-        _mark_steps(axes, measured, first, count)
-        lowest = axes
-        if ports:
-            axes.tick_params(axis="x", labelbottom=False)
-            lowest = figure.add_axes((left, 0.68 / height, 0.985 - left, LANE_INCHES * len(ports) / height))
-            draw_port_lanes(lowest, measured, first, count, ports)
-        lowest.set_xlabel("milliseconds", labelpad=2)
-        look.draw_legend(figure, present, 0.42)
-        look.footnote(figure, [measured], _clock_error(measured))
+    lane, ports = lane_height(ranks, 9.0), _shown_ports(measured)
+    heights = [lane * ranks, *([PORT_INCHES * len(ports)] if ports else [])]
+    first, count = _window(measured)
+    lanes = lanes_of(measured, first, count)
+    notes = [*look.facts([measured]), *_clock_error(measured)]
+    inches = sum(heights) + 0.7 + 0.2 * bool(ports)
+    with look.page(9, inches, _finding(measured), "", look.legend_handles(lanes.parts), notes) as figure:
+        top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        draw_lanes(top, lanes, ranks, lane)
+        label_nodes(top, measured, lane, hosts=True)
+        _mark_steps(top, measured, first, count)
+        for axes in below:
+            _draw_ports(axes, measured, first, count, ports)
+        figure.axes[-1].set_xlabel("milliseconds", labelpad=2)
     return figure
 
 
-def _finding(measured: MeasuredRun) -> str:
+def _finding(measured: TimedRun) -> str:
     cut = parts(measured.figures)
     largest = max(cut, key=cut.get)
     name = {"waiting": "waiting for other ranks", "other": "time in no phase"}.get(largest, largest)
@@ -50,7 +47,7 @@ def _finding(measured: MeasuredRun) -> str:
     return f"{measured.label}: {short_ms(step_ms)} ms a step, the largest part {name} ({cut[largest] / step_ms:.0%})"
 
 
-def _window(measured: MeasuredRun) -> tuple[int, int]:
+def _window(measured: TimedRun) -> tuple[int, int]:
     """Index of the first step drawn, and how many: consecutive ones, the representative in the middle if possible."""
     steps = measured.times.steps
     middle = measured.times.representative()
@@ -60,7 +57,7 @@ def _window(measured: MeasuredRun) -> tuple[int, int]:
     return (first, len(chosen)) if chosen[-1] - chosen[0] == len(chosen) - 1 else (middle, 1)
 
 
-def _mark_steps(axes, measured: MeasuredRun, first: int, count: int) -> None:
+def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
     times = measured.times
     begin = times.start_ns[first].min()
     for index in range(first, first + count):
@@ -72,6 +69,50 @@ def _mark_steps(axes, measured: MeasuredRun, first: int, count: int) -> None:
         )  # fmt: skip
 
 
-def _clock_error(measured: MeasuredRun) -> str:
-    error_ns = max(trace.clock["error_ns"] for trace in measured.run.ranks)
-    return f"clocks aligned to {error_ns * 1e-3:.0f} µs" if error_ns else ""
+def _clock_error(measured: TimedRun) -> list[str]:
+    error_ns = measured.run.clock_error_ns
+    return [f"clocks aligned to {error_ns * 1e-3:.0f} µs"] if error_ns else []
+
+
+def _shown_ports(measured: TimedRun) -> list[NodeCounters]:
+    """The counters that there is room to show: of all nodes or, of many, none."""
+    counters = [one for one in measured.run.counters if len(one.records) > 1]
+    return counters if len(counters) <= MOST_PORTS else []
+
+
+def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list[NodeCounters]) -> None:
+    """Rates in the same steps and milliseconds as the ranks above, one lane a node, node 0 on top."""
+    times = measured.times
+    begin, end = int(times.start_ns[first].min()), int(times.end_ns[first + count - 1].max())
+    full = _full_scale(measured, begin, end)
+    for row, one in enumerate(counters):
+        moment, rates = _rates(one.records, begin, end)
+        for way, sign, colour in (("in", -1, look.BLUE), ("out", 1, look.ORANGE)):
+            level = row + sign * 0.46 * rates[way] / full
+            axes.stairs(level, (moment - begin) * 1e-6, baseline=row, fill=True, color=colour, linewidth=0)
+            if link := measured.run.links.get(one.node):
+                axes.axhline(row + sign * 0.46 * link[way] / full, color=look.INK, lw=0.6, ls=(0, (3, 2)))
+        axes.axhline(row, color=look.FAINT, linewidth=0.4)
+    axes.set_ylim(len(counters) - 0.5, -0.5)
+    axes.set_yticks(range(len(counters)), [f"node {one.node} port" for one in counters], size=7.5)
+    axes.tick_params(axis="y", length=0, pad=2)
+    axes.spines["left"].set_visible(False)
+    text = f"in above, out below each line; dashed: the link's rate; full height {full * 1e-6:.3g} MB/s"
+    axes.set_title(text, loc="right", size=7.5, color=look.FAINT, pad=2)
+
+
+def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(K + 1,) moments in ns and the (K,) mean rates between them, bytes/s, from begin to end."""
+    inside = records["time"][(records["time"] > begin) & (records["time"] < end)]
+    moments = np.concatenate([[begin], inside, [end]])
+    seconds = np.maximum(np.diff(moments), 1) * 1e-9
+    return moments, {way: np.diff(np.interp(moments, records["time"], records[way])) / seconds for way in WAYS}
+
+
+def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
+    """The rate that fills half a lane: the fastest link's, or what was reached where nothing was probed."""
+    rates = [link[way] for link in measured.run.links.values() for way in WAYS]
+    if not rates:
+        reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]
+        rates = [rate for ways in reached for way in ways.values() for rate in way]
+    return max(max(rates, default=1.0), 1.0)

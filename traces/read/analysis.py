@@ -1,4 +1,4 @@
-"""Where the time of a run's steps went: seconds per step, rank and phase, their medians, the summary of a run.
+"""Where the time of a run's steps went: seconds per step, rank and phase, and whether they add up.
 
 All of it uses the steps that are complete on every rank, without the warm-up.
 """
@@ -9,13 +9,14 @@ from functools import reduce
 import numpy as np
 
 from traces.read.runs import Run
-from traces.read.waiting import find_waits
+from traces.read.waits import find_waits
 from traces.record.files import RunError
-from traces.record.phases import EXCHANGE, INDEX, NAMES, PHASES, STEP
+from traces.record.phases import INDEX, NAMES, PHASES, STEP
 
 WARM_UP_STEPS = 2
 # Fewer steps than this after the warm-up say less than a warm-up step among them disturbs.
 FEWEST_STEPS = 3
+TOLERANCE = 0.01  # of two sums that should be the same
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class StepTimes:
     def step_seconds(self) -> np.ndarray:
         """(S,) float64: each step's duration, the mean over ranks."""
         return self.seconds[:, :, INDEX[STEP]].mean(axis=1)
+
+    def phase(self, *names: str) -> np.ndarray:
+        """(S, R) float64: seconds in these phases together."""
+        return self.seconds[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
     def representative(self) -> int:
         """Index into `steps` of the step whose duration is nearest to the median."""
@@ -100,67 +105,11 @@ def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray
     return np.bincount(cell, amounts, minlength=size + 1)[:size].reshape(steps, len(NAMES))
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run with everything the plots need: its StepTimes and its `summary`, the label unlike any other run's."""
-
-    run: Run
-    times: StepTimes
-    figures: dict
-
-    @property
-    def label(self) -> str:
-        return self.figures["label"]
-
-
-def measure_runs(runs: list[Run]) -> list[MeasuredRun]:
-    """Measure several runs; runs of equal label get their folder's name added to it."""
-    labels = [run.label for run in runs]
-    measured = []
-    for run in runs:
-        times = measure(run)
-        label = run.label if labels.count(run.label) == 1 else f"{run.label} ({run.path.resolve().name})"
-        measured.append(MeasuredRun(run, times, summary(run, times) | {"label": label}))
-    return measured
-
-
-def summary(run: Run, times: StepTimes | None = None) -> dict:
-    """The figures of a run, ready for JSON; times in milliseconds.
-
-    Mean over ranks first, median over steps then, so that the phases and `other_ms` add up to `step_ms`. `phases_ms`
-    holds the phases that occur, exchanges with their waiting; `waiting_ms` the waiting alone; shares are of `step_ms`.
-    """
-    times = times or measure(run)
-    step_ms = float(np.median(times.step_seconds)) * 1e3
-    phases = _medians_ms(times.seconds, PHASES)
-    waiting = _medians_ms(times.waiting, EXCHANGE)
-    return {
-        "label": run.label,
-        "strategy": run.strategy,
-        "path": str(run.path),
-        "ranks": len(run.ranks),
-        "nodes": len({trace.identity["node"] for trace in run.ranks}),
-        "steps": len(times.steps),
-        "warm_up_dropped": times.dropped,
-        "step_ms": step_ms,
-        "phases_ms": phases,
-        "waiting_ms": waiting,
-        "other_ms": max(0.0, step_ms - sum(phases.values())),
-        "exchange_share": sum(phases.get(name, 0.0) for name in EXCHANGE) / step_ms,
-        "waiting_share": sum(waiting.values()) / step_ms,
-        **rates(run, times),
-    }
-
-
-def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Milliseconds per phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
-    medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
-    return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
-
-
 def rates(run: Run, times: StepTimes) -> dict[str, float | None]:
-    """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps. None of what
-    the log does not hold: all of it, or MFU alone, where no peak was known."""
+    """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
+
+    None stands for what the log does not hold: all of it, or MFU alone, where no peak was known.
+    """
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]
     numbers = {
@@ -171,13 +120,30 @@ def rates(run: Run, times: StepTimes) -> dict[str, float | None]:
     return {name: float(np.median(values)) if values else None for name, values in numbers.items()}
 
 
-def parts(figures: dict) -> dict[str, float]:
-    """The step of a `summary` in milliseconds, cut so that the parts add up to it and each appears once.
+def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list[str]:
+    """What does not add up, a sentence each; [] where each rank's phases fill its steps and the log says the same.
 
-    Exchanges without their waiting; "waiting": all waiting for other ranks; "other": what no phase covers.
+    Sums over the measured steps are compared: a rank's phases with its steps, rank 0's steps with log.jsonl.
     """
-    waiting = figures["waiting_ms"]
-    cut = {name: max(0.0, ms - waiting.get(name, 0.0)) for name, ms in figures["phases_ms"].items()}
-    cut["waiting"] = cut.pop("wait", 0.0) + sum(waiting.values())
-    cut["other"] = figures["other_ms"]
-    return {name: ms for name, ms in cut.items() if ms > 0}
+    steps = times.phase(STEP).sum(axis=0)
+    phases = times.seconds[:, :, [INDEX[name] for name in PHASES]].sum(axis=(0, 2))
+    difference = np.abs(steps - phases) / steps
+    worst, count = int(np.argmax(difference)), int((difference > tolerance).sum())
+    found = []
+    if count:
+        rank, more = run.rank_numbers[worst], f", {count - 1} other ranks likewise" if count > 1 else ""
+        text = f"rank {rank}: phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps{more}"
+        found.append(text)
+    return found + _check_log(run, times, tolerance)
+
+
+def _check_log(run: Run, times: StepTimes, tolerance: float) -> list[str]:
+    logged = {row["step"]: row["step_s"] for row in run.log if "step_s" in row}
+    both = [index for index, step in enumerate(times.steps.tolist()) if step in logged]
+    if not both or run.rank_numbers[0] != 0:
+        return []
+    traced_s = times.seconds[both, 0, INDEX[STEP]].sum()
+    logged_s = sum(logged[int(times.steps[index])] for index in both)
+    if abs(traced_s - logged_s) <= tolerance * logged_s:
+        return []
+    return [f"log.jsonl: {len(both)} steps took {logged_s:.3f} s, rank 0's trace says {traced_s:.3f} s"]

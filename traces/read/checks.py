@@ -107,7 +107,7 @@ SETTINGS = {
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
-# The rate of each rank that computes, in 10**12 operations a second; null as a whole where a rank's is not known.
+# tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
@@ -116,7 +116,7 @@ CONFIG = {
     "started": Rule(_is_moment, "a date and time"),
     "resumed_step": STEP_NUMBER.or_none(),
 }
-# Of a run that has diverged the loss is nan.
+# The loss of a run that has diverged is nan.
 LOG_ROW = {"loss": ANY_NUMBER.or_none(), "val_loss": ANY_NUMBER.or_none(), "step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "grad_norm": ANY_NUMBER, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}

@@ -7,95 +7,158 @@ T_ideal the runtime on a network that takes no time:
     load balance   mean(u) / max(u)          serialization   max(u) / T_ideal      transfer   T_ideal / T
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
-T_ideal comes from replay.py.
+T_ideal comes from a replay of the recorded steps. What a rank does between two exchanges takes as long as it did; an
+exchange lasts until those it waits for have come, and no longer. What a step was longer is what moving data cost.
 """
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from traces.read.analysis import StepTimes
+from traces.read.analysis import StepTimes, cells
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, INDEX
+from traces.read.waits import SYNCHRONIZING
+from traces.record.phases import COMPUTE, INDEX, NAMES
+
+_IS_SYNCHRONIZING = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in SYNCHRONIZING])
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """useful_s: (R,) float64; runtime_s, ideal_s: over the same steps; tokens: trained on in them, None if unknown."""
+    """useful_s: (R,) float64; runtime_s, ideal_s: over the same steps; the rest as above.
+
+    lost: shares of the runtime that are not useful, by cause; with the parallel efficiency they add up to 1.
+    """
 
     useful_s: np.ndarray
     runtime_s: float
     ideal_s: float
-    tokens: float | None = None
-
-    @property
-    def load_balance(self) -> float:
-        return float(self.useful_s.mean() / self.useful_s.max())
-
-    @property
-    def serialization(self) -> float:
-        return float(self.useful_s.max() / self.ideal_s)
-
-    @property
-    def transfer(self) -> float:
-        return self.ideal_s / self.runtime_s
-
-    @property
-    def communication(self) -> float:
-        return self.serialization * self.transfer
-
-    @property
-    def parallel(self) -> float:
-        return self.load_balance * self.communication
-
-    @property
-    def lost(self) -> dict[str, float]:
-        """Shares of the runtime that are not useful, by cause; with the parallel efficiency they add up to 1."""
-        longest = float(self.useful_s.max())
-        seconds = {
-            "load_balance": longest - float(self.useful_s.mean()),
-            "serialization": self.ideal_s - longest,
-            "transfer": self.runtime_s - self.ideal_s,
-        }
-        return {name: value / self.runtime_s for name, value in seconds.items()}
+    load_balance: float
+    serialization: float
+    transfer: float
+    communication: float
+    parallel: float
+    lost: dict[str, float]
 
     def as_dict(self) -> dict:
-        names = ("load_balance", "serialization", "transfer", "communication", "parallel")
-        return {name: getattr(self, name) for name in names} | {"lost": self.lost}
+        names = ("load_balance", "serialization", "transfer", "communication", "parallel", "lost")
+        return {name: getattr(self, name) for name in names}
 
 
-def efficiency(run: Run, times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
-    """Of all measured steps together; ideal_s: (S,) as replay.ideal_runtimes gives them.
+def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
+    """The efficiencies of all measured steps together; ideal_s: (S,) as ideal_runtimes gives them.
 
     The update of a sharded optimizer is useful on each of its ranks.
     """
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
-    runtime_s = float(step_runtimes(times).sum())
+    mean, longest = float(useful_s.mean()), float(useful_s.max())
+    runtime = float(step_runtimes(times).sum())
     # Clocks that differ by microseconds may make a replayed step longer than the step.
-    ideal = max(min(float(ideal_s.sum()), runtime_s), float(useful_s.max()))
-    kept = set(times.steps.tolist())
-    rows = [row for row in run.log if row["step"] in kept and {"tokens_per_s", "step_s"} <= row.keys()]
-    tokens = sum(row["tokens_per_s"] * row["step_s"] for row in rows) or None
-    return Efficiency(useful_s, runtime_s, ideal, tokens)
-
-
-def scaling(runs: list[Efficiency]) -> list[dict[str, float]]:
-    """How each run compares with the first, per token: runs may differ in ranks and in their batch.
-
-    computation: useful seconds a token of all ranks together, first over this; global: computation * parallel
-    efficiency; speedup: tokens a second over the first's. ValueError where a run's tokens are not known.
-    """
-    if any(one.tokens is None for one in runs):
-        raise ValueError("scaling compares seconds per token, and a run's log has no tokens")
-    first = runs[0]
-    rows = []
-    for one in runs:
-        computation = float((first.useful_s.sum() / first.tokens) / (one.useful_s.sum() / one.tokens))
-        speedup = (one.tokens / one.runtime_s) / (first.tokens / first.runtime_s)
-        rows.append({"computation": computation, "global": computation * one.parallel, "speedup": speedup})
-    return rows
+    ideal = max(min(float(ideal_s.sum()), runtime), longest)
+    load_balance, serialization, transfer = mean / longest, longest / ideal, ideal / runtime
+    communication = serialization * transfer
+    lost_s = {"load_balance": longest - mean, "serialization": ideal - longest, "transfer": runtime - ideal}
+    lost = {name: seconds / runtime for name, seconds in lost_s.items()}
+    return Efficiency(
+        useful_s, runtime, ideal, load_balance, serialization, transfer, communication, load_balance * communication,
+        lost,
+    )  # fmt: skip
 
 
 def step_runtimes(times: StepTimes) -> np.ndarray:
     """(S,) seconds from the first rank's start of a step to the last rank's end of it."""
     return (times.end_ns.max(axis=1) - times.start_ns.min(axis=1)) * 1e-9
+
+
+def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
+    """(S,) seconds of each step if moving data took no time; all ranks begin it together."""
+    ranks = [_RankCalls(run, times, place) for place in range(len(run.ranks))]
+    # Steps in which every rank makes the same calls are replayed together, as one array operation a call.
+    alike = defaultdict(list)
+    for step in range(len(times.steps)):
+        alike[tuple(rank.calls(step) for rank in ranks)].append(step)
+    result = np.zeros(len(times.steps))
+    for steps in alike.values():
+        result[steps] = _replay([_Replayed(rank, steps) for rank in ranks])
+    return result
+
+
+class _RankCalls:
+    """One rank's exchanges, step by step, each with the time it came after the one before."""
+
+    def __init__(self, run: Run, times: StepTimes, place: int):
+        records = run.ranks[place].records
+        start, end = times.start_ns[:, place], times.end_ns[:, place]
+        cell = cells(records, times.steps, start, end)
+        step = np.where(_IS_SYNCHRONIZING[records["phase"]], cell // len(NAMES), len(times.steps))
+        order = np.lexsort((records["start"], step))
+        self.records = records[order[: (step < len(times.steps)).sum()]]
+        self.first = np.searchsorted(step[order], np.arange(len(times.steps) + 1))
+        self.number, self.start, self.end = run.ranks[place].identity["rank"], start, end
+        self._kinds = self.records[["phase", "root"]].tolist()
+
+    def calls(self, step: int) -> tuple[tuple[int, int], ...]:
+        """The (phase, root) of each call in the step of this index."""
+        return tuple(self._kinds[self.first[step] : self.first[step + 1]])
+
+    def seconds(self, steps: list[int]) -> np.ndarray:
+        """(S, calls + 1): what the rank did before each call and after the last, of steps with as many calls."""
+        count = self.first[steps[0] + 1] - self.first[steps[0]]
+        own = self.records[self.first[steps][:, None] + np.arange(count)]
+        begins = np.column_stack([self.start[steps], own["end"]])
+        ends = np.column_stack([own["start"], self.end[steps]])
+        return np.maximum(ends - begins, 0) * 1e-9
+
+
+class _Replayed:
+    """A rank in a replay of S steps that are alike. clock: (S,) seconds since each step's start."""
+
+    def __init__(self, rank: _RankCalls, steps: list[int]):
+        self.number = rank.number
+        self.seconds = rank.seconds(steps)
+        self.clock, self._done = self.seconds[:, 0], 0
+        # With how many equal calls came before it, a call has the same name on all ranks that meet in it.
+        seen = Counter()
+        self.calls = []
+        for call in rank.calls(steps[0]):
+            self.calls.append((*call, seen[call]))
+            seen[call] += 1
+
+    @property
+    def next_call(self) -> tuple[int, int, int] | None:
+        return self.calls[self._done] if self._done < len(self.calls) else None
+
+    def leave(self, moment: np.ndarray) -> None:
+        self._done += 1
+        self.clock = moment + self.seconds[:, self._done]
+
+
+def _replay(ranks: list[_Replayed]) -> np.ndarray:
+    """(S,) seconds until the last rank has ended its step, on a network that takes no time."""
+    members = Counter(call for rank in ranks for call in rank.calls)
+    while True:
+        waiting = defaultdict(list)
+        for rank in ranks:
+            if rank.next_call is not None:
+                waiting[rank.next_call].append(rank)
+        if not waiting:
+            return np.max([rank.clock for rank in ranks], axis=0)
+        # Ranks that made other calls than the rest (a torn trace) must not hold the replay up.
+        complete = [call for call, present in waiting.items() if len(present) == members[call]]
+        for call in complete or list(waiting)[:1]:
+            _pass(call, waiting[call])
+
+
+def _pass(call: tuple[int, int, int], ranks: list[_Replayed]) -> None:
+    """All leave a call: who must wait for others, when they have come."""
+    phase, root, _ = call
+    last = np.max([rank.clock for rank in ranks], axis=0)
+    at_root = next((rank.clock for rank in ranks if rank.number == root), None)
+    for rank in ranks:
+        moment = last
+        if root >= 0 and phase == INDEX["bcast"]:
+            moment = rank.clock if at_root is None else np.maximum(rank.clock, at_root)
+        elif root >= 0 and phase == INDEX["reduce"]:
+            moment = last if rank.number == root else rank.clock
+        rank.leave(moment)

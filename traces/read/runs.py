@@ -1,20 +1,20 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from traces.read import checks
 from traces.read.checks import PLACE
-from traces.record import clocks
-from traces.record.counters import NodeCounters, counters_path, read_counters
-from traces.record.files import RankTrace, RunError, read_trace, trace_path
+from traces.read.trace_files import NodeCounters, RankTrace, read_counters, read_end_clocks, read_trace
+from traces.record.files import RunError, counters_path, trace_path
 
 
 @dataclass(frozen=True)
 class Run:
     """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
 
-    counters: of each node, as far as it has them; missing: what a crash or a copy left out, a sentence each.
+    counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each.
     """
 
     path: Path
@@ -26,22 +26,57 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        return self.config["settings"]["strategy"]
+        return strategy_name(self.config["settings"])
+
+    @cached_property
+    def rank_numbers(self) -> list[int]:
+        return [trace.identity["rank"] for trace in self.ranks]
+
+    @cached_property
+    def rank_nodes(self) -> list[int]:
+        return [trace.identity["node"] for trace in self.ranks]
+
+    @cached_property
+    def hosts(self) -> dict[int, str]:
+        """Each node's host, by rising node."""
+        return dict(sorted((trace.identity["node"], trace.identity["host"]) for trace in self.ranks))
+
+    @property
+    def nodes(self) -> list[int]:
+        return list(self.hosts)
+
+    @cached_property
+    def links(self) -> dict[int, dict]:
+        """The links that were probed before the run, by node: latency_s, and bytes/s in, out and both ways at once."""
+        return {link["node"]: link for link in self.config.get("links") or []}
+
+    @property
+    def clock_error_ns(self) -> int:
+        return max(trace.clock["error_ns"] for trace in self.ranks)
 
     @property
     def label(self) -> str:
-        """The strategy's name, with those of its options that were not the default."""
-        settings = self.config["settings"]
-        options = {
-            "dedicated": self.strategy == "reduce-bcast" and settings.get("server") == "dedicated",
-            "bfloat16": settings.get("wire") == "bfloat16",
-            "overlap": settings.get("overlap"),
-        }
-        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
+        return label_of(self.config["settings"])
+
+
+def strategy_name(settings: dict) -> str:
+    """A strategy of the user's own is its file in config.json, and has the file's name."""
+    name = settings["strategy"]
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def label_of(settings: dict) -> str:
+    """The strategy's name, with those of its options that were not the default. settings: config.json's."""
+    options = {
+        "dedicated": settings.get("server") == "dedicated",
+        "bfloat16": settings.get("wire") == "bfloat16",
+        "overlap": settings.get("overlap"),
+    }
+    return " ".join([strategy_name(settings), *(option for option, given in options.items() if given)])
 
 
 class _Gaps:
-    """What to do where something of a run is missing: end with a RunError, or, if told to go on, keep it in `found`."""
+    """What to do where a part of a run is missing: end with a RunError or, if that is allowed, keep it in `found`."""
 
     def __init__(self, allowed: bool):
         self.allowed, self.found = allowed, []
@@ -52,7 +87,7 @@ class _Gaps:
         self.found.append(problem)
 
     def left_out(self, path: Path, error: Exception) -> None:
-        """Of what a run can do without."""
+        """For a file that a run can do without: say that it was not used."""
         self.found.append(f"{path} is damaged and left out: {error}")
 
 
@@ -63,26 +98,25 @@ def read_run(path, allow_missing: bool = False) -> Run:
     left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    _check_folder(path)
-    config = _read_config(path / "config.json", gaps)
-    log = _read_log(path / "log.jsonl", gaps)
-    end_clocks = _read_end_clocks(path / "traces", gaps)
+    config, log = _read_config(path, gaps), _read_log(path, gaps)
+    end_clocks = _try_end_clocks(path / "traces", gaps)
     ranks = _read_traces(path / "traces", end_clocks, gaps)
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
     return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
 
 
-def read_log(path) -> tuple[dict, list[dict]]:
-    """config.json and the lines of log.jsonl by step, of a run that need not have been traced. RunError as above."""
-    path, gaps = Path(path), _Gaps(allowed=False)
-    _check_folder(path)
-    return _read_config(path / "config.json", gaps), _read_log(path / "log.jsonl", gaps)
+def read_config(path) -> dict:
+    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line."""
+    return _read_config(Path(path), _Gaps(allowed=False))
 
 
-def _check_folder(path: Path) -> None:
-    if not path.is_dir():
-        raise RunError(f"{path} is not a folder; give the folder that scripts/train.py --out wrote")
+def read_log(path, allow_missing: bool = False) -> list[dict]:
+    """The rows of log.jsonl by step, of a run that need not have been traced. RunError with one line.
+
+    allow_missing: without a log there are no rows, and damaged lines are left out.
+    """
+    return _read_log(Path(path), _Gaps(allow_missing))
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
@@ -99,16 +133,16 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
             )
 
 
-def _read_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
+def _try_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
     try:
-        return clocks.read_end_clocks(folder)
+        return read_end_clocks(folder)
     except (OSError, ValueError) as error:
         gaps.left_out(folder / "clocks.json", error)
         return {}
 
 
 def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
-    """The traces in rank order, all of those that the first one's header says there must be, or less."""
+    """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
         raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
@@ -145,7 +179,7 @@ def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrac
 def _read_all_counters(
     folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps
 ) -> list[NodeCounters]:
-    """Of the nodes that have them: a run without them lacks nothing that it needs."""
+    """The counters of the nodes that have them. Nothing is said where there are none: a run needs none."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):
@@ -161,18 +195,23 @@ def _read_all_counters(
     return counters
 
 
-def _read_config(path: Path, gaps: _Gaps) -> dict:
+def _read_config(folder: Path, gaps: _Gaps) -> dict:
+    """{} where it is missing or damaged and that is allowed. What is no folder is never allowed."""
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
+    path = folder / "config.json"
     try:
         return checks.read_config(path)
     except FileNotFoundError:
-        gaps.add(f"{path} is missing, so {path.parent} is not a run folder; give what --out named")
+        gaps.add(f"{path} is missing, so {folder} is not a run folder; give what --out named")
     except (OSError, ValueError) as error:
         gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy): {error}; restore it")
     return {}
 
 
-def _read_log(path: Path, gaps: _Gaps) -> list[dict]:
+def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
     """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
+    path = folder / "log.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,54 +1,60 @@
-"""Trace files: what each rank writes of its phases.
+"""What a run leaves in RUN/traces, as it is written. traces/read/trace_files.py reads it.
 
-RUN/traces/rank-00000.trace, one file per rank: a line of JSON, "\\n", then records of 36 bytes until the end.
+rank-00000.trace, one file per rank: a line of JSON, "\\n", then records of 36 bytes until the end. The line holds
+`format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names that a record's
+`phase` counts into; `fields`, the record's layout as NumPy writes it; and `clock`. A record is `RECORD`.
 
-The line holds `format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names
-that a record's `phase` counts into; `fields`, the record's layout as NumPy writes it; and `clock` (clocks.py).
+node-00000.counters, one file per node, of its network counters: a line of JSON (`format`, `version`, `node`, `host`,
+`ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
 
-A record is `RECORD`, little-endian without padding. A last record cut short by a crash is dropped.
+clocks.json: the clocks of all nodes at the end of the run, [{"node", "offset_ns", "error_ns", "at_ns"}, ...].
+
+A `clock` says how to get from a node's own time to rank 0's: `offset_ns` is to be added; `error_ns` bounds that
+offset's error; `at_ns` is when it was measured, in the node's own time. The files hold the clock at the start. Clocks
+drift by tens of microseconds a second, so that a reader interpolates between start and end. A run that crashed has no
+clocks at its end.
+
+Records are little-endian without padding. A crash may cut the last one short: readers drop it.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter_ns
 
 import numpy as np
 
-from traces.read import checks
-from traces.record import clocks
-from traces.record.phases import INDEX, NAMES
+from traces.record.phases import NAMES
 
-FORMAT = "gpt2-mpi trace"
+TRACE_FORMAT, COUNTERS_FORMAT = "gpt2-mpi trace", "gpt2-mpi counters"
 VERSION = 1
-HEADER_NAMES = ("identity", "phases", "fields", "clock")
+SAMPLE_NS = 5_000_000  # a reading takes 5 to 20 us: at this distance below half a percent of the time
 
 # start and end: time.perf_counter_ns(). root: the world rank that collects or sends, -1 without one.
 RECORD = np.dtype(
     [("step", "<i4"), ("phase", "<i4"), ("root", "<i4"), ("start", "<i8"), ("end", "<i8"), ("bytes", "<i8")]
 )
+# time: time.perf_counter_ns(). in, out: bytes through the node's ports since some moment; stalled: InfiniBand's
+# port_xmit_wait, 0 without.
+COUNTERS = np.dtype([("time", "<i8"), ("in", "<i8"), ("out", "<i8"), ("stalled", "<i8")])
 
 
 class RunError(Exception):
     """A run folder or a trace setting that cannot be used; the text says what to do."""
 
 
-@dataclass(frozen=True)
-class RankTrace:
-    """One rank's trace. `records`: array of RECORD in the order of their ends, times in ns on rank 0's clock."""
-
-    identity: dict
-    clock: dict
-    records: np.ndarray
-
-
 def trace_path(folder, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.trace"
+
+
+def counters_path(folder, node: int) -> Path:
+    return Path(folder) / f"node-{node:05d}.counters"
 
 
 def create(folder, identity: dict, clock: dict):
     """Start one rank's trace file: make the folder, write the header. Returns the open binary file."""
     header = {
-        "format": FORMAT,
+        "format": TRACE_FORMAT,
         "version": VERSION,
         "identity": identity,
         "phases": NAMES,
@@ -73,65 +79,48 @@ def _remove_surplus(folder: Path, ranks: int) -> None:
 
 
 def append(file, data) -> None:
-    """Write bytes or an array of RECORD, and hand them to the operating system at once."""
+    """Write bytes or an array of records, and hand them to the operating system at once."""
     file.write(data)
     file.flush()
 
 
-def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
-    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known.
+def write_end_clocks(folder, clocks: list[dict]) -> None:
+    """clocks: the number of each node and its clock, measured at the end of the run."""
+    (Path(folder) / "clocks.json").write_text(json.dumps(clocks) + "\n")
 
-    RunError with one line for a file that cannot be read, is none, or holds what no tracer writes (checks.py).
+
+class CounterFile:
+    """Samples a node's network counters into its file.
+
+    The node's first rank does it where its phases end, so that what passed the ports belongs to a phase.
+    read() gives (bytes in, bytes out, stalled ticks).
     """
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(1 << 20)
-            size = file.seek(0, 2)
-        header = _parse_header(path, line)
-        records = np.fromfile(path, RECORD, count=(size - len(line)) // RECORD.itemsize, offset=len(line))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
-    try:
-        return _on_rank_0s_clock(header, records, end_clocks or {})
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}; run the training again") from None
 
+    def __init__(self, folder, identity: dict, ports: list[str], clock: dict, read: Callable[[], tuple[int, int, int]]):
+        header = {"format": COUNTERS_FORMAT, "version": VERSION, "ports": ports, "clock": clock}
+        header |= {name: identity[name] for name in ("node", "host")}
+        path = counters_path(folder, identity["node"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb")
+        self._file.write(json.dumps(header).encode() + b"\n")
+        self._read, self._records, self._sampled_at = read, [], 0
+        self.spent_ns = 0
 
-def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, dict]) -> RankTrace:
-    """The checked trace, its phases in the order of NAMES; ValueError where something cannot be."""
-    identity, clock = header["identity"], header["clock"]
-    checks.check_identity(identity)
-    checks.check_clock(clock)
-    if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
-        raise ValueError("a record names a phase that its header does not list")
-    if header["phases"] != list(NAMES):
-        records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
-    checks.check_records(records, identity["ranks"])
-    end_clock = end_clocks.get(identity["node"])
-    for name in ("start", "end"):
-        records[name] = clocks.to_rank_0(records[name], clock, end_clock)
-    return RankTrace(identity, clock | {"error_ns": clocks.error_ns(clock, end_clock)}, records)
+    def sample(self, now: int) -> None:
+        """Called where a phase ends, at `now`; reads if the last sample is SAMPLE_NS old."""
+        if now - self._sampled_at >= SAMPLE_NS:
+            values = self._read()
+            self._records.append((perf_counter_ns(), *values))
+            self._sampled_at = now
+            self.spent_ns += perf_counter_ns() - now
 
+    def write(self) -> None:
+        """Hand the records so far to the operating system."""
+        if self._records:
+            self._file.write(np.array(self._records, COUNTERS))
+            self._records.clear()
+        self._file.flush()
 
-def _parse_header(path, line: bytes) -> dict:
-    """The header of a trace file of this version, its parts there and its phases known."""
-    try:
-        header = checks.parse(line)
-        is_trace = line.endswith(b"\n") and header["format"] == FORMAT
-    except (ValueError, KeyError, TypeError):
-        is_trace = False
-    if not is_trace:
-        raise RunError(f"{path} is not a trace file: its first line is not the header of a {FORMAT}; remove it")
-    if header.get("version") != VERSION:
-        found = checks.shown(header.get("version"))
-        raise RunError(f"{path} has trace version {found}, this program reads {VERSION}; update the older one")
-    missing = [name for name in HEADER_NAMES if name not in header]
-    if missing:
-        raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
-    phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
-    unknown = [name for name in phases if type(name) is not str or name not in INDEX]
-    if unknown:
-        raise RunError(f"{path} holds phases unknown here: {checks.shown_list(unknown)}; update this program")
-    if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
-        raise RunError(f"{path} is damaged: its header lists other phases or fields; run the training again")
-    return header
+    def close(self) -> None:
+        self.write()
+        self._file.close()

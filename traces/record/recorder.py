@@ -1,5 +1,6 @@
-"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
+"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file; and what that costs."""
 
+import tempfile
 from contextlib import contextmanager
 from time import perf_counter_ns
 
@@ -14,6 +15,7 @@ from traces.record.stream_times import GPU_PHASES, StreamTimes
 # loses a second at most.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
+PROBES = 500  # spans whose cost is measured: a millisecond of them
 
 
 class Tracer:
@@ -22,7 +24,7 @@ class Tracer:
     folder: where the trace files go (RUN/traces), None to write nothing.
     identity: rank, ranks, node, host, local_rank, strategy.
     steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
-    clock: of this rank's node at the start (clocks.py); None: all ranks read the same clock.
+    clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
     counters: the node's CounterFile, for the one rank of it that samples them.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
     device: the GPU that the rank computes on, as in stream_times.py; None without one. Its stream is waited for at a
@@ -221,3 +223,22 @@ def parse_steps(text: str) -> tuple[int, float]:
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise RunError(f"--trace {text!r}: expected on, off or FROM:TO with 1 <= FROM <= TO, as in --trace 10:20")
     return int(first), int(last)
+
+
+def tracing_share(tracer: Tracer) -> float:
+    """The part of the traced steps' time that writing their spans and reading counters took."""
+    if not tracer.traced_ns:
+        return 0.0
+    return (tracer.spans * span_ns() + tracer.counters_ns) / tracer.traced_ns
+
+
+def span_ns() -> float:
+    """Nanoseconds of one phase, its writing included: measured here and now."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Tracer(folder, {"rank": 0, "ranks": 1, "node": 0, "host": "", "local_rank": 0})
+        start = perf_counter_ns()
+        for _ in range(PROBES):
+            with probe.phase("wait"):
+                pass
+        probe.close()
+        return (perf_counter_ns() - start) / PROBES

@@ -1,14 +1,15 @@
 """StreamTimes: when phases began and ended beside a GPU, on the host's clock, though the host runs ahead of the GPU.
 
-The edge of a phase that runs on the GPU is an event on its stream, which nobody waits for; that of a phase of the host
-is a reading of the host's clock. Settling makes times of them: after one wait for the stream, at a step's end, or
-earlier, without a wait for anything recent, where the events run out. Edges stay in their order, so no time counts
-twice: a phase of the host that began while the GPU was busy with the phase before begins when that one ended.
+An edge is where a phase begins or ends. If the phase runs on the GPU, its edges are events on the stream, which nobody
+waits for; if it runs on the host, they are readings of the host's clock. Settling turns events into times. It happens
+at a step's end, after one wait for the stream, or earlier where the events run out: then only old edges are settled,
+so that nobody waits for recent work. Edges stay in their order, so no time counts twice: a phase of the host that began
+while the GPU was still busy with the phase before begins when that one ended.
 
-An event's time is that of the anchor, an event that the host waited for on an idle stream, plus the GPU's milliseconds
-since then. It is off by at most half of what recording the anchor and waiting for it took (about 10 us: the best of a
-few), plus what the two clocks drift apart since (100 ppm would be 0.1 ms in a step of a second), plus the 0.5 us that
-events resolve. It is never before the host recorded the event, nor after the host saw that it had passed.
+The anchor is an event that the host waited for on an idle stream. An event's time is the anchor's plus the GPU's
+milliseconds since then. Its error is the sum of three: half of what recording the anchor and waiting for it took (about
+10 us, the best of a few); what the two clocks drifted apart since (100 ppm would be 0.1 ms in a step of a second); and
+the 0.5 us that events resolve. It is never before the host recorded the event, nor after the host saw it passed.
 """
 
 from collections import deque

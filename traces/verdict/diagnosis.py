@@ -8,23 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.read.analysis import StepTimes
+from traces.read.analysis import StepTimes, check_sums
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, PHASES
-from traces.verdict import link_rules, network_rules, rank_rules, stall_rules
-from traces.verdict.evidence import Evidence, Schedule, gather
-from traces.verdict.findings import Finding, seconds_text
+from traces.units import seconds_text
+from traces.verdict import network_rules, rank_rules
+from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
 
 FAULTS = (
-    link_rules.slow_link,
+    network_rules.slow_link,
     rank_rules.straggler,
-    stall_rules.stalls,
-    stall_rules.data,
+    rank_rules.stalls,
+    rank_rules.data,
     rank_rules.imbalance,
 )
 # The first that applies: each is a special case of what follows.
 SHAPES = (network_rules.latency_bound, network_rules.server_hotspot, network_rules.network_congestion)
 COMPUTE_BOUND = 0.5  # of the step
+NETWORK_KINDS = ("network-congestion", "server-hotspot", "slow-link", "latency-bound")
+WORTH_SAYING = 1.1  # times faster
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,20 @@ class Diagnosis:
     others: list[Finding]
     evidence: Evidence
 
+    def answer(self, advice: list[dict]) -> dict:
+        """The object that scripts/diagnose.py --json prints.
+
+        advice: [{"strategy", "predicted_step_s", "speedup"}, ...], the shortest step first: what others would take.
+        """
+        return {
+            "verdict": self.verdict(advice),
+            "bottleneck": self.bottleneck,
+            "evidence": self.numbers(),
+            "advice": advice,
+        }
+
     @property
     def bottleneck(self) -> dict:
-        """As scripts/diagnose.py --json prints it."""
         one = self.finding
         share = min(1.0, max(0.0, one.seconds / self.evidence.step_s))
         return {
@@ -45,28 +58,51 @@ class Diagnosis:
             "share": share,
         }  # fmt: skip
 
+    def numbers(self) -> dict:
+        """The numbers behind the verdict, ready for JSON; times in seconds, rates in bytes/s."""
+        evidence = self.evidence
+        return evidence.numbers() | {
+            "finding": self.finding.facts,
+            "also": [{"kind": one.kind, "seconds": one.seconds, "sentence": one.sentence} for one in self.others],
+            "sums": check_sums(evidence.run, evidence.times),
+            "thin": evidence.thin,
+        }
 
-def find_bottleneck(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Diagnosis:
-    """schedule: what the strategy's messages say, from who knows the strategies; None to go without."""
-    evidence = gather(run, times, schedule)
+    def verdict(self, advice: list[dict]) -> str:
+        """One sentence: the finding, what another strategy would do about it, and what is uncertain."""
+        sentence, evidence = self.finding.sentence, self.evidence
+        if self.finding.kind in NETWORK_KINDS and advice and self._is_worth_saying(advice[0]):
+            best = advice[0]
+            sentence += f"; {best['strategy']} would take {seconds_text(best['predicted_step_s'])} a step "
+            sentence += f"instead of {seconds_text(evidence.step_s)}"
+        if evidence.thin:
+            sentence += f" (uncertain: {'; '.join(evidence.thin)})"
+        return sentence
+
+    def _is_worth_saying(self, best: dict) -> bool:
+        """Whether a strategy beats the run's own, both as measured and in the model.
+
+        The model's error must not look like a gain.
+        """
+        evidence = self.evidence
+        if evidence.predicted is None:
+            return False
+        own_step_s = evidence.step_s - evidence.transfer_s + evidence.predicted.seconds
+        return best["predicted_step_s"] * WORTH_SAYING <= min(evidence.step_s, own_step_s)
+
+
+def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Diagnosis:
+    """predicted: what the strategy's messages say, from who knows the strategies; None to go without."""
+    evidence = gather(run, times, predicted)
     faults = sorted((one for rule in FAULTS for one in rule(evidence)), key=lambda one: -one.seconds)
-    shapes = [one for rule in SHAPES for one in rule(evidence)]
-    chosen, *others = [*faults, *_ordered(evidence, shapes), compute_or_none(evidence)]
+    # Where computing takes longer than exchanging, the exchange's shape holds nothing up.
+    shapes = [one for rule in SHAPES for one in rule(evidence)] if evidence.transfer_s >= evidence.compute_s else []
+    chosen, *others = [*faults, *shapes, compute_or_none(evidence)]
     return Diagnosis(chosen, others, evidence)
 
 
-def _ordered(evidence: Evidence, shapes: list[Finding]) -> list[Finding]:
-    """The exchange's shapes, none where computing takes longer than exchanging."""
-    return shapes if evidence.transfer_s >= compute_s(evidence) else []
-
-
-def compute_s(evidence: Evidence) -> float:
-    """Median over steps of the seconds that the busiest rank computes."""
-    return float(np.median(evidence.phase(*COMPUTE).max(axis=1)))
-
-
 def compute_or_none(evidence: Evidence) -> Finding:
-    seconds = compute_s(evidence)
+    seconds = evidence.compute_s
     share = seconds / evidence.step_s
     if share < COMPUTE_BOUND:
         return Finding("none", 0.0, "nothing stands out: " + _parts_text(evidence))

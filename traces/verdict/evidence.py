@@ -1,26 +1,52 @@
-"""The numbers that a diagnosis rests on, taken from a run once; the rules read them and nothing else."""
+"""The numbers that a diagnosis rests on, taken from a run once; and the findings that rules make of them.
 
-from dataclasses import dataclass
+The rules read the evidence and nothing else. `Evidence.numbers` is all of it as plain values.
+"""
+
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from traces.read.analysis import StepTimes
-from traces.read.efficiency import Efficiency, efficiency, step_runtimes
-from traces.read.node_traffic import NodeTraffic, node_traffic
-from traces.read.overlap import Overlap, overlap
-from traces.read.replay import ideal_runtimes
+from traces.read.analysis import StepTimes, check_sums, rates
+from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
 from traces.read.runs import Run
-from traces.read.wait_states import WaitStates, check_sums, find_wait_states
-from traces.record.phases import EXCHANGE, INDEX, STEP
+from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
+from traces.read.waits import STATES, WaitStates, find_wait_states
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, STEP
 
 FEW_STEPS = 5
 UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
 
 
+KINDS = (
+    "network-congestion", "server-hotspot", "slow-link", "straggler", "imbalance", "data", "compute-bound",
+    "latency-bound", "none",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Schedule:
-    """What the strategy's messages say about one exchange; (M,) arrays, one entry for each of `nodes`.
+class Finding:
+    """What a rule hands back: a bottleneck, how much of a step it costs, and how it was seen.
+
+    kind: one of KINDS; seconds: of a median step, that this takes; sentence: for a reader who can act on it.
+    node, rank: whose it is, None for nobody's; direction: of the node's port, "in", "out", None for both or neither.
+    facts: the numbers behind the sentence, with units in their names.
+    """
+
+    kind: str
+    seconds: float
+    sentence: str
+    phase: str | None = None
+    node: int | None = None
+    rank: int | None = None
+    direction: str | None = None
+    facts: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PredictedExchange:
+    """What one exchange should be by the strategy's messages; (M,) arrays, one entry for each of `nodes`.
 
     bytes_in, bytes_out: through each node's port; messages: that wait for one another; seconds: of the exchange over
     the links as probed
@@ -40,35 +66,15 @@ class Evidence:
     run: Run
     times: StepTimes
     traffic: NodeTraffic | None
-    schedule: Schedule | None
-    overlap: Overlap
+    predicted: PredictedExchange | None
     efficiency: Efficiency
     wait_states: WaitStates
     ideal_s: np.ndarray
 
-    @property
-    def rank_numbers(self) -> list[int]:
-        return [trace.identity["rank"] for trace in self.run.ranks]
-
-    @property
-    def rank_nodes(self) -> list[int]:
-        return [trace.identity["node"] for trace in self.run.ranks]
-
-    @property
-    def nodes(self) -> list[int]:
-        return sorted(set(self.rank_nodes))
-
-    def host(self, node: int) -> str:
-        return next(trace.identity["host"] for trace in self.run.ranks if trace.identity["node"] == node)
-
-    @property
-    def links(self) -> list[dict]:
-        return self.run.config.get("links") or []
-
     def link_rates(self, way: str) -> np.ndarray:
         """(M,) bytes/s as probed; nan for a node without a link."""
-        rates = {link["node"]: link[way] for link in self.links}
-        return np.array([rates.get(node, np.nan) for node in self.nodes])
+        links = [self.run.links.get(node) for node in self.run.nodes]
+        return np.array([link[way] if link else np.nan for link in links])
 
     @cached_property
     def step_s(self) -> float:
@@ -77,7 +83,7 @@ class Evidence:
 
     def phase(self, *names: str) -> np.ndarray:
         """(S, R) seconds."""
-        return self.times.seconds[:, :, [INDEX[name] for name in names]].sum(axis=2)
+        return self.times.phase(*names)
 
     @cached_property
     def compute(self) -> np.ndarray:
@@ -107,13 +113,13 @@ class Evidence:
 
     @cached_property
     def node_bytes(self) -> dict[str, np.ndarray] | None:
-        """{"in", "out"}: (M,) bytes a step through each node's port: counted, or else the schedule's."""
+        """{"in", "out"}: (M,) bytes a step through each node's port: counted, or else as predicted."""
         if self.traffic is not None:
             return {way: self.traffic.step_bytes(way) for way in ("in", "out")}
-        if self.schedule is None:
+        if self.predicted is None:
             return None
-        present = np.isin(self.schedule.nodes, self.nodes)
-        return {"in": self.schedule.bytes_in[present], "out": self.schedule.bytes_out[present]}
+        present = np.isin(self.predicted.nodes, self.run.nodes)
+        return {"in": self.predicted.bytes_in[present], "out": self.predicted.bytes_out[present]}
 
     @property
     def transfer_phase(self) -> str | None:
@@ -127,26 +133,103 @@ class Evidence:
         steps = len(self.times.steps)
         if steps < FEW_STEPS:
             found.append(f"only {steps} step{'s' * (steps > 1)} measured")
-        if len(self.nodes) > 1:
+        if len(self.run.nodes) > 1:
             found += self._thin_network()
         return found + check_sums(self.run, self.times, UNEXPLAINED)
 
     def _thin_network(self) -> list[str]:
         found = []
         waits = self.wait_states.seconds
-        error_s = max(trace.clock["error_ns"] for trace in self.run.ranks) * 1e-9
+        error_s = self.run.clock_error_ns * 1e-9
         if len(waits) and error_s > np.median(waits):
             found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
-        if not self.links:
+        if not self.run.links:
             found.append("no links were measured: config.json has none")
         if self.traffic is None:
-            found.append("no node counters: bytes are the schedule's" if self.schedule else "no node counters")
+            found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
         return found
 
+    @property
+    def compute_s(self) -> float:
+        """Median over steps of the seconds that the busiest rank computes."""
+        return float(np.median(self.phase(*COMPUTE).max(axis=1)))
 
-def gather(run: Run, times: StepTimes, schedule: Schedule | None = None) -> Evidence:
-    traffic, ideal_s = node_traffic(run, times), ideal_runtimes(run, times)
+    def numbers(self) -> dict:
+        """All of it ready for JSON; times in seconds, rates in bytes/s."""
+        return {
+            "steps": len(self.times.steps),
+            "step_s": self.step_s,
+            **rates(self.run, self.times),
+            "compute_s": self.compute_s,
+            "exchange_s": self.transfer_s,
+            "exchange_by_phase_s": self.transfer_by_phase,
+            "hidden_exchange_s": hidden_exchange_s(self.times, self.traffic),
+            "waiting_s": self._waiting(),
+            "waited_for_s": self._waited_for(),
+            "efficiency": self.efficiency.as_dict(),
+            "ranks": self._rank_rows(),
+            "nodes": self._node_rows(),
+        }
+
+    def _rank_rows(self) -> list[dict]:
+        columns = (self.run.rank_numbers, self.run.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
+        names = ("rank", "node", "compute_s", "data_s")
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _waiting(self) -> dict[str, float]:
+        """Median over steps of the seconds that ranks waited on average, by wait state."""
+        per_step = self.wait_states.per_step(self.times.steps, len(self.run.ranks)).mean(axis=1)
+        return {name: float(s) for name, s in zip(STATES, np.median(per_step, axis=0), strict=True) if s > 0}
+
+    def _waited_for(self) -> dict[str, float]:
+        """Median over steps of the seconds that others together waited for a rank, for each that anyone waited for."""
+        medians = np.median(self.wait_states.caused(self.times.steps, len(self.run.ranks)), axis=0)
+        return {str(rank): float(s) for rank, s in zip(self.run.rank_numbers, medians, strict=True) if s > 0}
+
+    def _node_rows(self) -> list[dict]:
+        """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""
+        used, over = self._port_use(), self._counted_over_predicted()
+        rows = []
+        for index, node in enumerate(self.run.nodes):
+            row, link = {"node": node, "host": self.run.hosts[node]}, self.run.links.get(node)
+            if link:
+                row["link_bytes_per_s"] = {way: link[way] for way in (*WAYS, "both")}
+            if link and used is not None:
+                row["link_used"] = {way: float(used[way][index]) for way in used}
+            if self.node_bytes is not None:
+                row["bytes_a_step"] = {way: float(amounts[index]) for way, amounts in self.node_bytes.items()}
+            if over is not None:
+                row["bytes_over_schedule"] = {way: _number(over[way][index]) for way in over}
+            rows.append(row)
+        return rows
+
+    def _port_use(self) -> dict[str, np.ndarray] | None:
+        """{"in", "out"}: (M,) the part of its link's rate used in its busiest exchange phase."""
+        if self.traffic is None or not self.run.links:
+            return None
+        return {way: utilisation(self.traffic, list(self.run.links.values()), way) for way in WAYS}
+
+    def _counted_over_predicted(self) -> dict[str, np.ndarray] | None:
+        """{"in", "out"}: (M,) bytes that a node's ports counted over those of the strategy's messages."""
+        predicted = self.predicted
+        if self.traffic is None or predicted is None or predicted.nodes != self.traffic.nodes:
+            return None
+        return against_schedule(self.traffic, predicted.bytes_in, predicted.bytes_out)
+
+
+def _quartiles(seconds: np.ndarray) -> list[dict[str, float]]:
+    """Median, low and high quartile over the steps for each rank, from (S, R) seconds."""
+    quartiles = np.quantile(seconds, (0.5, 0.25, 0.75), axis=0).T.tolist()
+    return [dict(zip(("median", "low", "high"), row, strict=True)) for row in quartiles]
+
+
+def _number(value: float) -> float | None:
+    """JSON has no nan."""
+    return float(value) if np.isfinite(value) else None
+
+
+def gather(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Evidence:
+    ideal_s = ideal_runtimes(run, times)
     return Evidence(
-        run, times, traffic, schedule, overlap(times, traffic), efficiency(run, times, ideal_s), find_wait_states(run),
-        ideal_s,
-    )  # fmt: skip
+        run, times, node_traffic(run, times), predicted, efficiency(times, ideal_s), find_wait_states(run), ideal_s
+    )

@@ -1,4 +1,4 @@
-"""Is it the network? A server's port, all ports, or messages too small for any port. link_rules.py: one slow port.
+"""Is it the network? One node's slow port, a server's port, all ports, or messages too small for any port.
 
 Each rule takes the evidence and returns its findings.
 """
@@ -6,22 +6,93 @@ Each rule takes the evidence and returns its findings.
 import numpy as np
 
 from traces.record.phases import INDEX
-from traces.verdict.evidence import Evidence
-from traces.verdict.findings import Finding, bytes_text, seconds_text
+from traces.units import bytes_text, seconds_text
+from traces.verdict.evidence import Evidence, Finding
 
+SLOW_PORT = 0.6  # of the others' median rate: below it a port is slow
+CONTRADICTED = 1.4  # a port that carried so much more than the probe saw was disturbed while probed
+LEAST_SHARE = 0.05  # of a step: what is worth naming a port for
 LEAST_TRANSFER_SHARE = 0.3  # of a step: below it the exchange is not what holds the step up
 HOTSPOT = 1.25  # times the other nodes' bytes, one way
 PORT_IDLE = 0.25  # of the transfer's time that its bytes need: below it they do not fill the port
 LATENCIES = 50  # a message whose bytes take longer than so many latencies is not small
 
 
+def slow_link(evidence: Evidence) -> list[Finding]:
+    """One node's port is slower than the others' and the exchange runs at its rate."""
+    links = list(evidence.run.links.values())
+    if len(links) < 2:
+        return []
+    ratios = link_ratios(links)
+    rates = {way: np.array([link[way] for link in links]) for way in ratios}
+    for way in ratios:
+        ratios[way] = np.where(_is_contradicted(evidence, rates[way], way), 1.0, ratios[way])
+    # A slow port makes its neighbours' probes look slow at times, one way; its own both ways together most.
+    index = int(np.argmin(sum(np.log(np.minimum(ratio, 1.0)) for ratio in ratios.values())))
+    slow = [way for way in ratios if ratios[way][index] < SLOW_PORT]
+    lost_s = evidence.transfer_s * (1 - min((ratios[way][index] for way in slow), default=1.0))
+    if not slow or lost_s < LEAST_SHARE * evidence.step_s:
+        return []
+    return [_slow_link(evidence, index, slow, lost_s)]
+
+
+def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
+    """{"in", "out"}: (M,) each node's rate over what is usual among the others: the lower of their medians in and out.
+
+    A transfer that ends in a sender's buffers looks faster than any port; it must not make the others look slow. Of two
+    nodes, the one's out is the other's in, and the faster of these two ways is what is usual.
+    """
+    rates = {way: np.array([link[way] for link in links]) for way in ("in", "out")}
+    if len(links) == 2:
+        usual = np.minimum(rates["out"], rates["in"][::-1]).max()
+    else:
+        usual = np.array([min(np.median(np.delete(rates[way], node)) for way in rates) for node in range(len(links))])
+    return {way: rates[way] / usual for way in rates}
+
+
+def _is_contradicted(evidence: Evidence, rates: np.ndarray, way: str) -> np.ndarray:
+    """(M,) bool, in the order of the links: the port carried far more during the run than the probe saw."""
+    if evidence.traffic is None:
+        return np.zeros(len(rates), bool)
+    carried = dict(zip(evidence.traffic.nodes, evidence.traffic.exchange_rate(way), strict=True))
+    return np.array([carried.get(node, 0.0) for node in evidence.run.links]) > CONTRADICTED * rates
+
+
+def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
+    links = list(evidence.run.links.values())
+    link = links[index]
+    ways, node = " and ".join(slow), link["node"]
+    others = [one for one in links if one is not link]
+    rate, usual = (min(one[way] for way in slow) for one in (link, _medians(others)))
+    facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": _medians(others)}
+    sentence = (
+        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, the other nodes' {bytes_text(usual)}/s, and every "
+        f"exchange waits for it: check its cable, switch port and negotiated speed"
+    )
+    if len(links) == 2:
+        sender = link if slow == ["out"] else others[0]
+        sentence = f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other way {bytes_text(usual)}/s"
+        node = None
+    direction = slow[0] if len(slow) == 1 and node is not None else None
+    return Finding("slow-link", lost_s, sentence, evidence.transfer_phase, node, None, direction, facts)
+
+
+def _medians(links: list[dict]) -> dict[str, float]:
+    return {way: float(np.median([link[way] for link in links])) for way in ("in", "out")}
+
+
+def _is_long(evidence: Evidence) -> bool:
+    """The exchange may be what holds the step up."""
+    return evidence.transfer_s >= LEAST_TRANSFER_SHARE * evidence.step_s
+
+
 def server_hotspot(evidence: Evidence) -> list[Finding]:
     """The exchange goes through the port of the node where the root is; it carries more than the others."""
     root = _only_root(evidence)
-    if root is None or len(evidence.nodes) < 3 or evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s:
+    if root is None or len(evidence.run.nodes) < 3 or not _is_long(evidence):
         return []
-    node = evidence.rank_nodes[root]
-    index = evidence.nodes.index(node)
+    node = evidence.run.rank_nodes[root]
+    index = evidence.run.nodes.index(node)
     amounts = evidence.node_bytes
     if amounts is not None:
         ratios = [one[index] / max(np.median(np.delete(one, index)), 1.0) for one in amounts.values()]
@@ -31,54 +102,50 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
     phase = "reduce" if direction == "in" else "bcast"
     by_phase = evidence.transfer_by_phase
     seconds = by_phase.get("reduce", 0.0) + by_phase.get("bcast", 0.0)
-    return [
-        Finding(
-            "server-hotspot", seconds, _hotspot_text(evidence, node, amounts, direction, phase), phase, node,
-            None, direction, facts={"server_rank": evidence.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)},
-        )
-    ]  # fmt: skip
+    text = _hotspot_text(evidence, node, amounts, direction, phase)
+    facts = {"server_rank": evidence.run.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)}
+    return [Finding("server-hotspot", seconds, text, phase, node, None, direction, facts)]
 
 
 def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | None) -> str:
     """The direction in which a server's port is busy longest: by its bytes and rate, or by the phases' times."""
-    link = next((link for link in evidence.links if link["node"] == node), None)
+    link = evidence.run.links.get(node)
     if amounts is None or link is None:
         by_phase = evidence.transfer_by_phase
         return "in" if by_phase.get("reduce", 0.0) >= by_phase.get("bcast", 0.0) else "out"
-    return max(amounts, key=lambda way: amounts[way][evidence.nodes.index(node)] / link[way])
+    return max(amounts, key=lambda way: amounts[way][evidence.run.nodes.index(node)] / link[way])
 
 
 def _only_root(evidence: Evidence) -> int | None:
     """The index of the rank that is root of every exchange with bytes in it; None where there is no such one."""
     roots = set()
     for trace in evidence.run.ranks:
-        records = trace.records
-        rooted = (records["phase"] == INDEX["reduce"]) | (records["phase"] == INDEX["bcast"])
-        roots |= set(np.unique(records["root"][rooted]).tolist())
+        is_rooted = np.isin(trace.records["phase"], [INDEX["reduce"], INDEX["bcast"]])
+        roots |= set(np.unique(trace.records["root"][is_rooted]).tolist())
     if len(roots) != 1 or roots == {-1}:
         return None
     root = roots.pop()
-    return evidence.rank_numbers.index(root) if root in evidence.rank_numbers else None
+    return evidence.run.rank_numbers.index(root) if root in evidence.run.rank_numbers else None
 
 
 def _hotspot_text(evidence: Evidence, node: int, amounts, direction: str, phase: str) -> str:
-    host, verb = evidence.host(node), "receives" if direction == "in" else "sends"
+    host, verb = evidence.run.hosts[node], "receives" if direction == "in" else "sends"
     share = evidence.transfer_by_phase[phase] / evidence.step_s
     text = f"{phase} takes {share:.0%} of the step"
     if amounts is None:
         return f"everything goes through the port of {host}, where the server is: {text}"
-    rate = next((link[direction] for link in evidence.links if link["node"] == node), None)
-    through = "" if rate is None else f" through a port that carries {bytes_text(rate)}/s"
-    return f"{host} {verb} {bytes_text(amounts[direction][evidence.nodes.index(node)])} a step{through}: {text}"
+    link = evidence.run.links.get(node)
+    through = f" through a port that carries {bytes_text(link[direction])}/s" if link else ""
+    return f"{host} {verb} {bytes_text(amounts[direction][evidence.run.nodes.index(node)])} a step{through}: {text}"
 
 
 def network_congestion(evidence: Evidence) -> list[Finding]:
     """The exchange is the largest part of the step, and no one's port in particular."""
-    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.run.ranks) < 2:
+    if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
     share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
     amounts = evidence.node_bytes
-    if len(evidence.nodes) == 1:
+    if len(evidence.run.nodes) == 1:
         text = f"the ranks share one node and {phase} takes most of {share:.0%} of the step that is exchange"
     elif amounts is None:
         text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
@@ -90,35 +157,29 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
 
 
 def _port_rate(evidence: Evidence) -> str:
-    if not evidence.links:
-        return ""
-    return f", which carries {bytes_text(np.median([link['both'] for link in evidence.links]))}/s"
+    rates = [link["both"] for link in evidence.run.links.values()]
+    return f", which carries {bytes_text(np.median(rates))}/s" if rates else ""
 
 
 def latency_bound(evidence: Evidence) -> list[Finding]:
     """The exchange takes long, and its bytes would need a small part of that: it is many small messages."""
-    if evidence.transfer_s < LEAST_TRANSFER_SHARE * evidence.step_s or len(evidence.nodes) < 2 or not evidence.links:
-        return []
     amounts = evidence.node_bytes
-    if amounts is None:
+    if amounts is None or len(evidence.run.nodes) < 2 or not evidence.run.links or not _is_long(evidence):
         return []
     bandwidth_s = max(float(np.nanmax(amounts[way] / evidence.link_rates(way))) for way in ("in", "out"))
     calls, size = exchange_calls(evidence)
-    latency_s = max(link["latency_s"] for link in evidence.links)
+    latency_s = max(link["latency_s"] for link in evidence.run.links.values())
     rate = float(np.nanmedian(evidence.link_rates("in")))
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
         return []
-    return [
-        Finding(
-            "latency-bound", evidence.transfer_s,
-            f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {evidence.transfer_s / evidence.step_s:.0%} "
-            f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
-            f"exchange more at once",
-            evidence.transfer_phase,
-            facts={"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s},
-        )
-    ]  # fmt: skip
+    text = (
+        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {evidence.transfer_s / evidence.step_s:.0%} "
+        f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
+        f"exchange more at once"
+    )
+    facts = {"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s}
+    return [Finding("latency-bound", evidence.transfer_s, text, evidence.transfer_phase, facts=facts)]
 
 
 def exchange_calls(evidence: Evidence) -> tuple[float, float]:

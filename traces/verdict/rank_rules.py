@@ -1,4 +1,4 @@
-"""Is it a rank? One that computes slowly, or work that is uneven. stall_rules.py: what is not computing.
+"""Is it a rank? One that computes slowly, uneven work, stalls now and then, data that come late.
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step, then the
 median over steps is taken: what slows all ranks (other jobs on the machine) cancels, and chance does not repeat.
@@ -6,23 +6,28 @@ median over steps is taken: what slows all ranks (other jobs on the machine) can
 
 import numpy as np
 
-from traces.verdict.evidence import Evidence
-from traces.verdict.findings import Finding, seconds_text
+from traces.units import seconds_text
+from traces.verdict.evidence import Evidence, Finding
 
 SLOW = 1.12  # times the others' time
 CHANCE = 4.0  # so many deviations of the ranks among each other are chance
 UNEVEN = 1.25  # the median time of several ranks over that of the rest
 ALMOST_ALWAYS = 0.75  # of the steps
 LEAST_SHARE = 0.05  # of a step: what is worth naming a rank for
+# A stall is longer than this part of a step, and than so many of the rank's usual deviations.
+STALL, DEVIATIONS = 0.3, 6.0
+FEWEST_STALLS, MOST_OF_STALLS = 2, 0.6
+LEAST_STALL_SHARE = 0.02
+DATA_ON_ALL = 0.25  # of a step
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
     """One rank, or the ranks of one node, compute longer than the others in almost every step."""
     slow = slow_ranks(evidence)
-    nodes = {evidence.rank_nodes[place] for place in slow}
+    nodes = {evidence.run.rank_nodes[place] for place in slow}
     if len(slow) == 1:
         return [_slow_rank(evidence, slow[0])]
-    everyone = [place for place in evidence.workers if evidence.rank_nodes[place] in nodes]
+    everyone = [place for place in evidence.workers if evidence.run.rank_nodes[place] in nodes]
     if len(nodes) == 1 and len(slow) == len(everyone) < len(evidence.workers):
         return [_slow_node(evidence, nodes.pop(), slow)]
     return []
@@ -57,31 +62,27 @@ def _slow_rank(evidence: Evidence, place: int) -> Finding:
     _, excess = against_others(evidence.compute[:, evidence.workers])
     lost_s = float(np.median(excess[:, evidence.workers.tolist().index(place)]))
     own_s = float(np.median(evidence.compute[:, place]))
-    rank, node = evidence.rank_numbers[place], evidence.rank_nodes[place]
-    return Finding(
-        "straggler", lost_s,
-        f"rank {rank} on {evidence.host(node)} computes {seconds_text(own_s)} a step, the others "
-        f"{seconds_text(own_s - lost_s)}, and all wait for it: check that host's clock rate, cores and other jobs",
-        _longest_compute_phase(evidence, place), node, rank,
-        facts={"compute_s": own_s, "others_compute_s": own_s - lost_s},
-    )  # fmt: skip
-
-
-def _longest_compute_phase(evidence: Evidence, place: int) -> str:
-    return max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
+    who = f"rank {rank} on {evidence.run.hosts[node]} computes"
+    return _straggler(evidence, place, who, "it", own_s, own_s - lost_s, lost_s, rank)
 
 
 def _slow_node(evidence: Evidence, node: int, slow: list[int]) -> Finding:
     others = [place for place in evidence.workers if place not in slow]
     own_s, others_s = (float(np.median(evidence.compute[:, places])) for places in (slow, others))
-    ranks = " and ".join(str(evidence.rank_numbers[place]) for place in slow)
-    return Finding(
-        "straggler", own_s - others_s,
-        f"the ranks of {evidence.host(node)} ({ranks}) compute {seconds_text(own_s)} a step, the others "
-        f"{seconds_text(others_s)}, and all wait for them: check that host's clock rate, cores and other jobs",
-        _longest_compute_phase(evidence, slow[0]), node,
-        facts={"compute_s": own_s, "others_compute_s": others_s},
-    )  # fmt: skip
+    ranks = " and ".join(str(evidence.run.rank_numbers[place]) for place in slow)
+    who = f"the ranks of {evidence.run.hosts[node]} ({ranks}) compute"
+    return _straggler(evidence, slow[0], who, "them", own_s, others_s, own_s - others_s)
+
+
+def _straggler(
+    evidence: Evidence, place: int, who: str, whom: str, own_s: float, others_s: float, lost_s: float, rank=None
+) -> Finding:
+    text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
+    text += "check that host's clock rate, cores and other jobs"
+    phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+    facts = {"compute_s": own_s, "others_compute_s": others_s}
+    return Finding("straggler", lost_s, text, phase, evidence.run.rank_nodes[place], rank, facts=facts)
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
@@ -97,13 +98,80 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
     if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
         return []
-    ranks = ", ".join(str(evidence.rank_numbers[place]) for place in evidence.workers[heavy])
-    return [
-        Finding(
-            "imbalance", lost_s,
-            f"work is uneven: ranks {ranks} compute up to {seconds_text(medians.max())} a step, the least "
-            f"{seconds_text(medians.min())}; give all ranks equal work and equal cores",
-            "backward",
-            facts={"longest_compute_s": float(medians.max()), "shortest_compute_s": float(medians.min())},
-        )
-    ]  # fmt: skip
+    ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
+    longest, shortest = float(medians.max()), float(medians.min())
+    text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the least "
+    text += f"{seconds_text(shortest)}; give all ranks equal work and equal cores"
+    facts = {"longest_compute_s": longest, "shortest_compute_s": shortest}
+    return [Finding("imbalance", lost_s, text, "backward", facts=facts)]
+
+
+def stalls(evidence: Evidence) -> list[Finding]:
+    """A rank that is held up now and then: medians do not show it, all wait for it in those steps."""
+    steps, ranks = evidence.own.shape
+    excess = stall_seconds(evidence.own, evidence.step_s)
+    total, count = excess.sum(axis=0), (excess > 0).sum(axis=0)
+    place = int(np.argmax(total))
+    lost_s = float(total[place]) / steps
+    is_one_ranks = ranks == 1 or total[place] >= MOST_OF_STALLS * total.sum()
+    if count[place] < FEWEST_STALLS or not is_one_ranks or lost_s < LEAST_STALL_SHARE * evidence.step_s:
+        return []
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
+    phase = _stalled_phase(evidence, place, excess[:, place] > 0)
+    every, length_s = steps / count[place], float(total[place] / count[place])
+    text = f"rank {rank} on {evidence.run.hosts[node]} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
+    text += f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there"
+    facts = {"stalls": int(count[place]), "steps": steps, "stall_s": length_s}
+    return [Finding("data" if phase == "data" else "straggler", lost_s, text, phase, node, rank, facts=facts)]
+
+
+def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
+    """(S, R): by how much a rank's own time in a step is beyond its median, 0 unless it is a stall.
+
+    What all ranks share in that step is taken off first.
+    """
+    excess = own - np.median(own, axis=0)
+    excess = excess - (np.maximum(0.0, np.median(excess, axis=1, keepdims=True)) if own.shape[1] > 2 else 0.0)
+    deviation = 1.4826 * np.median(np.abs(excess))
+    return np.where(excess > max(STALL * step_s, DEVIATIONS * deviation), excess, 0.0)
+
+
+def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
+    """The phase that is longer in the stalled steps; None where it is outside all phases."""
+    names = ("data", "forward", "backward", "update", "copy_out", "copy_in")
+    longer = {
+        name: float(np.mean(seconds[stalled]) - np.median(seconds))
+        for name in names
+        for seconds in [evidence.phase(name)[:, place]]
+    }
+    longest = max(longer, key=longer.get)
+    outside = float(np.mean(evidence.own[stalled, place]) - np.median(evidence.own[:, place])) - sum(longer.values())
+    return longest if longer[longest] > outside else None
+
+
+def data(evidence: Evidence) -> list[Finding]:
+    """Reading data takes a share of the step: on one rank, so that the others wait, or on all."""
+    if not len(evidence.workers):
+        return []
+    seconds = evidence.phase("data")[:, evidence.workers]
+    typical_s = float(np.median(seconds))
+    if seconds.shape[1] > 1:
+        _, excess = against_others(seconds)
+        lost = np.median(excess, axis=0)
+        late = evidence.workers[lost >= LEAST_SHARE * evidence.step_s].tolist()
+        if len(late) == 1:
+            return [_starved(evidence, late[0], float(lost.max()), typical_s)]
+    slowest_s = float(np.median(seconds.max(axis=1)))
+    if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
+        return []
+    text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
+    text += "put the shards on a faster file system, or nearer"
+    return [Finding("data", slowest_s, text, "data", facts={"data_s": slowest_s})]
+
+
+def _starved(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
+    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
+    own_s = lost_s + typical_s
+    text = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data, the others "
+    text += f"{seconds_text(typical_s)}: check that host's file system"
+    return Finding("data", lost_s, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s})

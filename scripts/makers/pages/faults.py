@@ -13,7 +13,7 @@ from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts
 from scripts.reports import figures
 from traces import read_run
 from traces.plots import look
-from traces.read.analysis import measure_runs
+from traces.verdict.summary import measure_runs
 
 FAILURES = ROOT / "docs" / "failures.json"
 LONGEST_LINE = 180  # characters

@@ -134,22 +134,18 @@ def wire(part: Part, folder: Path) -> str:
     rows[0]["distance"] = "-"
     moved = max(abs(mean / means["ring"] - 1) for mean in means.values())
     _, plain, fed_back, _ = distances.values()
-    with look.styled():
-        figure = draw_losses(losses, apart)
-        look.headline(
-            figure,
-            f"Half the bytes, the mean loss within {moved:.2%}; "
-            f"error feedback keeps it {plain / fed_back:.0f} times nearer",
-            f"{part.ranks} ranks in a ring, rounded at every hop; right: running mean of the distance at each step",
-        )
+    title = f"Half the bytes, the mean loss within {moved:.2%}; "
+    title += f"error feedback keeps it {plain / fed_back:.0f} times nearer"
+    subtitle = f"{part.ranks} ranks in a ring, rounded at every hop; right: running mean of the distance at each step"
+    with look.page(9, 2.9, title, subtitle) as figure:
+        draw_losses(figure, losses, apart)
         figure.savefig(FIGURES / "wire.png", dpi=150)
     return part.filled(rows, measured_on=measured_on(runs["ring"]))
 
 
-def draw_losses(losses: dict[str, np.ndarray], apart: dict[str, np.ndarray]) -> Figure:
+def draw_losses(figure: Figure, losses: dict[str, np.ndarray], apart: dict[str, np.ndarray]) -> None:
     """Loss of each run on the left; on the right its distance from float32's, as a running mean."""
-    figure = Figure(figsize=(9, 3.6))
-    left, right = figure.add_axes((0.07, 0.14, 0.40, 0.66)), figure.add_axes((0.57, 0.14, 0.41, 0.66))
+    left, right = figure.subplots(1, 2)
     left.set_ylabel("training loss (nats per token)")
     right.set_ylabel("distance from float32's loss")
     for name, (label, colour, dashes) in WIRES.items():
@@ -162,4 +158,3 @@ def draw_losses(losses: dict[str, np.ndarray], apart: dict[str, np.ndarray]) -> 
         axes.set_xlabel("step")
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
         axes.legend(frameon=False, fontsize=8)
-    return figure

@@ -1,4 +1,4 @@
-"""A run as viewers of other tools take it: per rank, spans that never overlap, in nanoseconds from the run's start.
+"""A run as other tools' viewers take it: for each rank spans that never overlap, in nanoseconds from the run's start.
 
 Reading a trace has made sure that phases neither overlap each other nor the edge of a step (checks.py).
 """
@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.read.runs import Run
-from traces.read.waiting import find_waits
-from traces.record.files import RECORD, RunError
+from traces.read.waits import find_waits
+from traces.record.files import COUNTERS, RECORD, RunError
 from traces.record.phases import INDEX, STEP
 
-SPAN = np.dtype([("step", "<i4"), ("phase", "<i4"), ("root", "<i4"), ("start", "<i8"), ("end", "<i8"), ("bytes", "<i8"),
-                 ("waited", "<i8")])  # fmt: skip
-RATE = np.dtype([("time", "<i8"), ("in", "<i8"), ("out", "<i8"), ("stalled", "<i8")])
+SPAN = np.dtype([*RECORD.descr, ("waited", "<i8")])
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class RankSpans:
 class Spans:
     """All ranks of the job in order, also those without a trace; `end`: the run's last moment, ns from its start.
 
-    rates: per node number an array of RATE: bytes/s (stalled: ticks/s) from `time` on until the next one's.
+    rates: per node number an array of COUNTERS, whose fields are rates here: bytes/s (stalled: ticks/s) from `time` on
+    until the next one's.
     """
 
     ranks: list[RankSpans]
@@ -42,7 +41,7 @@ class Spans:
 
 
 def lay_out(run: Run) -> Spans:
-    """Spans of a run, of a crashed one too: its last step's envelope goes as far as what was written of it."""
+    """The spans of a run. If it crashed, the envelope of its last step ends with the last phase that was written."""
     found = {
         trace.identity["rank"]: _spans_of(trace.records, waits)
         for trace, waits in zip(run.ranks, find_waits(run), strict=True)
@@ -93,9 +92,9 @@ def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:
 def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
     """RATE between a node's counter samples; the last one is 0. A counter that was set back counts as 0."""
     samples = _last_of_equals(samples)
-    rates = np.zeros(len(samples), RATE)
+    rates = np.zeros(len(samples), COUNTERS)
     rates["time"] = np.clip(samples["time"] - begin, 0, end - begin)
-    for name in RATE.names[1:]:
+    for name in COUNTERS.names[1:]:
         grown = np.maximum(0, np.diff(samples[name]))
         rates[name][:-1] = np.rint(grown / np.diff(samples["time"]) * 1e9)
     return _last_of_equals(rates)

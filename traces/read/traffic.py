@@ -1,4 +1,4 @@
-"""What each node's ports carried, from its counters: bytes and rates per direction, step and phase.
+"""What each node's ports carried, from its counters: bytes and rates per direction, step and phase; what of it hid.
 
 A node's counters are read by its leader at the ends of the leader's phases, so that is whose phases the bytes are
 shared out to; between two readings they count as flowing evenly. They count link headers too, about 5 % over Ethernet.
@@ -10,7 +10,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, cells, sum_by_cell
 from traces.read.runs import Run
-from traces.record.phases import EXCHANGE, INDEX, PHASES
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PHASES
 
 WAYS = ("in", "out")
 
@@ -48,16 +48,11 @@ class NodeTraffic:
 
 def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     """None for a run without counters of all nodes."""
-    place_of = {trace.identity["rank"]: place for place, trace in enumerate(run.ranks)}
-    leaders = {}
-    for trace in run.ranks:
-        rank, node = trace.identity["rank"], trace.identity["node"]
-        leaders[node] = min(rank, leaders.get(node, rank))
     counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
-    nodes = sorted(leaders)
+    nodes = run.nodes
     if set(nodes) - set(counters):
         return None
-    places = [place_of[leaders[node]] for node in nodes]
+    places = [run.rank_nodes.index(node) for node in nodes]  # ranks are in order: the first one is the leader
     tables = [_phase_bytes(run, times, place, counters[node]) for node, place in zip(nodes, places, strict=True)]
     into, out = (np.stack([table[way] for table in tables], axis=1) for way in range(2))
     return NodeTraffic(nodes, places, into, out, times.seconds[:, places])
@@ -88,3 +83,24 @@ def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.n
     """
     expected = {"in": np.asarray(bytes_in, float), "out": np.asarray(bytes_out, float)}
     return {way: traffic.step_bytes(way) / np.where(expected[way] > 0, expected[way], np.nan) for way in WAYS}
+
+
+def hidden_share(traffic: NodeTraffic) -> np.ndarray:
+    """(S,) part of all ports' bytes in a step that moved while their nodes' leaders computed."""
+    by_phase = traffic.bytes_in.sum(axis=1) + traffic.bytes_out.sum(axis=1)
+    computing = by_phase[:, [INDEX[name] for name in COMPUTE]].sum(axis=1)
+    return computing / np.maximum(by_phase[:, [INDEX[name] for name in PHASES]].sum(axis=1), 1)
+
+
+def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:
+    """Median over steps of the seconds of exchange that hide behind computing; None without counters.
+
+    The hidden bytes are taken to need as long as as many bytes of the exchange that shows: of its phases without the
+    waiting for a late rank, on the rank where they take longest.
+    """
+    if traffic is None:
+        return None
+    waiting_s = times.waiting[:, :, [INDEX[name] for name in EXCHANGE]].sum(axis=2)
+    transfer_s = (times.phase(*EXCHANGE) - waiting_s).max(axis=1)
+    hidden = hidden_share(traffic)
+    return float(np.median(transfer_s * hidden / np.maximum(1 - hidden, 1e-9)))

@@ -11,7 +11,7 @@ from gpt2.errors import UserError
 from scripts.prediction.predictor import predicted_exchange
 from strategies import STRATEGIES, Strategy, find
 from traces.read.runs import Run
-from traces.verdict.evidence import Schedule
+from traces.verdict.evidence import PredictedExchange
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
@@ -30,12 +30,11 @@ def item_bytes(settings: dict) -> int:
 
 def cluster_of(run: Run) -> Cluster | None:
     """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
-    links, nodes = run.config.get("links"), node_numbers(run)
-    by_node = {link["node"]: link for link in links or []}
-    if not nodes or not by_node or set(nodes) - set(by_node):
+    links, nodes = run.links, node_numbers(run)
+    if not nodes or not links or set(nodes) - set(links):
         return None
-    rates = {way: [by_node[node][way] for node in nodes] for way in ("in", "out")}
-    latency_s = max(link["latency_s"] for link in links)
+    rates = {way: [links[node][way] for node in nodes] for way in ("in", "out")}
+    latency_s = max(link["latency_s"] for link in links.values())
     return Cluster(placement_of(run), rates["in"], rates["out"], latency_s, nominal=False)
 
 
@@ -66,12 +65,14 @@ def own_exchange(run: Run, kind: type[Strategy] | None = None) -> Prediction | N
         return None
 
 
-def own_schedule(run: Run) -> Schedule | None:
+def own_schedule(run: Run) -> PredictedExchange | None:
     """What the run's own strategy sends, for the diagnosis."""
     predicted = own_exchange(run)
     if predicted is None:
         return None
-    return Schedule(node_numbers(run), predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
+    return PredictedExchange(
+        node_numbers(run), predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds
+    )
 
 
 def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:

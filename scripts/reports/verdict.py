@@ -1,0 +1,80 @@
+"""The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
+
+from scripts.prediction.of_run import own_schedule, predicted_steps
+from traces.read.analysis import measure
+from traces.read.runs import Run
+from traces.units import bytes_text, mfu_text, seconds_text
+from traces.verdict.diagnosis import find_bottleneck
+
+
+def diagnose(run: Run) -> dict:
+    """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
+    diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
+    evidence = diagnosis.evidence
+    return diagnosis.answer(predicted_steps(run, evidence.step_s, evidence.transfer_s))
+
+
+def as_text(answer: dict) -> str:
+    """What scripts/diagnose.py prints of `diagnose`'s object."""
+    evidence = answer["evidence"]
+    lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
+    lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
+    lines += _node_lines(evidence["nodes"]) + _advice_lines(answer["advice"])
+    lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
+    return "\n".join(lines)
+
+
+def place_text(bottleneck: dict) -> str:
+    """ "server-hotspot: phase reduce, node 0, direction in, 53% of the step"."""
+    names = ("phase", "node", "rank", "direction")
+    where = [f"{name} {bottleneck[name]}" for name in names if bottleneck[name] is not None]
+    where.append(f"{bottleneck['share']:.0%} of the step")
+    return f"{bottleneck['kind']}: {', '.join(where)}"
+
+
+def other_findings(evidence: dict, most: int) -> list[str]:
+    """The sentences of the first findings that were not chosen."""
+    return [one["sentence"] for one in evidence["also"][:most] if one["kind"] != "none"]
+
+
+def efficiencies(evidence: dict) -> dict[str, float]:
+    """POP's efficiencies by their names in words."""
+    return {name.replace("_", " "): value for name, value in evidence["efficiency"].items() if name != "lost"}
+
+
+def _step_rows(evidence: dict) -> dict[str, str]:
+    exchange = ", ".join(f"{name} {seconds_text(s)}" for name, s in evidence["exchange_by_phase_s"].items())
+    waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
+    step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
+    step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
+    return {
+        "step": step + _rates(evidence),
+        "exchange": exchange or "none",
+        "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
+        "waiting": f"{waits or 'none'}, mean over ranks",
+    }
+
+
+def _rates(evidence: dict) -> str:
+    """As far as the log has them."""
+    rate, mfu = evidence["tokens_per_s"], evidence["mfu"]
+    return (f"; {rate:,.0f} tokens/s" if rate else "") + (f", MFU {mfu_text(mfu)}" if mfu else "")
+
+
+def _node_lines(nodes: list[dict]) -> list[str]:
+    lines = []
+    for row in nodes:
+        amounts, link = row.get("bytes_a_step"), row.get("link_bytes_per_s")
+        if amounts or link:
+            cells = [f"{way} {_amount(amounts, way)} a step, link {_amount(link, way)}/s" for way in ("in", "out")]
+            lines.append(f"{row['host']:<11} {'; '.join(cells)}")
+    return lines
+
+
+def _amount(amounts: dict | None, way: str) -> str:
+    return bytes_text(amounts[way]) if amounts else "?"
+
+
+def _advice_lines(advice: list[dict]) -> list[str]:
+    cells = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in advice]
+    return [f"others      {', '.join(cells)}"] if cells else []

@@ -1,0 +1,144 @@
+"""Plots: several runs beside what is to be expected of them. How much is lost, to what, and is the explanation right?
+
+Scaling, of runs of growing size: tokens per second against ranks, with the line of perfect scaling from the smallest
+run, and POP's parallel efficiency of each run with what is lost to load balance, serialization and transfer: parts of
+one whole. Model: each run's measured exchange against what the cost model says of it.
+"""
+
+import math
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+from traces.plots import look
+from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
+from traces.units import mfu_text
+from traces.verdict.summary import TimedRun
+
+LOST = {
+    "load_balance": ("load balance", {"facecolor": "#F0E442", "hatch": "...."}),
+    "serialization": ("serialization", {"facecolor": look.ORANGE, "hatch": "////"}),
+    "transfer": ("transfer", {"facecolor": look.VERMILLION}),
+}
+COLOURS = (look.BLUE, look.VERMILLION, look.GREEN, look.PURPLE, look.ORANGE, look.INK)
+MARKERS = "os^Dv*"
+PERFECT = {"color": look.FAINT, "linestyle": (0, (3, 2)), "linewidth": 1}
+LEAST_TICK_RATIO = 1.15  # of neighbouring rates whose numbers do not touch
+WITHIN = 0.15
+
+
+def draw_scaling(measured: list[TimedRun]) -> Figure:
+    """Runs of one strategy or several, at two or more numbers of ranks; their logs must hold tokens per second."""
+    measured = sorted(measured, key=lambda one: (one.figures["ranks"], one.label))
+    found = [efficiency(one.times, ideal_runtimes(one.run, one.times)) for one in measured]
+    handles = [Patch(facecolor=look.BLUE, label="useful")]
+    handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
+    notes = [*look.facts(measured), look.median_note(measured)]
+    width = max(9.4, 4.7 + 0.95 * len(found))
+    with look.page(width, 3.7, _speedup(measured, found), "", handles, notes) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
+        _draw_rates(left, measured)
+        _draw_efficiencies(right, measured, found)
+    return figure
+
+
+def _draw_rates(axes, measured: list[TimedRun]) -> None:
+    rates = [one.figures["tokens_per_s"] for one in measured]
+    ranks = [one.figures["ranks"] for one in measured]
+    fewest, most = min(ranks), max(ranks)
+    first = max(rate for rate, count in zip(rates, ranks, strict=True) if count == fewest)
+    axes.plot([fewest, most], [first, first * most / fewest], **PERFECT)
+    axes.annotate("perfect", (most, first * most / fewest), (-4, 2), ha="right", size=8,
+                  textcoords="offset points", color=look.FAINT)  # fmt: skip
+    for place, name in enumerate(dict.fromkeys(one.run.label for one in measured)):
+        own = [(r, t) for r, t, one in zip(ranks, rates, measured, strict=True) if one.run.label == name]
+        axes.plot(*zip(*own, strict=True), color=COLOURS[place % 6], marker=MARKERS[place % 6], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(sorted(set(ranks)), [_size(measured, count) for count in sorted(set(ranks))])
+    axes.minorticks_off()
+    ticks = _apart(sorted(set(rates)))
+    axes.set_yticks(ticks, [f"{rate:,.0f}" for rate in ticks], size=7.5)
+    axes.set_title("tokens a second", loc="left", size=9)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _apart(rates: list[float]) -> list[float]:
+    """Those of the rising rates whose numbers fit above each other."""
+    kept = rates[:1]
+    for rate in rates[1:]:
+        if rate >= LEAST_TICK_RATIO * kept[-1]:
+            kept.append(rate)
+    return kept
+
+
+def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) -> None:
+    for place, one in enumerate(found):
+        axes.bar(place, one.parallel, 0.66, color=look.BLUE, edgecolor="white")
+        axes.text(place, one.parallel / 2, f"{one.parallel:.0%}", ha="center", va="center", color="white", size=8)
+        bottom = one.parallel
+        for name, (_, style) in LOST.items():
+            axes.bar(place, one.lost[name], 0.66, bottom, **style, edgecolor="white", linewidth=0.5)
+            bottom += one.lost[name]
+    several = len({one.run.label for one in measured}) > 1
+    axes.set_xticks(range(len(found)), [_bar_label(one, several) for one in measured], size=7 if several else 9)
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    axes.tick_params(axis="x", length=0)
+    axes.set_title("of the ranks' time, by number of ranks", loc="left", size=9)
+
+
+def _bar_label(one: TimedRun, several: bool) -> str:
+    """Under a bar: ranks, the strategy where there are several, MFU where it is known."""
+    mfu, strategy = one.figures["mfu"], look.under_bar(one.run.label) if several else ""
+    return "\n".join(filter(None, [str(one.figures["ranks"]), strategy, "" if mfu is None else f"MFU {mfu_text(mfu)}"]))
+
+
+def _size(measured: list[TimedRun], ranks: int) -> str:
+    nodes = sorted({one.figures["nodes"] for one in measured if one.figures["ranks"] == ranks})
+    return f"{ranks}\n{'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}"
+
+
+def _speedup(measured: list[TimedRun], found: list[Efficiency]) -> str:
+    smallest, largest = measured[0].figures, measured[-1].figures
+    speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
+    lost = found[-1].lost
+    worst = max(LOST, key=lost.get)
+    text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
+    text += f", of {largest['ranks'] / smallest['ranks']:.3g} possible"
+    return f"{text}; most is lost to {LOST[worst][0]} ({lost[worst]:.0%})"
+
+
+def draw_model(points: list[tuple[str, float, float]]) -> Figure:
+    """points: (label, predicted seconds, measured seconds) of one exchange each."""
+    points = [(label, predicted * 1e3, measured * 1e3) for label, predicted, measured in points]
+    low, high = 0.7 * min(min(pair) for _, *pair in points), 1.5 * max(max(pair) for _, *pair in points)
+    with look.page(6.4, 4.7, _largest_miss(points)) as figure:
+        axes = figure.subplots()
+        ends = [low, high]
+        axes.fill_between(ends, [x * (1 - WITHIN) for x in ends], [x * (1 + WITHIN) for x in ends], color=look.BAND)
+        axes.plot(ends, ends, color=look.FAINT, lw=0.8)
+        for label, predicted, measured in points:
+            axes.plot(predicted, measured, "o", color=look.BLUE, ms=6)
+            is_far_right = math.log(predicted / low) > 2 / 3 * math.log(high / low)
+            side = {"xytext": (-7, -3), "ha": "right"} if is_far_right else {"xytext": (7, -3)}
+            axes.annotate(label, (predicted, measured), textcoords="offset points", size=8, **side)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("the model's exchange, ms")
+        axes.set_ylabel("measured, ms")
+        axes.annotate(f"± {WITHIN:.0%}", (high / 1.1, high / 1.1 * (1 - WITHIN)), ha="right", va="top", size=8,
+                      color=look.FAINT)  # fmt: skip
+    return figure
+
+
+def _largest_miss(points: list[tuple[str, float, float]]) -> str:
+    misses = {label: measured / predicted - 1 for label, predicted, measured in points}
+    label, off = max(misses.items(), key=lambda item: abs(item[1]))
+    if abs(off) <= WITHIN:
+        return f"The model is within {max(abs(off), 0.01):.0%} of every measured exchange"
+    return f"The model misses {label} most: {'slower' if off > 0 else 'faster'} than it says by {abs(off):.0%}"

@@ -1,0 +1,128 @@
+"""Plots: rank by rank. Which rank is slow, and when; and what does each of them wait for?
+
+A map of ranks and steps, once of computing, once of waiting. A bar for each rank: its median step, cut into computing,
+moving data and each kind of waiting.
+"""
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from traces.plots import look
+from traces.plots.lanes import label_nodes, lane_height
+from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, STEP
+from traces.units import short_ms
+from traces.verdict.summary import TimedRun
+
+MOST_COLUMNS = 400  # more steps than that are averaged: a picture has no more columns to show
+STANDS_OUT = 1.2
+LEAST_SCALE_MS = 0.01
+LEAST_SHARE = 0.002  # of a step: what is shorter is no more than a hair
+# Hatched differently, on greys of different lightness: they have to differ in a grey print too.
+STATE_STYLE = {
+    "late_broadcast": ("until the broadcast's root came", "#E4E4E4", "//////"),
+    "early_reduce": ("before any part of the sum was there", "#FBFBFB", "......"),
+    "late_sender": ("for the last part of the sum", "#D0D0D0", "xxxxx"),
+    "wait_at_nxn": ("for the last rank of all", "#F0F0F0", "\\\\\\\\"),
+}
+PLAIN = {"data": look.COLOUR["data"], "computing": look.BLUE, "copies": look.PURPLE, "transfer": look.VERMILLION}
+
+
+def draw_map(measured: TimedRun) -> Figure:
+    times = measured.times
+    waiting = times.waiting[:, :, [INDEX[name] for name in EXCHANGE]].sum(axis=2) + times.phase("wait")
+    tables = {"computing": times.phase(*COMPUTE) * 1e3, "waiting for others": waiting * 1e3}
+    ranks = len(measured.run.ranks)
+    lane = lane_height(ranks, 4.0)
+    finding = _slowest(measured, tables["computing"])
+    with look.page(9, 2 * lane * ranks + 1.15, finding, notes=look.facts([measured])) as figure:
+        panels = figure.subplots(2, 1)
+        for axes, (text, table) in zip(panels, tables.items(), strict=True):
+            _draw_panel(axes, measured, table, text, lane)
+        panels[-1].set_xlabel("step", labelpad=2)
+    return figure
+
+
+def _slowest(measured: TimedRun, computing: np.ndarray) -> str:
+    medians = np.median(computing, axis=0)
+    typical = np.median(medians[medians > 0]) if (medians > 0).any() else 0.0
+    slowest = int(np.argmax(medians))
+    ratio = medians[slowest] / typical if typical else 1.0
+    rank = measured.run.rank_numbers[slowest]
+    if ratio >= STANDS_OUT:
+        return f"{measured.label}: rank {rank} computes {ratio:.1f} times as long as the median rank"
+    return f"{measured.label}: all ranks compute alike, the slowest (rank {rank}) {ratio - 1:.0%} above the median"
+
+
+def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: float) -> None:
+    steps = measured.times.steps
+    columns = average_columns(table)
+    # One stall of a second must not leave all else one colour, nor microseconds of waiting look like much.
+    highest = max(float(np.quantile(columns, 0.995)), LEAST_SCALE_MS)
+    image = axes.imshow(
+        columns.T, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0, vmax=highest,
+        extent=(steps[0] - 0.5, steps[-1] + 0.5, table.shape[1] - 0.5, -0.5), zorder=1,
+    )  # fmt: skip
+    axes.set_title(f"{text}, median {short_ms(float(np.median(table)))} ms", loc="left", size=9, pad=3)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    label_nodes(axes, measured, lane)
+    look.draw_colours(axes, image, "ms")
+
+
+def average_columns(table: np.ndarray) -> np.ndarray:
+    """(S or fewer, R): neighbouring steps averaged where there are more than a picture has room for."""
+    together = -(-len(table) // MOST_COLUMNS)
+    return np.stack([table[first : first + together].mean(axis=0) for first in range(0, len(table), together)])
+
+
+def draw_waits(measured: TimedRun) -> Figure:
+    bars = wait_table(measured)
+    ranks = len(measured.run.ranks)
+    lane = max(lane_height(ranks, 7.0), 0.08)
+    handles = [
+        Patch(**_style(name), label=f"waits {STATE_STYLE[name][0]}" if name in STATE_STYLE else name) for name in bars
+    ]
+    notes = [*look.facts([measured]), look.median_note([measured])]
+    with look.page(9, lane * ranks + 0.52, _longest_wait(measured, bars), "", handles, notes) as figure:
+        axes = figure.subplots()
+        left = np.zeros(ranks)
+        for name, milliseconds in bars.items():
+            axes.barh(range(ranks), milliseconds, 0.78, left, **_style(name))
+            left += milliseconds
+        axes.set_ylim(ranks - 0.4, -0.6)
+        axes.set_xlim(0, left.max() * 1.01)
+        axes.set_xlabel("milliseconds of the median step", labelpad=2)
+        label_nodes(axes, measured, lane)
+    return figure
+
+
+def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
+    """(R,) milliseconds of each part that can be seen, medians over steps: plain parts, wait states, and "other"."""
+    times = measured.times
+    states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
+    seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
+    seconds["transfer"] = np.maximum(times.phase(*SYNCHRONIZING) - states.sum(axis=2), 0)
+    seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}
+    seconds["other"] = np.maximum(times.phase(STEP) - sum(seconds.values()), 0)
+    medians = {name: np.median(table, axis=0) * 1e3 for name, table in seconds.items()}
+    least = LEAST_SHARE * np.median(times.phase(STEP)) * 1e3
+    return {name: row for name, row in medians.items() if row.max() > least}
+
+
+def _longest_wait(measured: TimedRun, bars: dict[str, np.ndarray]) -> str:
+    waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(len(measured.run.ranks)))
+    most = int(np.argmax(waits))
+    rank, share = measured.run.rank_numbers[most], waits[most] / sum(bars.values())[most]
+    if share < 0.05:
+        return f"{measured.label}: no rank waits more than {share:.0%} of its step for others"
+    kind = max((name for name in bars if name in STATES), key=lambda name: bars[name][most])
+    return f"{measured.label}: rank {rank} waits {share:.0%} of its step, most {STATE_STYLE[kind][0]}"
+
+
+def _style(name: str) -> dict:
+    if name in STATE_STYLE:
+        _, colour, hatch = STATE_STYLE[name]
+        return {"facecolor": colour, "edgecolor": "#9A9A9A", "hatch": hatch, "linewidth": 0}
+    return {"facecolor": PLAIN.get(name, look.COLOUR["other"]), "edgecolor": "white", "linewidth": 0.4}

@@ -1,0 +1,125 @@
+"""Plots: what crosses the network. Whose port is full, and who sends how much to whom?
+
+Bytes that pass each node's port in a step, beside what the port can carry in that time: measured bytes come from the
+nodes' counters, what the strategy's messages add up to is a mark on the bar. And bytes from each rank to each other in
+one exchange, the nodes' sums beside: made from the messages alone, it shows what a strategy does to a cluster before
+anyone runs it.
+"""
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from traces.plots import look
+from traces.read.traffic import WAYS, NodeTraffic
+from traces.units import short_ms
+from traces.verdict.summary import TimedRun
+
+STYLES = {
+    "in": {"facecolor": look.BLUE, "edgecolor": "white", "linewidth": 0},
+    "out": {"facecolor": look.ORANGE, "edgecolor": "white", "linewidth": 0, "hatch": "////"},
+}
+RATE_STYLE = {"color": look.INK, "linestyle": (0, (3, 2)), "linewidth": 1.1}
+MARK_STYLE = {"marker": "D", "color": "white", "markeredgecolor": look.INK, "linestyle": "", "markersize": 4.5}
+DECADES = 3
+MOST_TICKS = 12
+# Up to so many nodes there is room for numbers in the cells.
+MOST_WITH_NUMBERS = 8
+
+
+def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent: dict | None = None) -> Figure:
+    """links: of config.json, of all nodes or empty; sent: {"in": (M,) bytes, "out": ...} predicted, or None."""
+    bars = {way: traffic.step_bytes(way) * 1e-6 for way in WAYS}
+    step_ms = measured.figures["step_ms"]
+    room = {way: np.array([link[way] for link in links]) * step_ms * 1e-9 for way in WAYS} if links else None
+    handles = [Patch(**STYLES[way], label=way) for way in WAYS]
+    if room is not None:
+        text = f"the port's measured rate for {short_ms(step_ms)} ms, a step"
+        handles.append(Line2D([], [], **RATE_STYLE, label=text))
+    if sent is not None:
+        handles.append(Line2D([], [], **MARK_STYLE, label="the strategy's messages"))
+    width = min(11.0, max(7.6, 2.4 + 0.9 * len(traffic.nodes)))
+    notes = [*look.facts([measured]), look.median_note([measured])]
+    with look.page(width, 3.2, _fullest(measured, traffic, bars, room), "", handles, notes) as figure:
+        axes = figure.subplots()
+        for shift, way in ((-0.21, "in"), (0.21, "out")):
+            places = np.arange(len(bars[way])) + shift
+            axes.bar(places, bars[way], 0.38, **STYLES[way])
+            if room is not None:
+                axes.hlines(room[way], places - 0.2, places + 0.2, **RATE_STYLE)
+            if sent is not None:
+                axes.plot(places, np.asarray(sent[way]) * 1e-6, **MARK_STYLE)
+        axes.set_xticks(range(len(traffic.nodes)), [f"node {node}" for node in traffic.nodes])
+        axes.set_ylabel("MB a step")
+        axes.tick_params(axis="x", length=0)
+    return figure
+
+
+def _fullest(measured: TimedRun, traffic: NodeTraffic, bars: dict, room: dict | None) -> str:
+    way = max(WAYS, key=lambda name: bars[name].max())
+    place = int(np.argmax(bars[way]))
+    verb = {"in": "receives", "out": "sends"}[way]
+    text = f"{measured.label}: node {traffic.nodes[place]} {verb} {short_ms(bars[way][place])} MB a step"
+    if room is not None and room[way][place] > 0:
+        text += f", {bars[way][place] / room[way][place]:.0%} of what its port can carry"
+    return text
+
+
+def draw_messages(title: str, matrix: np.ndarray, nodes: list[int]) -> Figure:
+    """matrix: (N, N) bytes from rank (row) to rank (column); nodes: of each rank, in order."""
+    between = node_matrix(matrix, nodes)
+    highest = max(matrix.max(), between.max(), 1) * 1e-6
+    norm = LogNorm(highest / 10**DECADES, highest)
+    with look.page(9, 4.2, _busiest(title, between)) as figure:
+        left, right = figure.subplots(1, 2)
+        _draw_table(left, matrix * 1e-6, norm, "rank")
+        for place in np.flatnonzero(np.diff(nodes)) + 0.5:
+            left.axhline(place, color=look.FAINT, linewidth=0.6)
+            left.axvline(place, color=look.FAINT, linewidth=0.6)
+        image = _draw_table(right, between * 1e-6, norm, "node")
+        sums = {way: between.sum(axis=axis) * 1e-6 for axis, way in enumerate(WAYS)}
+        texts = [f"{way}: {one.min():.3g} to {one.max():.3g} MB a node" for way, one in sums.items()]
+        right.set_title("   ".join(texts), size=8.5, loc="left")
+        if len(between) <= MOST_WITH_NUMBERS:
+            _write_numbers(right, between * 1e-6, norm)
+        look.draw_colours(right, image, "MB")
+    return figure
+
+
+def node_matrix(matrix: np.ndarray, nodes: list[int]) -> np.ndarray:
+    """(M, M) bytes between nodes, 0 within one."""
+    member = np.array([[node == number for node in nodes] for number in sorted(set(nodes))], np.float64)
+    between = member @ matrix @ member.T
+    np.fill_diagonal(between, 0)
+    return between
+
+
+def _draw_table(axes, table: np.ndarray, norm, what: str):
+    image = axes.imshow(np.ma.masked_equal(table, 0), cmap="cividis_r", norm=norm, interpolation="nearest")
+    axes.set_xlabel(f"to {what}", labelpad=2)
+    axes.set_ylabel(f"from {what}", labelpad=2)
+    every = max(1, -(-len(table) // MOST_TICKS))
+    axes.set_xticks(range(0, len(table), every))
+    axes.set_yticks(range(0, len(table), every))
+    return image
+
+
+def _write_numbers(axes, table: np.ndarray, norm) -> None:
+    for (row, column), value in np.ndenumerate(table):
+        if value > 0:
+            ink = "white" if norm(value) > 0.5 else look.INK
+            axes.text(column, row, f"{value:.2g}", ha="center", va="center", size=7.5, color=ink)
+
+
+def _busiest(title: str, between: np.ndarray) -> str:
+    into, out = between.sum(axis=0), between.sum(axis=1)
+    if not into.max():
+        return f"{title}: nothing leaves a node"
+    verb, sums = ("receives", into) if into.max() >= out.max() else ("sends", out)
+    mean = into.mean()
+    if sums.max() < 1.05 * mean:
+        return f"{title}: every node sends and receives {mean * 1e-6:.3g} MB"
+    times = sums.max() / mean
+    return f"{title}: node {np.argmax(sums)} {verb} {sums.max() * 1e-6:.3g} MB, {times:.1f} times the mean of the nodes"

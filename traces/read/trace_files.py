@@ -1,0 +1,145 @@
+"""The files of RUN/traces, read back and checked: traces/record/files.py says what is in them.
+
+All times that come from here are in nanoseconds on rank 0's clock.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traces.read import checks
+from traces.record.files import COUNTERS, COUNTERS_FORMAT, RECORD, TRACE_FORMAT, VERSION, RunError
+from traces.record.phases import INDEX, NAMES
+
+TRACE_HEADER = ("identity", "phases", "fields", "clock")
+COUNTERS_HEADER = {
+    "format": checks.one_of(COUNTERS_FORMAT),
+    "version": checks.one_of(VERSION),
+    "node": checks.RANK,
+    "host": checks.NAME,
+    "ports": checks.TEXT.listed(),
+}
+LONGEST_HEADER = 1 << 20
+MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's trace. `records`: array of RECORD in the order of their ends."""
+
+    identity: dict
+    clock: dict
+    records: np.ndarray
+
+
+@dataclass(frozen=True)
+class NodeCounters:
+    """One node's counters. `records`: array of COUNTERS by time."""
+
+    node: int
+    host: str
+    ports: list[str]
+    records: np.ndarray
+
+
+def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
+    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known.
+
+    RunError with one line for a file that cannot be read, is none, or holds what no tracer writes (checks.py).
+    """
+    try:
+        header, records = _read_file(path, RECORD, lambda line: _parse_header(path, line))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
+    try:
+        return _on_rank_0s_clock(header, records, end_clocks or {})
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}; run the training again") from None
+
+
+def read_counters(path, end_clocks: dict[int, dict]) -> NodeCounters:
+    """Read one node's file; end_clocks: as read_trace's. OSError, or ValueError if it is none."""
+    header, records = _read_file(path, COUNTERS, checks.parse)
+    checks.check_fields("its header", header, COUNTERS_HEADER)
+    checks.check_clock(header.get("clock"))
+    checks.check_samples(records)
+    records["time"] = to_rank_0(records["time"], header["clock"], end_clocks.get(header["node"]))
+    return NodeCounters(header["node"], header["host"], header["ports"], records)
+
+
+def read_end_clocks(folder) -> dict[int, dict]:
+    """The clocks at the end by node; none where the run did not come to its end. OSError, ValueError: damaged."""
+    path = Path(folder) / "clocks.json"
+    if not path.exists():
+        return {}
+    found = checks.parse(path.read_bytes())
+    if type(found) is not list:
+        raise ValueError("no list of clocks")
+    for clock in found:
+        checks.check_fields("a clock", clock, checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS})
+    return {clock["node"]: clock for clock in found}
+
+
+def _read_file(path, record: np.dtype, parse_header) -> tuple[dict, np.ndarray]:
+    """What parse_header makes of the first line, and the whole records after it."""
+    with open(path, "rb") as file:
+        line = file.readline(LONGEST_HEADER)
+        size = file.seek(0, 2)
+    header = parse_header(line)
+    return header, np.fromfile(path, record, count=(size - len(line)) // record.itemsize, offset=len(line))
+
+
+def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, dict]) -> RankTrace:
+    """The checked trace, its phases in the order of NAMES; ValueError where something cannot be."""
+    identity, clock = header["identity"], header["clock"]
+    checks.check_identity(identity)
+    checks.check_clock(clock)
+    if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
+        raise ValueError("a record names a phase that its header does not list")
+    if header["phases"] != list(NAMES):
+        records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
+    checks.check_records(records, identity["ranks"])
+    end_clock = end_clocks.get(identity["node"])
+    for name in ("start", "end"):
+        records[name] = to_rank_0(records[name], clock, end_clock)
+    # Between the two measurements the larger of their errors bounds the interpolated offset's.
+    error_ns = max(clock["error_ns"], end_clock["error_ns"] if end_clock else 0)
+    return RankTrace(identity, clock | {"error_ns": error_ns}, records)
+
+
+def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:
+    """Times (int64 ns) of a node on rank 0's clock, from the node's clocks at the start and, if known, at the end.
+
+    ValueError: the two cannot be of one clock.
+    """
+    if end is None or "at_ns" not in start or end["at_ns"] == start["at_ns"]:
+        return times + start["offset_ns"]
+    drift = (end["offset_ns"] - start["offset_ns"]) / (end["at_ns"] - start["at_ns"])
+    if end["at_ns"] < start["at_ns"] or abs(drift) > MOST_DRIFT:
+        raise ValueError("its clock and the one in clocks.json are not the same node's")
+    return times + start["offset_ns"] + np.rint((times - start["at_ns"]) * drift).astype(np.int64)
+
+
+def _parse_header(path, line: bytes) -> dict:
+    """The header of a trace file of this version, its parts there and its phases known."""
+    try:
+        header = checks.parse(line)
+        is_trace = line.endswith(b"\n") and header["format"] == TRACE_FORMAT
+    except (ValueError, KeyError, TypeError):
+        is_trace = False
+    if not is_trace:
+        raise RunError(f"{path} is not a trace file: its first line is not the header of a {TRACE_FORMAT}; remove it")
+    if header.get("version") != VERSION:
+        found = checks.shown(header.get("version"))
+        raise RunError(f"{path} has trace version {found}, this program reads {VERSION}; update the older one")
+    missing = [name for name in TRACE_HEADER if name not in header]
+    if missing:
+        raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
+    phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
+    unknown = [name for name in phases if type(name) is not str or name not in INDEX]
+    if unknown:
+        raise RunError(f"{path} holds phases unknown here: {checks.shown_list(unknown)}; update this program")
+    if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
+        raise RunError(f"{path} is damaged: its header lists other phases or fields; run the training again")
+    return header

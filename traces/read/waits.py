@@ -1,0 +1,178 @@
+"""How long each exchange waited for another rank before its data could move: which kind of waiting, and for whom.
+
+The calls of one collective are found by their step, phase, root and order: the second "reduce" to root 3 in step 17 is
+the same call on every rank that made one. A rank that skips a phase is in no call of it.
+
+The kinds are Scalasca's wait states:
+
+    late_broadcast   in a bcast all but the root wait until the root has come
+    early_reduce     the root of a reduce waits until the first of the others has come: the root was early
+    late_sender      the root of a reduce waits from then on until the last of them has come: that one is late
+    wait_at_nxn      where all wait for all (allreduce, reduce_scatter, allgather, the sums of "wait"), until the last
+
+The others in a reduce send and leave, so what they spend is transfer. The rank waited for is the one that came last of
+those that had to come (early_reduce: the first of them, whose data the root could have begun with).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.read.runs import Run
+from traces.record.phases import EXCHANGE, INDEX, NAMES
+
+STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
+# The phases in which ranks meet.
+SYNCHRONIZING = (*EXCHANGE, "wait")
+_LONG_AGO, _FAR_OFF = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Calls:
+    """All ranks' records of some phases, C of them, rank after rank.
+
+    records: (C,) RECORD; place: (C,) the index in run.ranks of the rank that made the call, rank: its number;
+    index: (C,) the record's index among its rank's; collective: (C,) equal where ranks met in one call
+    """
+
+    records: np.ndarray
+    place: np.ndarray
+    rank: np.ndarray
+    index: np.ndarray
+    collective: np.ndarray
+
+    @property
+    def has_root(self) -> np.ndarray:
+        return self.records["root"] >= 0
+
+    @property
+    def is_root(self) -> np.ndarray:
+        return self.records["root"] == self.rank
+
+    @property
+    def is_waited_for(self) -> np.ndarray:
+        """(C,) bool: others of the collective may have to wait for this one."""
+        return ~self.has_root | (self.is_root == (self.records["phase"] == INDEX["bcast"]))
+
+    @property
+    def may_wait(self) -> np.ndarray:
+        """(C,) bool: this one may have to wait for others."""
+        return ~self.has_root | (self.is_root != (self.records["phase"] == INDEX["bcast"]))
+
+    def last_entry(self) -> np.ndarray:
+        """(C,) when the last rank that others of the collective wait for had entered, ns."""
+        return self._entry(np.maximum, _LONG_AGO)
+
+    def first_entry(self) -> np.ndarray:
+        """(C,) when the first of them had entered, ns."""
+        return self._entry(np.minimum, _FAR_OFF)
+
+    def _entry(self, choose: np.ufunc, worst: int) -> np.ndarray:
+        chosen = np.full(self.collective.max(initial=-1) + 1, worst)
+        waited_for = self.is_waited_for
+        choose.at(chosen, self.collective[waited_for], self.records["start"][waited_for])
+        return chosen[self.collective]
+
+    def until_ns(self, moment: np.ndarray) -> np.ndarray:
+        """(C,) nanoseconds from each call's entry until `moment`, at most its duration; 0 for who need not wait."""
+        wait = np.clip(moment - self.records["start"], 0, self.records["end"] - self.records["start"])
+        return np.where(self.may_wait, wait, 0)
+
+    def who(self, last: bool) -> np.ndarray:
+        """(C,) index in run.ranks of the last, or first, to enter of those that others of the collective wait for."""
+        order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
+        order = order[self.is_waited_for[order]]
+        who = np.zeros(self.collective.max(initial=-1) + 1, np.int64)
+        who[self.collective[order]] = self.place[order]  # of several assignments the last one stays
+        return who[self.collective]
+
+
+def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
+    """The calls of these phases, matched across ranks."""
+    chosen_phase = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in phases])
+    index = [np.flatnonzero(chosen_phase[trace.records["phase"]]) for trace in run.ranks]
+    counts = [len(one) for one in index]
+    records = np.concatenate([trace.records[one] for trace, one in zip(run.ranks, index, strict=True)])
+    place = np.repeat(np.arange(len(index)), counts)
+    rank = np.array(run.rank_numbers)[place]
+    return Calls(records, place, rank, np.concatenate(index), _match(records, np.cumsum(counts)[:-1]))
+
+
+def _match(calls: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The number of the collective that each call belongs to: int64, equal on the ranks that met in it."""
+    roots = int(calls["root"].max(initial=0)) + 2
+    kind = (calls["step"].astype(np.int64) * len(NAMES) + calls["phase"]) * roots + calls["root"] + 1
+    order = np.concatenate([_occurrence(part) for part in np.split(kind, bounds)])
+    return np.unique(kind * (order.max(initial=0) + 1) + order, return_inverse=True)[1]
+
+
+def _occurrence(kind: np.ndarray) -> np.ndarray:
+    """For each entry, how many equal ones came before it: [7, 9, 7, 7] gives [0, 0, 1, 2]."""
+    by_kind = np.argsort(kind, kind="stable")
+    position = np.arange(len(kind))
+    is_first = np.diff(kind[by_kind], prepend=-1) != 0
+    count = np.empty(len(kind), np.int64)
+    count[by_kind] = position - np.maximum.accumulate(np.where(is_first, position, 0))
+    return count
+
+
+def find_waits(run: Run) -> list[np.ndarray]:
+    """Nanoseconds each record spent waiting: per rank an int64 array as long as its records, 0 outside exchanges."""
+    calls = collect_calls(run, EXCHANGE)
+    waits = calls.until_ns(calls.last_entry())
+    result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
+    for place, all_waits in enumerate(result):
+        own = calls.place == place
+        all_waits[calls.index[own]] = waits[own]
+    return result
+
+
+@dataclass(frozen=True)
+class WaitStates:
+    """Waits, W of them, none of 0 ns. `place` and `cause` are indices into run.ranks: who waited, and for whom.
+
+    step: (W,) step number; place, cause: (W,) int64; state: (W,) index into STATES; seconds: (W,) float64
+    """
+
+    step: np.ndarray
+    place: np.ndarray
+    cause: np.ndarray
+    state: np.ndarray
+    seconds: np.ndarray
+
+    def per_step(self, steps: np.ndarray, ranks: int) -> np.ndarray:
+        """(S, R, len(STATES)) seconds that each rank waited in each of the steps."""
+        return self._sum((len(steps), ranks, len(STATES)), steps, self.place, self.state)
+
+    def caused(self, steps: np.ndarray, ranks: int) -> np.ndarray:
+        """(S, R) seconds that all ranks together waited for each rank in each of the steps."""
+        return self._sum((len(steps), ranks), steps, self.cause)
+
+    def _sum(self, shape: tuple[int, ...], steps: np.ndarray, *indices: np.ndarray) -> np.ndarray:
+        """The seconds of the waits in `steps`, summed up in a table: by the step first, then by `indices`."""
+        step = np.searchsorted(steps, self.step).clip(max=len(steps) - 1)
+        inside = steps[step] == self.step
+        result = np.zeros(shape)
+        np.add.at(result, tuple(index[inside] for index in (step, *indices)), self.seconds[inside])
+        return result
+
+
+def find_wait_states(run: Run) -> WaitStates:
+    calls = collect_calls(run, SYNCHRONIZING)
+    is_reduce_root = calls.is_root & (calls.records["phase"] == INDEX["reduce"])
+    is_bcast = calls.has_root & (calls.records["phase"] == INDEX["bcast"])
+    waits = calls.until_ns(calls.last_entry())
+    early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(calls.first_entry())), 0)
+    late_state = np.full(len(waits), STATES.index("wait_at_nxn"))
+    late_state[is_bcast], late_state[is_reduce_root] = STATES.index("late_broadcast"), STATES.index("late_sender")
+    early_state = np.full(len(waits), STATES.index("early_reduce"))
+    # Each call twice: what it waited for the last to come, and what for the first.
+    call = np.tile(np.arange(len(waits)), 2)
+    nanoseconds = np.concatenate([waits - early, early])
+    state = np.concatenate([late_state, early_state])
+    cause = np.concatenate([calls.who(last=True), calls.who(last=False)])
+    kept = nanoseconds > 0
+    call = call[kept]
+    return WaitStates(
+        calls.records["step"][call], calls.place[call], cause[kept], state[kept], nanoseconds[kept] * 1e-9
+    )

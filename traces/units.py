@@ -1,0 +1,44 @@
+"""Numbers with their units, as sentences, tables and pictures show them."""
+
+
+def count_text(number: int, noun: str) -> str:
+    """ "1 node", "5 nodes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def short_count(number: int) -> str:
+    """124439808 as "124.4M", 820 as "820"."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def bytes_text(amount: float) -> str:
+    """ "27 MB", "1.2 GB", "340 kB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if amount >= size:
+            return f"{amount / size:.3g} {unit}" if amount < 1000 * size else f"{amount / size:.0f} {unit}"
+    return f"{amount:.0f} bytes"
+
+
+def seconds_text(seconds: float) -> str:
+    """ "0.95 s", "120 ms", "0.4 ms"."""
+    if seconds >= 0.5:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
+
+
+def short_ms(ms: float, digits: int = 2) -> str:
+    """Milliseconds in `digits` digits, more only before the point: 0.4, 4.2, 42, 421."""
+    return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"
+
+
+def mfu_text(mfu: float) -> str:
+    """A fraction in two digits: "46%", "4.6%"."""
+    return f"{short_ms(100 * mfu)}%"
+
+
+def ratio_text(ratio: float) -> str:
+    """ "1.8 times faster", "8% faster"."""
+    return f"{ratio:.1f} times faster" if ratio >= 1.2 else f"{ratio - 1:.0%} faster"

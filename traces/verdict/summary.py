@@ -1,0 +1,149 @@
+"""The summary of a run, and several runs side by side: which is fastest, and the table of their medians."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.read.analysis import StepTimes, measure, rates
+from traces.read.runs import Run
+from traces.record.phases import EXCHANGE, INDEX, PHASES
+from traces.units import mfu_text, ratio_text, short_ms
+
+# Runs whose tokens per step differ by less have the same batch.
+SAME_BATCH = 0.01
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run with everything the plots need: its StepTimes and its `summary`, the label unlike any other run's."""
+
+    run: Run
+    times: StepTimes
+    figures: dict
+
+    @property
+    def label(self) -> str:
+        return self.figures["label"]
+
+
+def measure_runs(runs: list[Run]) -> list[TimedRun]:
+    """Measure several runs; runs of equal label get their folder's name added to it."""
+    labels = [run.label for run in runs]
+    measured = []
+    for run in runs:
+        times = measure(run)
+        label = run.label if labels.count(run.label) == 1 else f"{run.label} ({run.path.resolve().name})"
+        measured.append(TimedRun(run, times, summary(run, times) | {"label": label}))
+    return measured
+
+
+def summary(run: Run, times: StepTimes | None = None) -> dict:
+    """The figures of a run, ready for JSON; times in milliseconds.
+
+    Mean over ranks first, median over steps then, so that the phases and `other_ms` add up to `step_ms`. `phases_ms`
+    holds the phases that occur, exchanges with their waiting; `waiting_ms` the waiting alone; shares are of `step_ms`.
+    `exchanges`: False for several ranks that exchanged nothing, in no step. Each of them trained a model of its own:
+    a yardstick for other runs, not a choice.
+    """
+    times = times or measure(run)
+    is_alone = run.ranks[0].identity["ranks"] == 1
+    step_ms = float(np.median(times.step_seconds)) * 1e3
+    phases = _medians_ms(times.seconds, PHASES)
+    waiting = _medians_ms(times.waiting, EXCHANGE)
+    return {
+        "label": run.label,
+        "strategy": run.strategy,
+        "path": str(run.path),
+        "ranks": len(run.ranks),
+        "nodes": len(run.nodes),
+        "steps": len(times.steps),
+        "warm_up_dropped": times.dropped,
+        "step_ms": step_ms,
+        "phases_ms": phases,
+        "waiting_ms": waiting,
+        "other_ms": max(0.0, step_ms - sum(phases.values())),
+        "exchanges": is_alone or bool(times.phase(*EXCHANGE).any()),
+        "exchange_share": sum(phases.get(name, 0.0) for name in EXCHANGE) / step_ms,
+        "waiting_share": sum(waiting.values()) / step_ms,
+        **rates(run, times),
+    }
+
+
+def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+    """Milliseconds per phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
+    medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
+    return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
+
+
+def parts(figures: dict) -> dict[str, float]:
+    """The step of a `summary` in milliseconds, cut so that the parts add up to it and each appears once.
+
+    Exchanges without their waiting; "waiting": all waiting for other ranks; "other": what no phase covers.
+    """
+    waiting = figures["waiting_ms"]
+    cut = {name: max(0.0, ms - waiting.get(name, 0.0)) for name, ms in figures["phases_ms"].items()}
+    cut["waiting"] = cut.pop("wait", 0.0) + sum(waiting.values())
+    cut["other"] = figures["other_ms"]
+    return {name: ms for name, ms in cut.items() if ms > 0}
+
+
+def slowness(figures: dict, runs: list[dict]) -> float:
+    """What the runs are ranked by, small is fast: ms per step; seconds per token where their batches differ."""
+    return figures["step_ms"] if same_batch(runs) else 1 / figures["tokens_per_s"]
+
+
+def same_batch(runs: list[dict]) -> bool:
+    """Whether the summaries' runs trained on equally many tokens a step (taken as true where a log has no rates)."""
+    tokens = [figures["tokens_per_step"] for figures in runs]
+    return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
+
+
+def from_slow_to_fast(runs: list[dict]) -> list[dict]:
+    """The summaries of the runs that trained one model (those that exchange), the slowest first."""
+    trained = [figures for figures in runs if figures["exchanges"]]
+    return sorted(trained, key=lambda figures: -slowness(figures, runs))
+
+
+def speed_text(figures: dict, runs: list[dict]) -> str:
+    """How fast a run was, in the unit of the ranking: "41 ms a step" or "51,200 tokens/s"."""
+    return (
+        f"{short_ms(figures['step_ms'])} ms a step" if same_batch(runs) else f"{figures['tokens_per_s']:,.0f} tokens/s"
+    )
+
+
+def verdict(runs: list[dict]) -> str:
+    """One sentence: the fastest of several runs and by how much, or where one run's time goes."""
+    ranked = from_slow_to_fast(runs)
+    if len(ranked) < 2:
+        figures = (ranked or runs)[0]
+        return f"{figures['label']}: {speed_text(figures, runs)}, {figures['exchange_share']:.0%} of it exchange"
+    slowest, fastest = ranked[0], ranked[-1]
+    ratio = slowness(slowest, runs) / slowness(fastest, runs)
+    if ratio < 1.02:
+        return f"no difference: {fastest['label']} and {slowest['label']} both take {speed_text(fastest, runs)}"
+    return f"fastest: {fastest['label']}, {speed_text(fastest, runs)} ({ratio_text(ratio)} than {slowest['label']})"
+
+
+def table(runs: list[dict]) -> str:
+    """Text table of the summaries, one line a run.
+
+    Columns: ms per part of the step, their sum, the share of exchange, tokens per second, MFU if it is known of any.
+    """
+    cuts = [parts(figures) for figures in runs]
+    names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
+    rows = [["median ms", *names, "step", "exchange", "tokens/s", "MFU"]]
+    for figures, cut in zip(runs, cuts, strict=True):
+        times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
+        rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
+        mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"])
+        share = f"{figures['exchange_share']:.0%}"
+        rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate, mfu])
+    if all(figures["mfu"] is None for figures in runs):
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    return "  ".join(cells)
