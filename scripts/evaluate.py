@@ -24,9 +24,9 @@ import mpi4py
 mpi4py.rc(initialize=False, finalize=True)  # MPI starts in start_world: --help answers where it cannot start
 
 from dist.world import start_world
-from gpt2.data.shards import replacing
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
+from gpt2.files import replacing
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 

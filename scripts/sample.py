@@ -19,8 +19,7 @@ from pathlib import Path
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.inference.generated_text import printable, sample_text
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.settings.tokenizer import choose_tokenizer
 

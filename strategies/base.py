@@ -8,8 +8,7 @@ from dist.exchanges import Rings
 from dist.gpu.buffers import DeviceBuffers
 from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.world import World
-from gpt2.clipping import Clipping
-from gpt2.optimizer import AdamW
+from gpt2.optimizer import AdamW, Clipping
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Job:
                     their form on a GPU (dist/gpu/buffers.py)
     new_optimizer   (start, stop): an AdamW with state for that range alone
     sum_of_squares  (flat): a float
-    max_norm, outlier_z   as gpt2.clipping's
+    max_norm, outlier_z   as gpt2.optimizer.Clipping's
     tracer          tracer.phase(name, bytes=, root=) times what is inside
     server          "colocated" or "dedicated", for the strategy that has a server
 

@@ -9,7 +9,6 @@ name. Ranges are numbered along the flat buffer without its pad, so any number o
 """
 
 import json
-import os
 import re
 import shutil
 import zlib
@@ -19,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import new_file, sync_folder
 from gpt2.formats.state_file import StoredRange, damaged, read_index, read_range, write_ranges
+from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, no_hook
 
 MARKER = "checkpoint.json"
@@ -60,16 +60,14 @@ def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     """
     marker = {"format": FORMAT} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
-    with open(part / MARKER, "x") as file:
-        json.dump(marker, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    with new_file(part / MARKER) as file:
+        file.write(json.dumps(marker, indent=1).encode())
     final = part.with_name(folder_name(facts["step"]))
     if final.exists():
         shutil.rmtree(final)  # of a run that came here once before, and was taken up from an earlier step
-    _sync_folder(part)
+    sync_folder(part)  # before the rename: a folder that has its name is complete
     part.rename(final)
-    _sync_folder(part.parent)
+    sync_folder(part.parent)
     return final
 
 
@@ -133,11 +131,12 @@ class Checkpoint:
                 out[low - start : high - start] = values[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
-        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout. UserError as
-        `read`, or if the model is another."""
+        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout.
+
+        UserError as in `read`, or if the model is another.
+        """
         layout = parameters.layout
-        if self.config != layout.config:
-            raise UserError(f"{self.path}: holds {self.config}, expected {layout.config}: choose its --model")
+        check_config(self.path, self.config, layout.config)
         for start, stop in layout.ranges:
             self.read("parameters", start, parameters.flat[start:stop])
             filled(start, stop)
@@ -190,12 +189,3 @@ def _marker_checksum(marker: dict) -> int:
 
 def _label(step: int) -> str:
     return f"step {step}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names, too, are on disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

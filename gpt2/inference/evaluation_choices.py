@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import HEADER_BYTES, file_errors, read_header
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.formats.llmc_header import CHOICES_MAGIC, HEADER_BYTES, read_header
 from gpt2.inference.evaluation import Scorer
 
-CHOICES_MAGIC, CHOICES_VERSION = 20240522, 1
+CHOICES_VERSION = 1
 START = 65535
 FIXED = 6  # uint16 before the context's tokens
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpt2.data.shards import file_errors, replacing
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import replacing
 from scripts.preparation.survey import checksum
 
 FILE = "manifest.json"

@@ -6,7 +6,7 @@ import time
 TERMINAL_S, LOG_S = 0.2, 30.0
 
 
-class Progress:
+class ProgressLine:
     """what: e.g. "reading"; unit, total: what is counted, and how much of it there is. Lines go to stderr."""
 
     def __init__(self, what: str, unit: str, total: int):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.shards import HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION, file_errors, make_header
+from gpt2.data.shards import SHARD_VERSION
+from gpt2.errors import file_errors
+from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, make_header
 from scripts.preparation.survey import checksum
 
 ADVICE = "cannot write it: make room or check the folder, then run the same command again, which goes on from here"

@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input
 

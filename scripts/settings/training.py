@@ -8,7 +8,7 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.learning_rate import SCHEDULES
+from gpt2.optimizer import SCHEDULES
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from strategies import (

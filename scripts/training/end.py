@@ -4,8 +4,7 @@ import resource
 from pathlib import Path
 
 from dist.clock import clock_offset
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from gpt2.formats import llmc
 from traces.record.clocks import write_end_clocks
 from traces.record.tracing_cost import tracing_share

@@ -11,13 +11,12 @@ from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_
 from dist.progress import poking
 from dist.waiting import gather_everywhere, sum_everywhere
 from dist.world import end_with_one_line, library_name
+from gpt2.config import flops_per_token
 from gpt2.errors import UserError
-from gpt2.flops import flops_per_token
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import model_facts
-from gpt2.learning_rate import Schedule
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamWSettings
+from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters, initialize
 from scripts.backends.choose import choose_backend
 from scripts.training.checkpointing import Checkpointing
@@ -63,7 +62,9 @@ class TrainingRun:
             settings, config, world, self.layout, adamw, self.threads, self.links
         )
         self.settings = settings
-        self.schedule = Schedule(settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps)
+        self.schedule = LearningRateSchedule(
+            settings.schedule, settings.lr, settings.min_lr, settings.warmup, settings.steps
+        )
         self.global_batch = settings.batch_size * settings.grad_accum * worker_count(settings.server, world.size)
         self.train, self.val = open_data(settings, config, self.global_batch, world)
         self.checkpoint = self._found_checkpoint()

@@ -5,8 +5,7 @@ import numpy as np
 from dist.waiting import barrier
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.inference.generated_text import printable, sample_text
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Parameters
 from scripts.settings.tokenizer import choose_tokenizer

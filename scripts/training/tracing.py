@@ -3,8 +3,7 @@
 from dist.clock import clock_offset
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from traces import Tracer
 from traces.record.counters import CounterFile
 from traces.record.phases import EXCHANGE, PHASES

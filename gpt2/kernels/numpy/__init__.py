@@ -8,9 +8,8 @@ from gpt2.kernels.numpy.attention import attention_backward, attention_forward
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.numpy.cores import Cores, empty
 from gpt2.kernels.numpy.embedding import embedding_backward, embedding_forward
-from gpt2.kernels.numpy.gelu import gelu_linear_backward, linear_gelu_forward
 from gpt2.kernels.numpy.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
-from gpt2.kernels.numpy.linear import linear_backward, linear_forward
+from gpt2.kernels.numpy.linear import gelu_linear_backward, linear_backward, linear_forward, linear_gelu_forward
 
 __all__ = [
     "Cores",
