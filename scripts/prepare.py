@@ -33,15 +33,17 @@ from scripts.preparation.files import Input, bare_name, find_inputs
 from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
+    check_text,
     owned_folder,
     read_manifest,
+    survey,
+    total,
     whole_shards,
     write_manifest,
 )
 from scripts.preparation.processes import ordered_map
 from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
-from scripts.preparation.survey import check_text, survey, total
 from scripts.training.signals import INTERRUPTED
 
 SPLITS = {"train": "training", "val": "validation"}
