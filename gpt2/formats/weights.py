@@ -1,10 +1,10 @@
-"""Parameters of a GPT-2 from whatever holds them:
+"""Parameters of a GPT-2 from whatever holds them, as far as memory allows:
 
     model.bin            llm.c's file, float32 or bfloat16 (llmc.py)
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-read_config and read_parameters do what they do in the formats' modules.
+Each format's module has a read_config and a read_parameters; those here choose the module.
 """
 
 import re
@@ -52,9 +52,10 @@ def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What the machine has available, or less where the process's control group is limited; None where nothing says.
+    """Host memory that this process can still have, under Linux; None where nothing says it.
 
-    SLURM and containers set such limits (cgroup version 2). root: of the file system, another one for tests.
+    It is what the machine has available, or less where a limit is set for the process's control group (cgroup version
+    2), as SLURM and containers do. root: that of the file system; tests have their own.
     """
     found = []
     if meminfo := _text(root / "proc/meminfo"):
@@ -68,7 +69,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left(group: Path) -> int | None:
-    """Of one control group's limit; pages of files do not count, they give way."""
+    """What is left of one control group's limit. Cached pages of files do not count: they give way."""
     limit, current = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if not (limit.isdigit() and current.isdigit()):
         return None

@@ -105,11 +105,12 @@ def check_examples(path: Path, examples: list[Example], config: GPT2Config) -> N
 
 
 def count_correct(scorer: Scorer, examples: list[Example]) -> tuple[int, int]:
-    """How many of the examples the model gets right, without and with normalization.
+    """(right, right with normalization): how many of the examples the model gets right.
 
-    Its choice is the ending with the lowest sum of losses after the context, that is the most probable one; normalized
-    the one with the lowest mean loss of a token. So llm.c's hellaswag.py takes acc and acc_norm. (EleutherAI's harness
-    has the same acc, but its acc_norm divides by the characters of an ending.) Of equals the first.
+    The model chooses the ending with the lowest sum of losses after the context, which is the most probable one. With
+    normalization it is the ending with the lowest mean loss of a token. Of equal endings it takes the first. So do
+    acc and acc_norm of llm.c's hellaswag.py. (EleutherAI's harness has the same acc, but its acc_norm divides by an
+    ending's characters.)
     """
     rows = [np.concatenate([each.context, ending]) for each in examples for ending in each.endings]
     losses = iter(scorer.losses(rows))
