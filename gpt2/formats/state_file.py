@@ -43,7 +43,7 @@ class StoredRange:
 
 
 def write_ranges(path: Path, label: str, ranges) -> int:
-    """Write ranges [(array, start, values (n,) float32), ...] to a new file; its bytes, on disk when it returns.
+    """Write ranges [(array, start, values (n,) float32), ...] to a new file; returns its bytes when it is on disk.
 
     OSError: it cannot be written.
     """
@@ -66,7 +66,7 @@ def checksum(label: str, name: str, values) -> int:
 
 
 def read_index(path: Path, size: int) -> list[StoredRange]:
-    """The ranges of a file that is to have `size` bytes. UserError: it has not, or is no such file."""
+    """The ranges of a file. UserError: it has not `size` bytes, or is no such file."""
     with file_errors(path, "cannot read it; check the disk"):
         found = os.stat(path).st_size
     if found != size:
@@ -85,7 +85,7 @@ def _range(tensor: StoredTensor, text: str) -> StoredRange:
 
 
 def read_range(stored: StoredRange, label: str) -> np.ndarray:
-    """Its values (stop - start,) float32. UserError: it cannot be read, or is not what was written."""
+    """A range's values (stop - start,) float32. UserError: they cannot be read, or are not what was written."""
     with file_errors(stored.path, "cannot read it; check the disk"):
         values = np.fromfile(stored.path, "<f4", stored.stop - stored.start, offset=stored.offset)
     if len(values) != stored.stop - stored.start or checksum(label, stored.name, values) != stored.checksum:

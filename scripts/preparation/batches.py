@@ -1,4 +1,4 @@
-"""Documents cut into batches for the tokenizer: the same batches whoever tokenizes them, and each small.
+"""Documents cut into batches for the tokenizer. Each is small, and they are the same whoever tokenizes them.
 
 A long document is cut where no token can cross: between a character that is no white space and the space or line break
 after it. There every match of GPT-2's pattern ends (the openai/gpt-2 repository, encoder.py), and none looks beyond it.
@@ -26,7 +26,7 @@ NEXT_CUT = re.compile(r"\S(?=[ \n])")
 
 
 class Batch(NamedTuple):
-    """Texts to tokenize, each with whether a separator goes before it; all for the same split, "train" or "val"."""
+    """Texts to tokenize as (whether a separator goes before it, text), all for one split, "train" or "val"."""
 
     split: str
     texts: list[tuple[bool, str]]
@@ -68,7 +68,7 @@ def read_pieces(source: Input, field: str) -> Iterator[Chunk]:
 
 
 def find_cut(text: str, start: int, path) -> int:
-    """Where a piece that begins at `start` ends, if the text goes on far enough behind; else 0."""
+    """Where a piece that begins at `start` ends; 0 if it needs no cut, or more text to find one."""
     stop = start + BATCH_CHARACTERS
     if len(text) <= stop:
         return 0
