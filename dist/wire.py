@@ -6,12 +6,14 @@ in the all-gather: its owner rounds it (`rounded`), everyone passes on the same 
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.ranges import cut
 
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
 
 
@@ -85,22 +87,22 @@ class Float32Wire(Wire):
 class BFloat16Wire(Wire):
     """bfloat16 on the wire, sums in float32: half the bytes (Kalamkar et al. 2019), rounded to nearest, ties to even.
 
-    size: elements of the vector. error_feedback: what rounding takes away is kept here, at the rank that rounded, and
-    added to the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
+    size: elements of the vector. error_feedback: the rank that rounds keeps what rounding takes away, and adds it to
+    the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
-    dtype = np.dtype(np.uint16)
+    dtype = np.dtype(np.uint16)  # MPI has no bfloat16: what travels are the bits, as whole numbers
 
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):
         super().__init__(segment_bytes)
         self.half = np.zeros(size, np.uint16)
         self.errors = np.zeros(size, np.float32) if error_feedback else None
-        self._values, self._bits = np.zeros(0, np.float32), np.zeros(0, np.uint32)
+        self._values = np.zeros(0, np.float32)
 
     def packed(self, flat, start, stop):
         if self.errors is not None:
             flat[start:stop] += self.errors[start:stop]
-        self._round(flat[start:stop], self.half[start:stop])
+        round_to_bfloat16(flat[start:stop], self.half[start:stop])
         if self.errors is not None:
             np.subtract(flat[start:stop], self.unpacked(self.half[start:stop]), out=self.errors[start:stop])
         return self.half[start:stop]
@@ -122,28 +124,16 @@ class BFloat16Wire(Wire):
     def arrived(self, flat, start, stop) -> None:
         widen(self.half[start:stop], flat[start:stop])
 
-    def _round(self, values, half) -> None:
-        if len(self._bits) < len(values):
-            self._bits = np.empty(len(values), np.uint32)
-        round_to_bfloat16(values, half, self._bits[: len(values)])
-
 
 def widen(half: np.ndarray, values: np.ndarray) -> None:
-    """values (n,) float32 = half (n,) uint16, the upper halves of float32 bit patterns."""
-    bits = values.view(np.uint32)
-    bits[:] = half
-    np.left_shift(bits, 16, out=bits)
+    """values (n,) float32 = half (n,) uint16, the bits of bfloat16 numbers."""
+    values[:] = half.view(BFLOAT16)
 
 
-def round_to_bfloat16(values: np.ndarray, half: np.ndarray, scratch: np.ndarray) -> None:
-    """half (n,) uint16 = values (n,) float32, to nearest, ties to even; inf and NaN stay what they are."""
-    bits = values.view(np.uint32)
-    np.right_shift(bits, 16, out=scratch)
-    scratch &= 1
-    scratch += 0x7FFF
-    scratch += bits
-    scratch >>= 16
-    half[:] = scratch
-    if not np.isfinite(values).all():  # the carry may turn a NaN into zero, and a training that diverged must show it
-        special = ~np.isfinite(values)
-        half[special] = (bits[special] >> 16) | (np.isnan(values[special]) << 6)
+def round_to_bfloat16(values: np.ndarray, half: np.ndarray) -> None:
+    """half (n,) uint16 = the bits of values (n,) float32 in bfloat16, to nearest, ties to even.
+
+    inf stays inf and a NaN a NaN, without a warning: a training that diverged shows it in its loss.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        half.view(BFLOAT16)[:] = values

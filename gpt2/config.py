@@ -1,4 +1,4 @@
-"""The shape of a GPT-2: five numbers, and the presets by name."""
+"""The shape of a GPT-2: five numbers, the presets by name, and the operations that a token takes."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,10 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """n_layer blocks of n_head heads over n_embd channels (C); at most `context` positions; vocab_size tokens (V)."""
+    """n_layer blocks of n_head heads (H) over n_embd channels (C), up to `context` positions, vocab_size tokens (V).
+
+    UserError: a number below 1, or heads that do not divide the channels.
+    """
 
     n_layer: int
     n_head: int
@@ -28,7 +31,7 @@ class GPT2Config:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Vp: V rounded up to a multiple of 128, which matrix products like; pad columns take no part in the loss."""
+        """Vp: V rounded up to a multiple of 128, for faster matrix products. The pad takes no part in the loss."""
         return -(-self.vocab_size // 128) * 128
 
     @property
@@ -46,3 +49,12 @@ PRESETS = {
     "gpt2-774M": GPT2Config(n_layer=36, n_head=20, n_embd=1280, context=1024, vocab_size=GPT2_VOCABULARY),
     "gpt2-1558M": GPT2Config(n_layer=48, n_head=25, n_embd=1600, context=1024, vocab_size=GPT2_VOCABULARY),
 }
+
+
+def flops_per_token(config: GPT2Config, sequence_length: int, parameters: int) -> int:
+    """Floating point operations of one token, forward and backward, that the model itself asks for: MFU's numerator.
+
+    By llm.c's count (mfu.h): 6 N for the parameters, with those of the padded vocabulary, and 6 L C T for causal
+    attention.
+    """
+    return 6 * parameters + 6 * config.n_layer * config.n_embd * sequence_length

@@ -1,9 +1,10 @@
 """GPT-2 (Radford et al. 2019), forward and backward over the layers; written once for every kernel set.
 
 A block is  x = x + attproj(attention(ln1(x)));  x = x + fcproj(gelu(fc(ln2(x)))).  The residual stream after each half
-block is kept for backward, and each LayerNorm is taken together with the residual addition before it.
+block is kept for backward. One kernel makes each LayerNorm together with the residual addition before it.
 
-k is the kernel set, p all parameters; of a layer a are the activations, w the parameters, d the parameters' gradients.
+Short names: k is the kernel set and p all parameters. a, w and d are one layer's activations, weights (its parameters)
+and their gradients.
 """
 
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ class GPT2:
     """A GPT-2 over given parameters, with room for batches of (B, T) tokens. All buffers are made here, once.
 
     gradients: same layout as the parameters, or None for a model that only runs forward.
-    before_use(start, stop) is called each time before a range of the parameters is used: forward goes through the
-    layout's ranges in their order, backward through all but the first in reverse. The first, the embeddings, stays in
-    use from forward to backward, as the token embedding is also the head.
+    before_use(start, stop) is called each time before a range of the parameters is used. Forward goes through the
+    layout's ranges in their order, backward through all but the first in reverse. The first holds the embeddings. It
+    stays in use from forward to backward, since the token embedding is also the head.
     """
 
     def __init__(

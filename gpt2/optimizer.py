@@ -1,20 +1,92 @@
-"""AdamW on any flat range of the parameters.
+"""What turns a range's gradients into an update: clipping by the global norm, the learning rate, and AdamW.
 
-Whoever updates a range makes an AdamW for it and holds the moments of that range only: sharding falls out of it.
+AdamW works on any flat range. Whoever updates a range makes an AdamW for it and holds the moments of that range only:
+that is all that sharding the optimizer state takes.
 """
 
+import math
+import statistics
+from collections import deque
 from dataclasses import dataclass
 
 from gpt2.parameters import Layout
 from gpt2.rounding import RoundedParameters, step_seed
 
+NORM_WINDOW = 128  # steps whose norms the next one is compared with, as in llm.c
+SCHEDULES = ("cosine", "linear", "constant", "wsd")
+DECAY_SHARE = 0.2  # wsd: the last fifth of the steps decays (Hu et al. 2024, MiniCPM; llm.c's default)
+
+
+class Clipping:
+    """Clips the global norm of the gradients, and skips steps whose norm stands out.
+
+    max_norm: larger norms are brought down to it; 0 never clips. outlier_z: a step is skipped if its norm lies more
+    than that many standard deviations above the mean of the last `window` norms (llm.c's -sg); 0 never skips. The rule
+    begins when there are so many. `norms` holds them and belongs to a run's state. `skips` says whether the last step
+    was skipped.
+    """
+
+    def __init__(self, max_norm: float, outlier_z: float = 0.0, window: int = NORM_WINDOW):
+        self.max_norm, self.outlier_z = max_norm, outlier_z
+        self.norms, self.skips = deque(maxlen=window), False
+
+    def scale(self, sum_of_squares: float) -> tuple[float, float | None]:
+        """(norm, factor for the gradients), or (norm, None) for a step to be skipped."""
+        norm, factor = clip_scale(sum_of_squares, self.max_norm)
+        if self.outlier_z:
+            self.skips = self._stands_out(norm)
+            if math.isfinite(norm):
+                self.norms.append(norm)  # outliers, too: a norm that comes again and again is no outlier
+        return norm, None if self.skips else factor
+
+    def _stands_out(self, norm: float) -> bool:
+        if not math.isfinite(norm):
+            return True
+        if len(self.norms) < self.norms.maxlen:
+            return False
+        return norm - statistics.fmean(self.norms) > self.outlier_z * statistics.pstdev(self.norms)
+
+
+def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:
+    """(norm, factor for the gradients): the factor brings a norm above max_norm down to it; max_norm 0 never clips."""
+    norm = math.sqrt(sum_of_squares)
+    return norm, max_norm / norm if 0.0 < max_norm < norm else 1.0
+
+
+@dataclass(frozen=True)
+class LearningRateSchedule:
+    """`name` is one of SCHEDULES. The rate rises to `lr` in `warmup` steps, then falls to `min_lr` at step `steps`."""
+
+    name: str
+    lr: float
+    min_lr: float
+    warmup: int
+    steps: int
+
+    def at(self, step: int) -> float:
+        """Learning rate of step 1, 2, ... steps."""
+        if step <= self.warmup:
+            return self.lr * step / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        match self.name:
+            case "cosine":
+                left = 0.5 * (1.0 + math.cos(math.pi * done))
+            case "linear":
+                left = 1.0 - done
+            case "constant":
+                left = 1.0
+            case "wsd":
+                decay_steps = max(1, round(DECAY_SHARE * self.steps))
+                left = 1.0 - math.sqrt(max(0.0, 1.0 - (self.steps - step) / decay_steps))
+        return self.min_lr + left * (self.lr - self.min_lr)
+
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """Hyperparameters that stay the same over a run; the learning rate comes with each step.
+    """Hyperparameters that stay the same over a run. The learning rate comes with each step.
 
-    stochastic_rounding: parameters that have a master copy are it rounded up or down at random, by rounding_seed, so
-    that they are it on average (gpt2/rounding.py); otherwise to nearest.
+    stochastic_rounding: bfloat16 parameters are made of their master copy by rounding up or down at random, so that
+    they equal it on average (gpt2/rounding.py). rounding_seed decides the draws. False rounds to nearest.
     """
 
     beta1: float = 0.9
@@ -26,12 +98,14 @@ class AdamWSettings:
 
 
 class AdamW:
-    """AdamW for parameters [start, stop), with its two moments `m`, `v` (stop - start,), unscaled as in the kernel.
+    """AdamW for parameters [start, stop). Its moments `m` and `v` are (stop - start,), unscaled as in the kernel.
 
-    Parameters of fewer bits than the moments have a `master` copy of the moments' dtype, made at the first update: the
-    steps add up in it, and the parameters are its values rounded, the same however the parameters are sharded. None
-    otherwise. rounded: of float32 parameters that are the master copy of a model's bfloat16 ones, those: each update
-    writes both.
+    float32 parameters are updated in place. bfloat16 parameters have too few bits to add up small steps, so they get a
+    float32 copy, `master` (stop - start,), at the first update: the steps add up in it, and each writes the parameters
+    anew, rounded. The result is the same however the parameters are sharded. `master` is None for float32 parameters.
+
+    rounded: for a caller whose float32 parameters are themselves the master copy of a model's bfloat16 parameters. It
+    holds the latter, and each update writes both.
     """
 
     def __init__(
@@ -45,13 +119,13 @@ class AdamW:
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
     def moments(self) -> list[tuple[int, object, object]]:
-        """[(start, m, v), ...]: where in the flat buffer the moments begin, and themselves, to be saved or filled."""
+        """[(start, m, v), ...], to be saved or filled; m and v begin at `start` of the flat buffer."""
         return [(self._start, self.m, self.v)]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
         """One step on this range's parameters from its gradients times gradient_scale, both (stop - start,).
 
-        None: the step is skipped, and nothing changes.
+        With gradient_scale None the step is skipped, and nothing changes.
         """
         if gradient_scale is None:
             return

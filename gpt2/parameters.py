@@ -1,4 +1,4 @@
-"""All parameters in one flat float32 buffer, layer by layer in forward order; named tensors are views of it.
+"""All parameters in one flat buffer, layer by layer in forward order; named tensors are views of it.
 
 Whatever exchanges, updates, clips or saves works on flat ranges [start, stop) of this buffer and never needs a name.
 Gradients, and AdamW's two moments, are buffers of the same layout.
@@ -7,6 +7,7 @@ Gradients, and AdamW's two moments, are buffers of the same layout.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD 
 
 
 def no_hook(start: int, stop: int) -> None:
-    """Nothing to do when a range is about to be used, is filled, or has its final gradients."""
+    """Do nothing when a range is about to be used, has been filled, or has its final gradients."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,11 @@ class Layout:
     def by_name(self) -> dict[str, Tensor]:
         return {tensor.name: tensor for tensor in self.tensors}
 
-    def range_of(self, prefix: str) -> tuple[int, int]:
-        """[start, stop) of all tensors whose name begins with `prefix`; they lie side by side."""
-        found = [tensor for tensor in self.tensors if tensor.name.startswith(prefix)]
-        return found[0].start, found[-1].stop
-
-    def layer_range(self, layer: int) -> tuple[int, int]:
-        return self.range_of(f"layer.{layer}.")
-
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """What is used together, in order: the embeddings, each layer, the final LayerNorm with the pad."""
-        layers = [self.layer_range(layer) for layer in range(self.config.n_layer)]
-        return ((0, self.range_of("wpe")[1]), *layers, (self.range_of("lnf")[0], self.size))
+        layers = [self.by_name[f"layer.{layer}.ln1_weight"].start for layer in range(self.config.n_layer)]
+        return tuple(pairwise([0, *layers, self.by_name["lnf_weight"].start, self.size]))
 
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
         """The tensors that begin in [start, stop), in order."""
@@ -95,13 +88,15 @@ class Layout:
     def final_ranges(self) -> tuple[tuple[int, int], ...]:
         """The parts of the buffer in the order in which backward makes their gradients final.
 
-        A layer comes in two halves; the embeddings come last, as the token embedding is also the head.
+        A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
+        two parts, and the second is made at the very end.
         """
+        embeddings, *layers, last = self.ranges
         halves = []
-        for layer in reversed(range(self.config.n_layer)):
-            (start, stop), middle = self.layer_range(layer), self.by_name[f"layer.{layer}.ln2_weight"].start
+        for layer, (start, stop) in reversed(list(enumerate(layers))):
+            middle = self.by_name[f"layer.{layer}.ln2_weight"].start
             halves += [(middle, stop), (start, middle)]
-        return ((self.range_of("lnf")[0], self.size), *halves, (0, self.range_of("wpe")[1]))
+        return (last, *halves, embeddings)
 
     def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""
@@ -119,8 +114,8 @@ class Layout:
 class Parameters:
     """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
 
-    The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the
-    layout's `ranges`: not all of it need exist at once.
+    The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the layout's
+    `ranges`. Not all of it need exist at once. ValueError: it has another size than the layout.
     """
 
     def __init__(self, layout: Layout, flat):
@@ -144,7 +139,7 @@ class Parameters:
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
     """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    One range of the layout after another; filled(start, stop) follows each.
+    Each range of the layout is filled after the one before; filled(start, stop) follows each.
     """
     layout, random = parameters.layout, np.random.default_rng(seed)
     residual_std = INITIAL_STD / math.sqrt(2 * layout.config.n_layer)

@@ -1,8 +1,8 @@
-"""From float32 parameters to the bfloat16 ones that a model computes with: to nearest, or up or down at random.
+"""The bfloat16 parameters that a model computes with, rounded from float32: to nearest, or up or down at random.
 
-At random, a value goes to one of its two neighbours with the probability that makes the mean exact (Gupta et al. 2015).
-What is drawn depends on seed, step and the element's place among all parameters, and on nothing else: whoever rounds an
-element, in whatever range, on whatever rank, gets the same bits.
+Random rounding takes one of a value's two neighbours, with the probabilities that make the mean exact (Gupta et al.
+2015). The draw of an element depends only on the seed, the step and the element's place among all parameters. So every
+rank that rounds an element gets the same bits, whatever range it rounds.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,18 @@ def splitmix64(state: int) -> int:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """What the draws of a step begin with: those of two steps, or two seeds, are as far apart as random numbers."""
+    """Where the draws of a step begin. For two steps, or two seeds, they have no more in common than random numbers."""
     return splitmix64(splitmix64(seed) + step)
 
 
 class RoundedParameters:
-    """A model's bfloat16 parameters `flat`, (size,) or Slots, which are float32 ones rounded.
+    """A model's bfloat16 parameters `flat`, (size,) or Slots: the rounded values of float32 parameters.
 
-    An update writes those of its own range (`target`), in the launch that makes the step; all others, which other ranks
-    have updated or nobody has, are to be rounded before they are used: `missing`, `store`. round_parameters(target,
-    values, rounding_seed, first): the kernel that does it. seed: of the draws; None: to nearest. step: the last that
-    was made, also one whose update was skipped, so that all ranks count alike.
+    An AdamW update writes its own range here (`target`), in the launch that makes the step. The other ranges were
+    updated by other ranks, or by nobody: `missing` lists them, and `store` rounds them before they are used.
+
+    round_parameters(target, values, rounding_seed, first) is the kernel that rounds. seed is that of the draws; None
+    rounds to nearest. step is the last step made. Skipped steps count, too, so that all ranks count alike.
     """
 
     def __init__(self, flat, round_parameters: Callable[..., None], seed: int | None = None, step: int = 0):
@@ -38,11 +39,11 @@ class RoundedParameters:
 
     @property
     def rounding_seed(self) -> int | None:
-        """This step's, as kernels want it."""
+        """The seed of this step's draws, as kernels take it; None rounds to nearest."""
         return None if self._seed is None else step_seed(self._seed, self.step)
 
     def begin_update(self) -> None:
-        """Another step: what is there is that of the step before."""
+        """Begin another step: all that is in `flat` is now of the step before."""
         self.step += 1
         self._written = []
 
@@ -52,7 +53,7 @@ class RoundedParameters:
         return self.flat[start:stop]
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that the update has not written."""
+        """The parts of [start, stop) that no update of this step has written."""
         parts = []
         for low, high in sorted(self._written):
             if start < min(low, stop):

@@ -4,14 +4,14 @@
     mpirun -n 4 python scripts/evaluate.py gpt2_124M.bin --hellaswag hellaswag_val.bin --json hellaswag.json
     python scripts/evaluate.py my-gpt2/ --text wikitext.txt --stride 256
 
-The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a folder of Hugging Face's; each rank holds
-all of it. Rows are dealt to the ranks, so a number depends on how many there are by rounding alone.
+The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a folder of Hugging Face's. Each rank holds
+all of it. The rows are dealt to the ranks: on another number of ranks, a result differs by rounding alone.
 
---val-data   mean loss over all whole windows of --seq-len tokens, as train.py --eval-steps 0 takes it.
---text       each token's loss, also the first one's: a text begins as a document does, after an end-of-text or, in
-             bytes, a newline. Windows of --seq-len tokens advance by --stride, and score what is new in each.
---hellaswag  llm.c's evaluation file. acc: the ending with the highest probability is right; acc_norm: that with the
-             highest probability per token (EleutherAI's harness takes it per character).
+--val-data   mean loss over all whole windows of --seq-len tokens, as in train.py --eval-steps 0.
+--text       loss of every token. The first one counts, too: the text begins as a document does, after an end-of-text
+             or, in bytes, a newline. Windows of --seq-len tokens advance by --stride, and score what is new in each.
+--hellaswag  llm.c's evaluation file. acc: how often the ending with the highest probability is right; acc_norm: how
+             often the one with the highest probability per token is (EleutherAI's harness takes it per character).
 """
 
 import argparse
@@ -19,9 +19,9 @@ import json
 from pathlib import Path
 
 from dist.world import start_world
-from gpt2.data.shards import replacing
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
+from gpt2.files import replacing
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
@@ -62,10 +62,10 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
     add("--text", type=Path, metavar="FILE", help="a text in UTF-8")
     add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
-    add("--tokenizer", choices=TOKENIZERS, help="of --text: the run's; else gpt2 for 50257 tokens, bytes for 256")
+    add("--tokenizer", choices=TOKENIZERS, help="for --text: the run's; else gpt2 for 50257 tokens, bytes for 256")
     add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")
-    add("--seq-len", type=int, metavar="T", help="of --val-data and --text (the model's context)")
-    add("--stride", type=int, metavar="S", help="of --text (half of --seq-len); a small one is exact, and slow")
+    add("--seq-len", type=int, metavar="T", help="tokens in a window of --val-data and --text (the model's context)")
+    add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
@@ -75,7 +75,7 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 def check(parser, settings) -> None:
-    """Ends with a line where flags mean nothing."""
+    """End the program with one line if the flags make no sense."""
     if not any(getattr(settings, name) for name in EVALUATIONS):
         parser.error("nothing to evaluate on: give --val-data, --text or --hellaswag")
     for name, least in (("batch_size", 1), ("seq_len", 1), ("stride", 1), ("threads", 0)):
@@ -85,7 +85,7 @@ def check(parser, settings) -> None:
 
 
 def as_line(numbers: dict) -> str:
-    """loss 3.2918  perplexity 26.8901  tokens 1,048,576"""
+    """The numbers as in "loss 3.2918  perplexity 26.8901  tokens 1,048,576"."""
     words = (f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in numbers.values())
     return "  ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
 

@@ -33,15 +33,17 @@ from scripts.preparation.files import Input, bare_name, find_inputs
 from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
+    check_text,
     owned_folder,
     read_manifest,
+    survey,
+    total,
     whole_shards,
     write_manifest,
 )
 from scripts.preparation.processes import ordered_map
-from scripts.preparation.progress import Progress
+from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
-from scripts.preparation.survey import check_text, survey, total
 from scripts.settings.units import integer, percent
 from scripts.training.meeting import INTERRUPTED
 
@@ -107,7 +109,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
 def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
     """What the manifest says of each file. UserError: one cannot be used, or there is no text in any."""
     surveyed = []
-    with Progress("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
+    with ProgressLine("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
         for facts in mapped(partial(survey, field), inputs):
             surveyed.append(facts)
             progress.advance(facts["bytes"])
@@ -129,7 +131,7 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
     number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
     options = manifest["options"]
     writer = ShardWriter(settings.out, options["name"], options["shard_tokens"], manifest["shards"], completed)
-    with writer, Progress("tokenizing", "characters", characters) as progress:
+    with writer, ProgressLine("tokenizing", "characters", characters) as progress:
         progress.skip(sum(batch.characters for batch in islice(work, number)))
         for split, size, tokens in mapped(partial(tokenize, settings.tokenizer), work):
             writer.add(split, tokens, number, first)

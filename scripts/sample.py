@@ -4,9 +4,9 @@
     python scripts/sample.py gpt2_124M.bin --prompt "The ocean" --temperature 0     llm.c's file; 0: the likeliest token
     python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a folder of Hugging Face's
 
-Also a checkpoint, RUN/checkpoints/step-00000100. The text goes to standard output, all else to standard error. Text may
-become longer than the model's context: when that is full, its newest half is read anew. It ends early where the model
-ends its document. It computes on CPU cores, in float32, also where a GPU has trained.
+A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, all else to standard error.
+The text may become longer than the model's context: when that is full, the model reads its newest half again. The text
+ends early where the model ends its document. All is computed on CPU cores, in float32, also if a GPU trained the model.
 """
 
 import argparse
@@ -19,8 +19,7 @@ from pathlib import Path
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.inference.generated_text import printable, sample_text
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.settings.tokenizer import choose_tokenizer
 
@@ -28,7 +27,7 @@ INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where the model cannot be used or the flags not be meant."""
+    """Returns the exit status: 2 when the model cannot be used, or the flags make no sense."""
     settings = parse(arguments)
     try:
         stream(*begin(settings))
@@ -37,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has had enough, like `head`; nothing is left to be written at exit
+    except BrokenPipeError:  # the reader has stopped, like `head`; Python writes what is left at exit, so to nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -47,10 +46,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("model", metavar="RUN|PATH", type=Path, help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--prompt", default="", metavar="TEXT", help="the text to go on with (none: as a document begins)")
-    add("--tokens", type=int, default=200, metavar="N", help="how many, at most (200)")
+    add("--tokens", type=int, default=200, metavar="N", help="how many tokens, at most (200)")
     add("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest token (0.8)")
-    add("--top-k", type=int, default=Sampling.top_k, help="draw from so many of the likeliest, 0 for all (200)")
-    add("--top-p", type=float, default=Sampling.top_p, help="from the likeliest that have this probability (1: all)")
+    add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest, 0 for all (200)")
+    add(
+        "--top-p",
+        type=float,
+        default=Sampling.top_p,
+        help="draw from the likeliest, together of this probability (1: all)",
+    )
     add("--seed", type=int, default=1337, help="the same seed gives the same text (1337)")
     add("--tokenizer", choices=TOKENIZERS, help="the run's; else gpt2 for a vocabulary of 50257, bytes for 256")
     add("--threads", type=int, help="CPU cores to use (all)")
@@ -58,7 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def begin(settings):
-    """The prompt, and the pieces of text that follow it; all that may be wrong with the flags is said here."""
+    """(prompt, pieces of text that follow it, line of facts). UserError: a mistake in the flags or the model."""
     for name, least in (("tokens", 1), ("seed", 0), ("threads", 1)):
         value = getattr(settings, name)
         if value is not None and value < least:
@@ -74,11 +78,12 @@ def begin(settings):
 
 
 def stream(prompt: str, pieces, facts: str) -> None:
-    """Write the prompt and then each piece as it comes; to a terminal nothing that it would obey."""
+    """Write the prompt and then each piece as it comes. A terminal gets no control characters: it would obey them."""
     shown = printable if sys.stdout.isatty() else str
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     print(facts, file=sys.stderr, flush=True)
-    tokens, begun = -2, time.perf_counter()  # the prompt is none, nor the last piece: what stayed incomplete
+    # Of what is written, the prompt is no token, and neither is the last piece: the rest of an incomplete character.
+    tokens, begun = -2, time.perf_counter()
     try:
         for piece in chain([prompt], pieces):
             sys.stdout.write(shown(piece))

@@ -10,8 +10,7 @@ from dist.gpu.buffers import DeviceBuffers
 from dist.host.exchange import RingExchange
 from dist.wire import WIRE_BYTES
 from dist.world import World
-from gpt2.clipping import Clipping
-from gpt2.optimizer import AdamW
+from gpt2.optimizer import AdamW, Clipping
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Job:
                     their form on a GPU (dist/gpu/buffers.py)
     new_optimizer   (start, stop): an AdamW with state for that range alone
     sum_of_squares  (flat): a float
-    max_norm, outlier_z   as gpt2.clipping's
+    max_norm, outlier_z   as gpt2.optimizer.Clipping's
     tracer          tracer.phase(name, bytes=, root=) times what is inside
     server          "colocated" or "dedicated", for a strategy that has a server
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 
 from dist.buffers import OwnBuffers
@@ -9,12 +10,8 @@ from dist.sharded import ShardedGradients, ShardedParameters, Slots
 
 
 def array_dtype(name: str) -> np.dtype:
-    """What CuPy calls float32 or bfloat16."""
-    if name == "float32":
-        return np.dtype(np.float32)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
+    """The dtype of arrays of float32 or bfloat16, in NumPy and in CuPy."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def device_zeros(device, length: int, dtype=np.float32):

@@ -1,12 +1,12 @@
-"""What a vector on a GPU looks like on the wire: what wire.py does in host memory, queued on a stream.
+"""What a vector on a GPU looks like on the wire: what dist/wire.py does in host memory, queued on a stream.
 
     packed(flat, part, errors)  what to send for flat[part]: a partial sum, or a final value, by the rank that made it
     unpacked(received)          the float32 values of a partial sum; valid until the next call
     gathered(flat, part)        the memory that flat[part], final, is received into and sent on from
     arrived(flat, part)         bring what was packed last, or gathered, into flat
 
-part: a slice. errors: as long as flat, float32, or None: what rounding takes away is kept there, at the rank that
-rounded, and added to the same element in the next exchange.
+part is a slice. errors is None, or float32 and as long as flat. The rank that rounds keeps there what rounding takes
+away, and adds it to the same element in the next exchange.
 """
 
 import numpy as np
@@ -34,9 +34,9 @@ class DeviceFloat32Wire:
 
 
 class DeviceBFloat16Wire:
-    """bfloat16 on the wire, sums in float32. dtype: MPI has no bfloat16, and takes the bits for whole numbers.
+    """bfloat16 on the wire, sums in float32. dtype: MPI has no bfloat16, so it sends the bits as whole numbers.
 
-    size: elements of the longest vector. longest: of what comes as a partial sum.
+    size: elements of the longest vector. longest: elements of the longest partial sum that is received at once.
     """
 
     rounds, dtype = True, np.dtype(np.uint16)

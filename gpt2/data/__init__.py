@@ -1,1 +1,1 @@
-"""From text to the windows of tokens that training reads."""
+"""From text to the windows of tokens that training reads: tokenizers, texts, shards, windows."""

@@ -4,103 +4,21 @@ The format (llm.c, dev/data/data_common.py), little-endian throughout:
 
     256 int32   header: [0] = 20240520, [1] = 1, [2] = number of tokens, the rest 0
     uint16      the tokens, to the end of the file
-
-Reading a header and replacing a file in one go serve llm.c's model checkpoint (gpt2/formats/llmc.py), too.
 """
 
 import glob
 import os
-import stat
-import uuid
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import replacing
+from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, check_size, make_header, read_header
 
-HEADER_INTS = 256
-HEADER_BYTES = 4 * HEADER_INTS
-SHARD_MAGIC, SHARD_VERSION = 20240520, 1
-MODEL_MAGIC = 20240326
-TEMPORARY = ".*.tmp"  # what `replacing` writes, before it has its name
+SHARD_VERSION = 1
 MAX_TOKEN = np.iinfo(np.uint16).max
 MAX_COUNT = np.iinfo(np.int32).max  # the header counts tokens in an int32
-
-# What llm.c's files say they are: a wrong file usually is one of its neighbours.
-KNOWN_FILES = {
-    SHARD_MAGIC: "an llm.c token shard: give it to --train-data or --val-data",
-    MODEL_MAGIC: "an llm.c model checkpoint: give it to --init",
-    20240327: "llm.c's debug state: give a token shard or a model checkpoint instead",
-    20240328: "llm.c's tokenizer: it is not needed here, choose one with --tokenizer",
-    20240522: "an llm.c multiple-choice evaluation: give it to evaluate.py --hellaswag",
-    20240801: "a Llama 3 token shard (uint32): tokenize the text anew with --tokenizer gpt2 or bytes",
-}
-
-
-@contextmanager
-def file_errors(path, advice: str):
-    """Turn any OSError of the block into a UserError about `path`, ending in `advice`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}: {advice}") from error
-
-
-@contextmanager
-def replacing(path: Path):
-    """A binary file to write, which takes `path`'s place when the block ends well and disappears otherwise.
-
-    Readers see the old file or the whole new one. An OSError (disk full, no permission) becomes a UserError.
-    """
-    path = Path(path)
-    # Not tempfile: its files can be read by their owner alone. The name is unique among nodes that share a disk.
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    with file_errors(path, "cannot write it: choose a folder that exists, is writable and has room"):
-        try:
-            with open(temporary, "xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def make_header(*numbers: int) -> np.ndarray:
-    """The header (256,) int32 that begins with `numbers`, the rest 0."""
-    header = np.zeros(HEADER_INTS, "<i4")
-    header[: len(numbers)] = numbers
-    return header
-
-
-def read_header(path: Path, magic: int) -> tuple[list[int], int]:
-    """The 256 numbers of a file's header, and the file's size in bytes. UserError: unreadable, another `magic`."""
-    expected = KNOWN_FILES[magic].split(":")[0]
-    with file_errors(path, f"expected {expected}; check the path and its permissions"):
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path}: not a file, expected {expected}: give the path of a file")
-        header = np.fromfile(path, "<i4", count=HEADER_INTS)
-    if status.st_size < HEADER_BYTES or header.size < HEADER_INTS:
-        found = f"ends after {status.st_size} bytes" if status.st_size else "is empty"
-        raise UserError(
-            f"{path}: {found}, expected {expected}, with a header of {HEADER_BYTES} bytes: write or copy it again"
-        )
-    if header[0] != magic:
-        hint = KNOWN_FILES.get(int(header[0]), "unknown: check the path, or write the file again")
-        raise UserError(f"{path}: begins with {header[0]}, expected {magic} of {expected}; this is {hint}")
-    return header.tolist(), status.st_size
-
-
-def check_size(path: Path, size: int, expected: int, contents: str) -> None:
-    """UserError unless the file's size in bytes is what its header promises."""
-    if size != expected:
-        difference = f"{abs(expected - size)} too {'few' if size < expected else 'many'}"
-        raise UserError(
-            f"{path}: {size} bytes, {difference}: its header promises {contents}, {expected} bytes: "
-            "the file is damaged or still being written, write or copy it again"
-        )
 
 
 def write_shard(path: Path, tokens) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from gpt2.data.shards import file_errors, open_shard, write_shard
+from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.tokenizers import load_tokenizer
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 
 TRAIN_PERCENT = 90
 EMBEDDED_NAME = "python-stdlib"

@@ -13,7 +13,7 @@ import numpy as np
 from gpt2.errors import UserError
 
 SCAN_TOKENS = 1 << 20  # tokens looked at together by check_tokens: 2 MiB
-COMPARED_TOKENS = 4096  # of each shard, by facts
+COMPARED_TOKENS = 4096  # at the beginning of each shard; facts() takes their checksum
 
 
 class Windows:

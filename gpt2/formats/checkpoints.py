@@ -1,15 +1,15 @@
-"""Checkpoints: folders from which training goes on, written by all ranks together, complete or not there.
+"""Checkpoints: folders from which training goes on. All ranks write them together; they are complete or not there.
 
     checkpoints/step-00000100/checkpoint.json            which step, whose model, which files of how many bytes
                               rank-00000.safetensors...  flat ranges of "parameters", "m" and "v" (state_file.py)
                               model.bin                  of a finished run: the parameters as llm.c has them
 
-Ranks write into step-00000100.part; checkpoint.json is written when all of it is on disk, and then the folder gets its
-name. Ranges are numbered along the flat buffer without its pad, so any number of ranks can read what any other wrote.
+Ranks write into step-00000100.part. When all of it is on disk, checkpoint.json is written, and then the folder gets its
+name. Ranges are numbered along the flat buffer without its pad, so any number of ranks can read what any other number
+wrote.
 """
 
 import json
-import os
 import re
 import shutil
 import zlib
@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import new_file, sync_folder
 from gpt2.formats.state_file import StoredRange, damaged, read_index, read_range, write_ranges
+from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, no_hook
 
 MARKER = "checkpoint.json"
@@ -40,9 +41,9 @@ def rank_file(rank: int) -> str:
 
 
 def write_part(folder: Path, step: int, rank: int, ranges) -> int:
-    """Write a rank's ranges [(array, start, values), ...] into a folder that begins to be a checkpoint; the bytes.
+    """Write a rank's ranges [(array, start, values), ...] into a step's .part folder; returns the file's bytes.
 
-    The folder around it exists. OSError: it cannot be written; then nothing of it stays.
+    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
     """
     path = folder / rank_file(rank)
     try:
@@ -54,29 +55,28 @@ def write_part(folder: Path, step: int, rank: int, ranges) -> int:
 
 
 def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
-    """Make a checkpoint of a folder in which all files {name: bytes} are on disk; its path. OSError: it cannot be done.
+    """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
     facts: "step", "count" (parameters without pad), "model" (the GPT2Config's numbers), and what else the reader wants.
+    OSError: it cannot be done.
     """
     marker = {"format": FORMAT} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
-    with open(part / MARKER, "x") as file:
-        json.dump(marker, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    with new_file(part / MARKER) as file:
+        file.write(json.dumps(marker, indent=1).encode())
     final = part.with_name(folder_name(facts["step"]))
     if final.exists():
-        shutil.rmtree(final)  # of a run that came here once before, and was taken up from an earlier step
-    _sync_folder(part)
+        shutil.rmtree(final)  # the run was here once before, and was resumed from an earlier step
+    sync_folder(part)  # before the rename: a folder that has its name is complete
     part.rename(final)
-    _sync_folder(part.parent)
+    sync_folder(part.parent)
     return final
 
 
 def remove_old(folder: Path, keep: int) -> None:
     """Leave only the newest `keep` checkpoints of a folder."""
     for path in newest_first(folder)[keep:]:
-        (path / MARKER).unlink(missing_ok=True)  # first: what is half removed is no checkpoint
+        (path / MARKER).unlink(missing_ok=True)  # first, so that what is half removed is no checkpoint
         shutil.rmtree(path)
 
 
@@ -96,7 +96,7 @@ def newest_first(folder: Path) -> list[Path]:
 class Checkpoint:
     """A complete checkpoint, open to be read; `facts` are what `complete` was given.
 
-    UserError: it is damaged, in what can be seen without reading the data, which is checked where it is read.
+    UserError: it is damaged, as far as one sees without the data. Those are checked when they are read.
     """
 
     def __init__(self, path: Path):
@@ -133,11 +133,12 @@ class Checkpoint:
                 out[low - start : high - start] = values[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
-        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout. UserError as
-        `read`, or if the model is another."""
+        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout.
+
+        UserError as in `read`, or if the model is another.
+        """
         layout = parameters.layout
-        if self.config != layout.config:
-            raise UserError(f"{self.path}: holds {self.config}, expected {layout.config}: choose its --model")
+        check_config(self.path, self.config, layout.config)
         for start, stop in layout.ranges:
             self.read("parameters", start, parameters.flat[start:stop])
             filled(start, stop)
@@ -190,12 +191,3 @@ def _marker_checksum(marker: dict) -> int:
 
 def _label(step: int) -> str:
     return f"step {step}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names, too, are on disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from gpt2.formats.huggingface_config import read_config_file, read_json
 from gpt2.formats.safetensors import DTYPES, StoredTensor, read_tensors
-from gpt2.formats.stored_numbers import PIECE, read_numbers
+from gpt2.formats.stored_numbers import PIECE, check_config, fill, read_numbers
 from gpt2.parameters import Parameters, layer_shapes, no_hook
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -63,28 +62,22 @@ def read_config(path: Path) -> GPT2Config:
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     """Fill `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0.
 
-    One range of the layout after another; filled(start, stop) follows each. UserError as in read_config, if the shapes
-    differ, or if the head is not the token embedding.
+    filled(start, stop) follows each range of the layout. UserError as in read_config, if the shapes differ, or if the
+    head is not the token embedding.
     """
-    source, layout = open_source(path), parameters.layout
-    if source.config != layout.config:
-        raise UserError(
-            f"{path}: holds {source.config}, expected {layout.config}: choose its --model, or another model"
-        )
-    for start, stop in layout.ranges:
-        for tensor in layout.tensors_in(start, stop):
-            view, stored = parameters.view(tensor.name), source.tensors[tensor.name]
-            if tensor.name == "wte":
-                view[layout.config.vocab_size :] = 0.0
-                view = view[: layout.config.vocab_size]
-            for first, rows in stored_rows(stored):
-                if is_transposed(tensor.name, tensor.shape):
-                    view[:, first : first + len(rows)] = rows.T
-                else:
-                    view[first : first + len(rows)] = rows
-            if tensor.name == "wte" and source.head:
-                check_head(source.head, view)
-        filled(start, stop)
+    source = open_source(path)
+    check_config(path, source.config, parameters.layout.config)
+
+    def read(tensor, view):
+        for first, rows in stored_rows(source.tensors[tensor.name]):
+            if is_transposed(tensor.name, tensor.shape):
+                view[:, first : first + len(rows)] = rows.T
+            else:
+                view[first : first + len(rows)] = rows
+        if tensor.name == "wte" and source.head:
+            check_head(source.head, view)
+
+    fill(parameters, read, filled)
 
 
 def stored_rows(tensor: StoredTensor) -> Iterator[tuple[int, np.ndarray]]:

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from gpt2.config import GPT2_VOCABULARY, GPT2Config
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 
 NUMBERS = {
     "n_layer": "n_layer",

@@ -1,17 +1,13 @@
 """Writing a GPT-2 folder that Hugging Face's transformers loads: see huggingface.py for what lies in it."""
 
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.files import new_file, new_folder
 from gpt2.formats.huggingface import INDEX, PREFIX, SINGLE, is_transposed, names_and_shapes
 from gpt2.formats.huggingface_config import write_config_file
 from gpt2.formats.safetensors import make_header, tensor_sizes
@@ -39,7 +35,7 @@ def write_parameters(
     with new_folder(path) as folder, ExitStack() as stack:
         places = {}
         for file_name, shapes in files.items():
-            file = stack.enter_context(written_file(folder / file_name))
+            file = stack.enter_context(new_file(folder / file_name))
             header, offsets = make_header(shapes, stored)
             file.write(header)
             places |= {name: (file, offset) for name, offset in offsets.items()}
@@ -83,31 +79,3 @@ def write_index(path: Path, files: dict[str, dict], stored: str) -> None:
     size = sum(sum(tensor_sizes(shapes, stored).values()) for shapes in files.values())
     places = {name: file_name for file_name, shapes in files.items() for name in shapes}
     path.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n")
-
-
-@contextmanager
-def written_file(path: Path):
-    """A new binary file, on disk when the block ends well."""
-    with open(path, "xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def new_folder(path: Path):
-    """A folder to fill, which gets its name when the block ends well and disappears otherwise.
-
-    UserError: there is something of that name already (but an empty folder), or it cannot be written.
-    """
-    path = Path(os.path.abspath(path))
-    with file_errors(path, "cannot write it: choose a place that exists, is writable and has room"):
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise UserError(f"{path}: exists already, expected the name of a new folder: choose another, or remove it")
-        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-        temporary.mkdir()
-        try:
-            yield temporary
-            temporary.rename(path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)

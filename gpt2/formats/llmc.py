@@ -17,9 +17,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import HEADER_BYTES, MODEL_MAGIC, check_size, file_errors, make_header, read_header, replacing
-from gpt2.errors import UserError
-from gpt2.formats.stored_numbers import ITEM_BYTES, read_numbers, write_numbers
+from gpt2.errors import UserError, file_errors
+from gpt2.files import replacing
+from gpt2.formats.llmc_header import HEADER_BYTES, MODEL_MAGIC, check_size, make_header, read_header
+from gpt2.formats.stored_numbers import NUMPY_DTYPES, check_config, fill, read_numbers, write_numbers
 from gpt2.parameters import Parameters, layer_shapes, no_hook
 
 VERSIONS = {"float32": 3, "bfloat16": 5}
@@ -41,24 +42,19 @@ def read_config(path: Path) -> GPT2Config:
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config; wte's pad rows become 0.
 
-    One range of the layout after another; filled(start, stop) follows each. The file may be padded to another multiple
-    than ours. UserError as in read_config, or if the shapes differ.
+    filled(start, stop) follows each range of the layout. The file may be padded to another multiple than ours.
+    UserError as in read_config, or if the shapes differ.
     """
     config, padded_vocab_size, stored = read_shape(path)
-    wanted = parameters.layout.config
-    if config != wanted:
-        raise UserError(f"{path}: holds {config}, expected {wanted}: choose its --model, or another file")
-    layout, offsets = parameters.layout, tensor_offsets(config, padded_vocab_size, stored)
+    check_config(path, config, parameters.layout.config)
+    offsets = tensor_offsets(config, padded_vocab_size, stored)
+
+    def read(tensor, view):
+        file.seek(offsets[tensor.name])
+        read_numbers(file, view, stored)
+
     with file_errors(path, "cannot read the model checkpoint; check the disk"), open(path, "rb") as file:
-        for start, stop in layout.ranges:
-            for tensor in layout.tensors_in(start, stop):
-                view = parameters.view(tensor.name)
-                file.seek(offsets[tensor.name])
-                if tensor.name == "wte":
-                    view[config.vocab_size :] = 0.0
-                    view = view[: config.vocab_size]
-                read_numbers(file, view, stored)
-            filled(start, stop)
+        fill(parameters, read, filled)
 
 
 def write_parameters(
@@ -69,8 +65,9 @@ def write_parameters(
 ) -> None:
     """Write float32 parameters in host memory as a checkpoint of float32 or, rounded, of bfloat16.
 
-    ranges: the layout's, for parameters that are only there while their range's turn lasts: each is written before the
-    next is asked for. An existing file is replaced whole or not at all. UserError: the file cannot be written.
+    ranges: the layout's, from an iterator that makes each range's parameters available while it is that range's turn:
+    a range is written before the next is asked for. An existing file is replaced whole or not at all. UserError: the
+    file cannot be written.
     """
     layout, config = parameters.layout, parameters.layout.config
     numbers = [getattr(config, field) for field in HEADER_FIELDS]
@@ -90,13 +87,13 @@ def tensor_offsets(config: GPT2Config, padded_vocab_size: int, stored: str) -> d
     for name in LAYER_TENSORS:
         shapes |= {f"layer.{index}.{name}": layer[name] for index in range(config.n_layer)}
     shapes |= {"lnf_weight": (C,), "lnf_bias": (C,)}
-    item = ITEM_BYTES[stored]
+    item = NUMPY_DTYPES[stored].itemsize
     stops = accumulate((item * math.prod(shape) for shape in shapes.values()), initial=HEADER_BYTES)
     return dict(zip(shapes, stops, strict=False))
 
 
 def read_shape(path: Path) -> tuple[GPT2Config, int, str]:
-    """The model's shape, and wte's rows and the type of numbers in the file, after checking all against its size."""
+    """(model's shape, wte's rows, type of the numbers), after checking the header against the file's size."""
     header, size = read_header(path, MODEL_MAGIC)
     stored = {version: name for name, version in VERSIONS.items()}.get(header[1])
     if stored is None:
@@ -113,7 +110,7 @@ def read_shape(path: Path) -> tuple[GPT2Config, int, str]:
     del numbers["padded_vocab_size"]
     config = GPT2Config(**numbers)
     count = parameter_count(config, padded_vocab_size)
-    check_size(path, size, HEADER_BYTES + ITEM_BYTES[stored] * count, f"{count} {stored} parameters")
+    check_size(path, size, HEADER_BYTES + NUMPY_DTYPES[stored].itemsize * count, f"{count} {stored} parameters")
     return config, padded_vocab_size, stored
 
 

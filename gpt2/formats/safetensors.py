@@ -7,20 +7,20 @@ The format (https://github.com/huggingface/safetensors, "Format"), little-endian
                 "__metadata__": {"format": "pt"}}, padded with spaces
     the data    the tensors, without gaps or overlaps; data_offsets count from here
 
-Read with our own lines, not with the package of that name: under NumPy that one reads no bfloat16, and it writes only
-tensors that are all in memory at once.
+We do not use the package of that name: under NumPy it reads no bfloat16, and it writes only tensors that are all in
+memory at once.
 """
 
 import json
+import math
 import os
 import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
-from gpt2.formats.stored_numbers import ITEM_BYTES
+from gpt2.errors import UserError, file_errors
+from gpt2.formats.stored_numbers import NUMPY_DTYPES
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 DTYPE_WORD = re.compile(r"\w{1,40}", re.ASCII)  # the format's are all of this kind, those not read here, too
@@ -85,14 +85,7 @@ def make_header(
 
 def tensor_sizes(shapes: dict[str, tuple[int, ...]], stored: str) -> dict[str, int]:
     """Bytes of each tensor."""
-    return {name: ITEM_BYTES[stored] * _product(shape) for name, shape in shapes.items()}
-
-
-def _product(shape) -> int:
-    product = 1
-    for number in shape:
-        product *= number
-    return product
+    return {name: NUMPY_DTYPES[stored].itemsize * math.prod(shape) for name, shape in shapes.items()}
 
 
 def _header_length(path: Path, begin: bytes, size: int) -> int:
@@ -133,7 +126,7 @@ def _tensor(path: Path, name: str, entry, begin: int) -> StoredTensor:
             raise ValueError
     except (TypeError, KeyError, ValueError):
         raise _damaged(path, f"its header describes {name!r} in another way") from None
-    if start > stop or (dtype in DTYPES and stop - start != ITEM_BYTES[DTYPES[dtype]] * _product(shape)):
+    if start > stop or (dtype in DTYPES and stop - start != NUMPY_DTYPES[DTYPES[dtype]].itemsize * math.prod(shape)):
         raise _damaged(path, f"its header gives {name!r}, {dtype} {list(shape)}, bytes {start} to {stop}")
     return StoredTensor(path, name, dtype, shape, begin + start, stop - start)
 

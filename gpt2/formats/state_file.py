@@ -4,9 +4,9 @@ The format is safetensors (safetensors.py), so other programs can look into it; 
 
     {"m[0:1048576]": "crc32 of label, name and data, in decimal", ...}
 
-A range is named ARRAY[START:STOP], in elements of the whole array; no range is longer than LONGEST, so that a reader of
-a part reads and checks little more than that. The checksum of the data goes on from that of `label` and name: a range
-that is moved to another place, or a file to another checkpoint, is noticed, too.
+A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
+a part reads and checks little more than it needs. The checksum is of `label`, name and data, in that order: so it also
+shows when a range was moved to another place, or a file to another checkpoint.
 """
 
 import os
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import new_file
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 
 LONGEST = 1 << 20  # elements of a range: 4 MiB
@@ -43,7 +43,7 @@ class StoredRange:
 
 
 def write_ranges(path: Path, label: str, ranges) -> int:
-    """Write ranges [(array, start, values (n,) float32), ...] to a new file; its bytes, on disk when it returns.
+    """Write ranges [(array, start, values (n,) float32), ...] to a new file; returns its bytes when it is on disk.
 
     OSError: it cannot be written.
     """
@@ -54,12 +54,10 @@ def write_ranges(path: Path, label: str, ranges) -> int:
     }
     checksums = {name: str(checksum(label, name, values)) for name, values in pieces.items()}
     header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", checksums)
-    with open(path, "xb") as file:
+    with new_file(path) as file:
         file.write(header)
         for values in pieces.values():
             file.write(values)
-        file.flush()
-        os.fsync(file.fileno())
         return file.tell()
 
 
@@ -68,7 +66,7 @@ def checksum(label: str, name: str, values) -> int:
 
 
 def read_index(path: Path, size: int) -> list[StoredRange]:
-    """The ranges of a file that is to have `size` bytes. UserError: it has not, or is no such file."""
+    """The ranges of a file. UserError: it has not `size` bytes, or is no such file."""
     with file_errors(path, "cannot read it; check the disk"):
         found = os.stat(path).st_size
     if found != size:
@@ -87,7 +85,7 @@ def _range(tensor: StoredTensor, text: str) -> StoredRange:
 
 
 def read_range(stored: StoredRange, label: str) -> np.ndarray:
-    """Its values (stop - start,) float32. UserError: it cannot be read, or is not what was written."""
+    """A range's values (stop - start,) float32. UserError: they cannot be read, or are not what was written."""
     with file_errors(stored.path, "cannot read it; check the disk"):
         values = np.fromfile(stored.path, "<f4", stored.stop - stored.start, offset=stored.offset)
     if len(values) != stored.stop - stored.start or checksum(label, stored.name, values) != stored.checksum:

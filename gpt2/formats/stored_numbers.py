@@ -1,19 +1,49 @@
-"""Parameters as files hold them, little-endian float32, float16 or bfloat16, from and to float32 arrays in host memory.
+"""Parameters as files hold them: float32, float16 or bfloat16, little-endian. In memory they are float32.
 
-A bfloat16 is the upper half of a float32: reading one is exact. Writing rounds to the nearest, ties to even.
+Reading is exact. Writing bfloat16 rounds to the nearest, ties to even; what is too large becomes infinite.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
 import numpy as np
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.parameters import Parameters, no_hook
+
+NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 WRITTEN = ("float32", "bfloat16")
-PIECE = 1 << 18  # elements that are converted at once
+PIECE = 1 << 18  # numbers that are converted at once: what they need beside the file stays small, and in cache
+
+
+def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
+    """Fill float32 parameters in host memory, one range of the layout after another; filled(start, stop) follows each.
+
+    read(tensor, view) fills one tensor's view. wte's pad rows become 0 and are not in its view.
+    """
+    layout = parameters.layout
+    for start, stop in layout.ranges:
+        for tensor in layout.tensors_in(start, stop):
+            view = parameters.view(tensor.name)
+            if tensor.name == "wte":
+                view[layout.config.vocab_size :] = 0.0
+                view = view[: layout.config.vocab_size]
+            read(tensor, view)
+        filled(start, stop)
+
+
+def check_config(path: Path, found: GPT2Config, expected: GPT2Config) -> None:
+    """UserError unless the model at `path` has the expected shape."""
+    if found != expected:
+        raise UserError(f"{path}: holds {found}, expected {expected}: choose its --model, or give another model")
 
 
 def read_numbers(file, out: np.ndarray, stored: str) -> None:
     """Fill `out`, contiguous float32 of any shape, with numbers of type `stored` from where the binary file stands.
 
-    OSError: it ends before.
+    OSError: the file ends before.
     """
     flat = out.reshape(-1)
     if stored == "float32":
@@ -21,18 +51,13 @@ def read_numbers(file, out: np.ndarray, stored: str) -> None:
         return
     for start in range(0, flat.size, PIECE):
         part = flat[start : start + PIECE]
-        halves = np.empty(part.size, "<u2")
-        _read_exactly(file, halves)
-        if stored == "float16":
-            part[:] = halves.view("<f2")
-        else:
-            bits = part.view(np.uint32)
-            bits[:] = halves
-            bits <<= 16
+        numbers = np.empty(part.size, NUMPY_DTYPES[stored])
+        _read_exactly(file, numbers)
+        part[:] = numbers
 
 
 def _read_exactly(file, out: np.ndarray) -> None:
-    count = file.readinto(out)
+    count = file.readinto(out.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
     if count != out.nbytes:
         raise OSError(f"ends {out.nbytes - count} bytes too early")
 
@@ -42,14 +67,5 @@ def write_numbers(file, values: np.ndarray, stored: str) -> None:
     flat = values.reshape(-1)
     for start in range(0, flat.size, PIECE):
         part = flat[start : start + PIECE]
-        file.write(part if stored == "float32" else to_bfloat16(part))
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The bits (n,) uint16 of float32 values (n,) rounded to bfloat16; a NaN stays one, too large becomes infinite."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
-    nan = np.isnan(values)
-    # The carry would turn some NaNs into zero or infinity.
-    rounded[nan] = (bits[nan] >> 16) | 0x40
-    return rounded
+        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, and a NaN stays one
+            file.write(part.astype(NUMPY_DTYPES[stored], copy=False).view(np.uint8))

@@ -1,10 +1,10 @@
-"""Parameters of a GPT-2 from whatever holds them:
+"""Parameters of a GPT-2 from whatever holds them, as far as memory allows:
 
     model.bin            llm.c's file, float32 or bfloat16 (llmc.py)
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-read_config and read_parameters do what they do in the formats' modules.
+Each format's module has a read_config and a read_parameters; those here choose the module.
 """
 
 import re
@@ -12,10 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, huggingface, llmc
-from gpt2.host_memory import available_bytes
 from gpt2.parameters import Layout, Parameters, no_hook
 
 STEP = re.compile(r"step-(\d+)", re.ASCII)
@@ -51,6 +49,39 @@ def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
             f"{path}: {count / 1e6:.0f}M parameters take {4 * count * vectors / 1e9:.1f} GB of memory in float32, "
             f"expected at most the {available / 1e9:.1f} GB that are available: use a larger machine or a smaller model"
         )
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Host memory that this process can still have, under Linux; None where nothing says it.
+
+    It is what the machine has available, or less where a limit is set for the process's control group (cgroup version
+    2), as SLURM and containers do. root: that of the file system; tests have their own.
+    """
+    found = []
+    if meminfo := _text(root / "proc/meminfo"):
+        found += [1024 * int(number) for number in re.findall(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)]
+    if own := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
+        top = root / "sys/fs/cgroup"
+        group = top / own[1]
+        found += [_left(folder) for folder in (group, *group.parents) if folder.is_relative_to(top)]
+    known = [number for number in found if number is not None]
+    return min(known, default=None)
+
+
+def _left(group: Path) -> int | None:
+    """What is left of one control group's limit. Cached pages of files do not count: they give way."""
+    limit, current = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
+    if not (limit.isdigit() and current.isdigit()):
+        return None
+    files = re.search(r"^file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return max(0, int(limit) - int(current) + (int(files[1]) if files else 0))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def find(path: Path) -> tuple[ModuleType, Path]:

@@ -8,13 +8,14 @@ from gpt2.errors import UserError
 from gpt2.model import GPT2
 from gpt2.parameters import Parameters
 
-LENGTHS = 32  # rows are padded to a multiple of it, so that few lengths need a model's buffers of their own
+LENGTHS = 32  # rows are padded to a multiple of it: each length needs buffers of its own, so there should be few
 
 
 class Scorer:
-    """The losses of rows of tokens, `batch_size` rows at a time; kernels: of any set, parameters: all, of that set.
+    """The losses of rows of tokens, `batch_size` rows at a time.
 
-    report(done, total), rows, is called after each batch.
+    kernels may be of any set; parameters are whole, where that set wants them. report(done, total) is called after each
+    batch, with numbers of rows.
     """
 
     def __init__(self, kernels, parameters: Parameters, batch_size: int, report=None):
@@ -25,7 +26,7 @@ class Scorer:
     def losses(self, rows: list[np.ndarray]) -> list[np.ndarray]:
         """For each row (n,) of tokens, 2 <= n <= context + 1, the losses (n - 1,) float64 of all but its first token.
 
-        The longest rows come first: whether memory suffices is known at once. UserError: a loss is not finite.
+        The longest rows come first, so that too little memory shows at once. UserError: a loss is not finite.
         """
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
         found = {}
@@ -57,11 +58,12 @@ class Scorer:
 
 
 def strided_windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
-    """(start, stop, first scored) of windows over `count` tokens, each token after the first scored once.
+    """(start, stop, first scored) of windows over `count` tokens. Each token but the first is scored once.
 
-    Window w predicts tokens start + 1 .. stop - 1, at most `length`, from those before them in the window, begins at
-    token w stride, and scores those that no window before it has: the first all, the others the last `stride` or what
-    is left. So each token is predicted from the `length - stride` before it at least, as far as there are so many.
+    Window w begins at token w * stride and predicts tokens start + 1 .. stop - 1, at most `length`, each from those
+    before it in the window. It scores those that no earlier window has scored: the first window all of them, the others
+    the last `stride`, or what is left. So each token is predicted from at least the `length - stride` tokens before it,
+    as far as there are so many.
     """
     windows, scored = [], 1
     for start in range(0, max(count - 1, 0), stride):
@@ -74,12 +76,12 @@ def strided_windows(count: int, length: int, stride: int) -> list[tuple[int, int
 
 
 def text_losses(scorer: Scorer, tokens: np.ndarray, windows) -> float:
-    """Sum of the losses (nats) of what these windows, of strided_windows, score of the tokens (n,)."""
+    """Sum of the losses, in nats, that these windows of strided_windows score; tokens (n,)."""
     losses = scorer.losses([tokens[start:stop] for start, stop, _ in windows])
     pairs = zip(losses, windows, strict=True)
     return math.fsum(row[scored - start - 1 :].sum() for row, (start, _, scored) in pairs)
 
 
 def perplexity(loss: float) -> float:
-    """e**loss, of a mean loss in nats."""
+    """e**loss for a mean loss in nats; infinite where that is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf

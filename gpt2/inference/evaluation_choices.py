@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.data.shards import HEADER_BYTES, file_errors, read_header
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.formats.llmc_header import CHOICES_MAGIC, HEADER_BYTES, read_header
 from gpt2.inference.evaluation import Scorer
 
-CHOICES_MAGIC, CHOICES_VERSION = 20240522, 1
+CHOICES_VERSION = 1
 START = 65535
 FIXED = 6  # uint16 before the context's tokens
 
@@ -105,11 +105,12 @@ def check_examples(path: Path, examples: list[Example], config: GPT2Config) -> N
 
 
 def count_correct(scorer: Scorer, examples: list[Example]) -> tuple[int, int]:
-    """How many of the examples the model gets right, without and with normalization.
+    """(right, right with normalization): how many of the examples the model gets right.
 
-    Its choice is the ending with the lowest sum of losses after the context, that is the most probable one; normalized
-    the one with the lowest mean loss of a token. So llm.c's hellaswag.py takes acc and acc_norm. (EleutherAI's harness
-    has the same acc, but its acc_norm divides by the characters of an ending.) Of equals the first.
+    The model chooses the ending with the lowest sum of losses after the context, which is the most probable one. With
+    normalization it is the ending with the lowest mean loss of a token. Of equal endings it takes the first. So do
+    acc and acc_norm of llm.c's hellaswag.py. (EleutherAI's harness has the same acc, but its acc_norm divides by an
+    ending's characters.)
     """
     rows = [np.concatenate([each.context, ending]) for each in examples for ending in each.endings]
     losses = iter(scorer.losses(rows))

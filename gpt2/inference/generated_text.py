@@ -1,19 +1,67 @@
-"""Text from a model: prompt to tokens, tokens to pieces of text as they come."""
+"""Text from a model: the prompt's tokens, one drawn token after another, and their text as it comes."""
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import tiktoken
 
 from gpt2.data.texts import join_tokens, tokens_of
 from gpt2.errors import UserError
-from gpt2.inference.generate import CachedGPT2, check_prompt, generate
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.cached_model import CachedGPT2
 from gpt2.parameters import Parameters
 
-# What moves a terminal's cursor or changes its state: all control characters but tab and newline.
+# All control characters but tab and newline: a terminal would move its cursor or change its state.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: the k likeliest (Fan et al. 2018), the nucleus (Holtzman et al. 2020), temperature.
+
+    temperature: the logits are divided by it; 0 always takes the likeliest token (of equals the lowest id).
+    top_k: only the k likeliest tokens may be drawn (of equals the lowest ids); 0 allows all.
+    top_p: of these, only the likeliest may be drawn, as few as have a probability of top_p together; 1 allows all.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 200
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature is {self.temperature}, expected a number of at least 0 (0: the likeliest)")
+        if self.top_k < 0:
+            raise UserError(f"--top-k is {self.top_k}, expected at least 1, or 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top-p is {self.top_p}, expected above 0 and at most 1 (1: all tokens)")
+
+    def choose(self, logits: np.ndarray, random: np.random.Generator) -> int:
+        """A token, drawn with one number of `random` (with none at temperature 0). UserError: a logit is not finite."""
+        if not np.isfinite(logits).all():
+            raise UserError("the model's logits are not finite: the weights are damaged, or their training diverged")
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        probabilities = self.probabilities(logits)
+        drawable = np.flatnonzero(probabilities)
+        reached = np.cumsum(probabilities[drawable])
+        place = np.searchsorted(reached, random.random() * reached[-1], side="right")
+        return int(drawable[min(place, len(drawable) - 1)])  # the product may round up to the whole
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """The probabilities (V,) float64 with which tokens are drawn; logits (V,), temperature above 0."""
+        with np.errstate(over="ignore"):  # the smallest temperatures overflow to -inf, and exp(-inf) is right
+            weights = np.exp((logits.astype(np.float64) - float(logits.max())) / self.temperature)
+        if not (0 < self.top_k < len(weights) or self.top_p < 1):
+            return weights / weights.sum()
+        likeliest = np.argsort(-logits, kind="stable")[: self.top_k or None]
+        kept = weights[likeliest] / weights[likeliest].sum()
+        before = np.cumsum(kept) - kept
+        count = max(1, int(np.sum(before < self.top_p)))
+        probabilities = np.zeros_like(weights)
+        probabilities[likeliest[:count]] = kept[:count] / kept[:count].sum()
+        return probabilities
 
 
 def sample_text(
@@ -25,11 +73,11 @@ def sample_text(
     sampling: Sampling,
     seed: int | tuple[int, ...],
 ) -> Iterator[str]:
-    """Pieces of text that follow `prompt`, together at most `count` tokens; they end early at an end-of-text.
+    """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
 
-    kernels: NumPy's; parameters: whole, in host memory. The same arguments give the same text (where products round
-    differently, on another machine or number of threads, up to the draws which that decides). Only tokens that the
-    tokenizer has are drawn. UserError, before the first piece: the prompt is not UTF-8 or longer than the context.
+    kernels: NumPy's; parameters: whole, in host memory. Only tokens that the tokenizer has are drawn. The same
+    arguments give the same text on one machine with one number of threads; elsewhere products round differently, which
+    can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than the context.
     """
     config = parameters.layout.config
     tokens = prompt_tokens(prompt, encoding)
@@ -43,7 +91,7 @@ def sample_text(
 
 
 def prompt_tokens(prompt: str, encoding: tiktoken.Encoding) -> np.ndarray:
-    """Its tokens (n,); of an empty one what stands before a document: end-of-text, or a newline in bytes."""
+    """The prompt's tokens (n,). An empty prompt becomes what stands before a document: end-of-text, or a newline."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:
@@ -56,10 +104,49 @@ def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
     return join_tokens(["", ""], encoding)
 
 
-def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:
-    """The text of tokens, a piece each, up to an end-of-text token.
+def check_prompt(prompt, config) -> None:
+    """UserError unless the model can read these tokens (n,)."""
+    if not 0 < len(prompt) <= config.context:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, expected 1 to {config.context}, the model's context: "
+            f"{'shorten it' if len(prompt) else 'give some text'}"
+        )
+    if max(prompt) >= config.vocab_size:
+        raise UserError(
+            f"the prompt has token {max(prompt)}, expected 0 to {config.vocab_size - 1}, the model's vocabulary: "
+            "use its tokenizer, see --tokenizer"
+        )
 
-    A character whose bytes are spread over several tokens comes with the last of them; bytes that are no UTF-8, or
+
+def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> Iterator[int]:
+    """`count` tokens after `prompt` (n,), 1 <= n <= context, one at a time; choose(logits (V,)) draws each.
+
+    model: a CachedGPT2. When its context is full, it forgets all and reads the newest half again, as if the text began
+    there: positions are learned, so keys and values cannot move to others. Each token is thus drawn from half a context
+    or more. A token costs one row; the half context that is read again comes once in half a context.
+    """
+    context = model.config.context
+    newest = [int(token) for token in prompt][-context:]
+    model.forget()
+    logits = model.forward(newest)
+    for number in range(1, count + 1):
+        token = choose(logits)
+        yield token
+        if number == count:
+            return
+        newest = [*newest, token]
+        if len(newest) > context:
+            newest = newest[-max(1, context // 2) :]
+            model.forget()
+            logits = model.forward(newest)
+        else:
+            logits = model.forward([token])
+
+
+def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:
+    """The text of tokens, one piece for each, up to an end-of-text token; then one more, usually empty.
+
+    A character whose bytes are spread over several tokens comes with the last of them. Bytes that are not UTF-8, or
     stay incomplete, become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

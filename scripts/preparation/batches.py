@@ -1,8 +1,8 @@
-"""Documents cut into batches for the tokenizer: the same batches whoever tokenizes them, and each small.
+"""Documents cut into batches for the tokenizer. Each is small, and they are the same whoever tokenizes them.
 
 A long document is cut where no token can cross: between a character that is no white space and the space or line break
-after it. GPT-2's pattern (the openai/gpt-2 repository, encoder.py) lets no match go on there, and none looks back or
-beyond it, so the pieces' tokens one behind the other are the document's.
+after it. There every match of GPT-2's pattern ends (the openai/gpt-2 repository, encoder.py), and none looks beyond it.
+So the tokens of the pieces, one after another, are the tokens of the document.
 """
 
 import re
@@ -26,7 +26,7 @@ NEXT_CUT = re.compile(r"\S(?=[ \n])")
 
 
 class Batch(NamedTuple):
-    """Texts to tokenize, each with whether a separator goes before it; all for the same split, "train" or "val"."""
+    """Texts to tokenize as (whether a separator goes before it, text), all for one split, "train" or "val"."""
 
     split: str
     texts: list[tuple[bool, str]]
@@ -50,7 +50,7 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
 def read_pieces(source: Input, field: str) -> Iterator[Chunk]:
     """The file's documents in chunks of about BATCH_CHARACTERS at most, cut where it changes no token.
 
-    Where, depends on the document alone, not on how it was read. UserError: as read_chunks, or nowhere to cut.
+    The document alone decides where, not how it was read. UserError: as read_chunks, or nowhere to cut.
     """
     begins, held = True, None
     for begins_document, text in read_chunks(source, field):
@@ -68,7 +68,7 @@ def read_pieces(source: Input, field: str) -> Iterator[Chunk]:
 
 
 def find_cut(text: str, start: int, path) -> int:
-    """Where a piece that begins at `start` ends, if the text goes on far enough behind; else 0."""
+    """Where a piece that begins at `start` ends; 0 if it needs no cut, or more text to find one."""
     stop = start + BATCH_CHARACTERS
     if len(text) <= stop:
         return 0

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 
 KINDS = (".txt", ".jsonl", ".parquet")
 PACKINGS = (".gz", ".zst")

@@ -7,24 +7,60 @@
     shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
     complete                   true when nothing is missing
 
-`end` is where the shard ends: so many batches of the input, in order, and so many tokens of the next, are in the shards
-to here. Nothing in it depends on the number of processes, or on whether the work was interrupted.
+`end` is where a shard ends in the input: up to there, the shards hold so many whole batches and so many tokens of the
+next one. Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpt2.data.shards import file_errors, replacing
-from gpt2.errors import UserError
-from scripts.preparation.survey import checksum
+from gpt2.errors import UserError, file_errors
+from gpt2.files import replacing
+from scripts.preparation.batches import read_pieces
+from scripts.preparation.files import Input
 
 FILE = "manifest.json"
-CONTENTS = ("bytes", "sha256")  # of an input, what must be the same to go on; where it lies may change
+CONTENTS = ("bytes", "sha256")  # an input must have the same ones for the work to go on; it may lie elsewhere
+
+
+def survey(field: str, source: Input) -> dict:
+    """What the manifest says of an input, which is read whole. UserError as read_pieces."""
+    documents = empty = characters = 0
+    for begins, text in read_pieces(source, field):
+        documents += begins and bool(text)
+        empty += not text
+        characters += len(text)
+    return {
+        "path": str(source.path),
+        **checksum(source.path),
+        "documents": documents,
+        "empty_documents": empty,
+        "characters": characters,
+    }
+
+
+def checksum(path) -> dict:
+    """The file's size and SHA-256 (hex)."""
+    with file_errors(path, "expected a file that can be read; check its permissions"), open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+def total(surveyed: Iterable[dict], what: str) -> int:
+    return sum(facts[what] for facts in surveyed)
+
+
+def check_text(surveyed: list[dict]) -> None:
+    """UserError where there is no text at all."""
+    if not total(surveyed, "characters"):
+        others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
+        raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
 
 
 @contextmanager

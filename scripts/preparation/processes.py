@@ -1,8 +1,9 @@
 """A function over many items, in parallel processes, the results in the items' order.
 
-Each process has a pipe of its own and shares no lock with another: the end of one, at whatever moment, is seen here as
-the end of its pipe, and the end of this process is seen there in the same way. The standard library's pools wait for
-ever where a process is ended while it sends.
+Why not concurrent.futures: the processes of its pool share two pipes and their locks. When one of them is killed while
+it sends a result, as happens where memory is short, the pool waits for ever for the rest of it. When this process is
+killed, they live on. Here each process has a pipe of its own and shares no lock, so that the end of a process, at
+whatever moment, is the end of its pipe, and both sides see it.
 """
 
 import multiprocessing
@@ -27,15 +28,15 @@ AHEAD = 2  # items given to each process: one it works on, one that waits
 
 @contextmanager
 def ordered_map(processes: int):
-    """A map(function, items) over that many processes, which end with the block; one is this process itself.
+    """A map(function, items) over that many new processes, which end with the block. For one, it is Python's own map.
 
-    It takes only so many items ahead of the results that are asked for: neither is ever held whole. An exception of the
-    function is raised here when it is that item's turn. UserError: a process was ended from outside.
+    It takes at most 2 AHEAD items a process beyond the results that were asked for: neither is ever held whole. An
+    exception of the function is raised here when it is that item's turn. UserError: a process was ended from outside.
     """
     if processes == 1:
         yield map
         return
-    resource_tracker.ensure_running()  # or the first process starts it, which unblocks what `uninterrupted` blocks
+    resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks Ctrl-C too early
     workers = []
     try:
         with uninterrupted():
@@ -108,7 +109,7 @@ def work(connection: Connection) -> None:
 
 
 def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
-    """Take in what comes while an item is worked on: sending it holds nobody up. At the end, end this process."""
+    """Take in what is sent while an item is worked on: the sender need not wait. End this process when it is gone."""
     try:
         while True:
             waiting.put(connection.recv())
@@ -118,10 +119,12 @@ def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block, where processes start: cut off in that, one prints a traceback.
+    """Ctrl-C and SIGTERM wait until the block ends. It starts processes, and one that is interrupted in that prints a
+    traceback.
 
-    Ctrl-C is blocked, too, which the processes inherit: it may come before `work` does. That alone is not enough here:
-    a signal finds another thread of this process, such as the BLAS library's, and Python handles it in this one.
+    The new processes inherit that Ctrl-C is blocked, since it may come before `work` ignores it. Blocking it is not
+    enough in this process: a signal finds another of its threads, such as the BLAS library's, and Python then runs the
+    handler in this thread. So the handlers are replaced, too.
     """
     arrived = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in INTERRUPTS}

@@ -6,8 +6,8 @@ import time
 TERMINAL_S, LOG_S = 0.2, 30.0
 
 
-class Progress:
-    """what: e.g. "reading"; unit, total: what is counted, and how much of it there is. Lines go to stderr."""
+class ProgressLine:
+    """How much of `total` units, such as bytes, is done. what: a word for the work, such as "reading". On stderr."""
 
     def __init__(self, what: str, unit: str, total: int):
         self._what, self._unit, self._total, self._done, self._skipped = what, unit, total, 0, 0
@@ -15,7 +15,7 @@ class Progress:
         self._started = self._printed = time.monotonic()
 
     def skip(self, amount: int) -> None:
-        """That much was done before: it says nothing about how quickly the rest will be."""
+        """Count `amount` as done before: it says nothing about how quickly the rest goes."""
         self._skipped = self._done = amount
         self._started = time.monotonic()
 

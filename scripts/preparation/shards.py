@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.shards import HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION, file_errors, make_header
-from scripts.preparation.survey import checksum
+from gpt2.data.shards import SHARD_VERSION
+from gpt2.errors import file_errors
+from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, make_header
+from scripts.preparation.manifest import checksum
 
 ADVICE = "cannot write it: make room or check the folder, then run the same command again, which goes on from here"
 PART = ".part"  # behind the name of a shard that is not complete
@@ -17,9 +19,9 @@ PART = ".part"  # behind the name of a shard that is not complete
 class ShardWriter:
     """Cuts each split's tokens into shards <name>_<split>_000000.bin and so on, of `shard_tokens` but for its last.
 
-    A shard is written as <its name>.part and renamed when it is complete and on disk; then `completed` is called with
-    what the manifest says of it. What an interrupted one left is overwritten. shards: those there already.
-    UserError: cannot write.
+    A shard is written as <its name>.part and renamed when it is complete and on disk. Then `completed` is called with
+    what the manifest says of it. A .part that an interrupted writer left is overwritten. shards: what the manifest says
+    of the shards that are there already. UserError: cannot write.
     """
 
     def __init__(self, folder: Path, name: str, shard_tokens: int, shards: list[dict], completed: Callable):
@@ -28,7 +30,7 @@ class ShardWriter:
         self._split, self._file, self._path, self._count = None, None, None, 0
 
     def add(self, split: str, tokens: np.ndarray, batch: int, first: int) -> None:
-        """Write tokens first .. of that batch, whose number it is; `tokens` are all of the batch."""
+        """Write the tokens of batch number `batch`, from number `first` on; `tokens` are all of the batch."""
         if split != self._split:
             self.finish(batch)
         while first < len(tokens):
@@ -43,7 +45,7 @@ class ShardWriter:
                 self._close([batch, first])
 
     def finish(self, batch: int) -> None:
-        """Complete the shard that is open, if one is; `batch`, the next one's number, is not in it."""
+        """Complete the shard that is open, if there is one. `batch` is the number of the first batch after it."""
         if self._file:
             self._close([batch, 0])
 

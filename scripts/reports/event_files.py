@@ -14,8 +14,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from traces.read.checks import LOG_ROW
 
 FORMAT = "brain.Event:2"

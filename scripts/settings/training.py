@@ -8,7 +8,7 @@ from dist.wire import WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS
 from gpt2.data.tokenizers import TOKENIZERS
-from gpt2.learning_rate import SCHEDULES
+from gpt2.optimizer import SCHEDULES
 from scripts.settings import presets
 from strategies import AUTO, DEFAULT, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS

@@ -7,7 +7,7 @@ steps and one wait for the GPU. What is measured is printed and written at once:
 import time
 from dataclasses import asdict
 
-from gpt2.flops import flops_per_token
+from gpt2.config import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
 from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes

@@ -91,7 +91,7 @@ class OurStep:
 
     def _run(self, ends):
         """One step; ends(phase) is called when all of a phase is queued."""
-        from gpt2.clipping import clip_scale
+        from gpt2.optimizer import clip_scale
 
         (tokens, targets), model = self.batch, self.model
         loss = model.forward(tokens, targets, 1.0 / tokens.size) / tokens.size

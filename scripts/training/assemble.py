@@ -14,15 +14,14 @@ from dist.probe.ports import Ports
 from dist.progress import poking
 from dist.watch.watchdog import Watchdog
 from dist.world import library_name, threads_per_rank
+from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
-from gpt2.data.shards import file_errors, open_shards
+from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
-from gpt2.errors import UserError
-from gpt2.flops import flops_per_token
+from gpt2.errors import UserError, file_errors
 from gpt2.formats.checkpoints import Checkpoint, model_facts
-from gpt2.learning_rate import Schedule
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamWSettings
+from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_backend
 from scripts.settings.checks import complete
@@ -62,7 +61,7 @@ class Parts:
 
     table: str
     steps: range
-    learning_rate: Schedule
+    learning_rate: LearningRateSchedule
     tracer: Tracer
     worker: Worker | Server
     strategy: Strategy
@@ -113,7 +112,7 @@ def assemble(settings, world) -> Parts:
     return Parts(
         table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
         steps=steps,
-        learning_rate=Schedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
+        learning_rate=LearningRateSchedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
         tracer=tracer,
         worker=worker,
         strategy=strategy,

@@ -104,8 +104,7 @@ class Samples:
 
     def _text(self, parameters: Parameters, step: int) -> str:
         # Here because it brings numba, which costs train.py --help a third of its time.
-        from gpt2.inference.generated_text import printable, sample_text
-        from gpt2.inference.sampling import Sampling
+        from gpt2.inference.generated_text import Sampling, printable, sample_text
 
         sampling, seed = Sampling(), (self.seed, step)
         pieces = sample_text(self._kernels, parameters, self._encoding, "", SAMPLE_TOKENS, sampling, seed)

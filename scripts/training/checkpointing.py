@@ -15,8 +15,7 @@ import numpy as np
 
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
-from gpt2.data.shards import file_errors
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, llmc
 from scripts.training.between_steps import WholeModel, is_time
 from scripts.training.meeting import CHECKPOINT, END

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpt2.data.shards import TEMPORARY, file_errors, replacing
-from gpt2.errors import UserError
+from gpt2.errors import UserError, file_errors
+from gpt2.files import TEMPORARY, replacing
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from strategies import find

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.config import PRESETS, GPT2Config
-from gpt2.flops import flops_per_token
+from gpt2.config import PRESETS, GPT2Config, flops_per_token
 from gpt2.kernels.cupy import Device, cublaslt
 from gpt2.kernels.cupy.attention import attention_backward, attention_forward
 from gpt2.kernels.cupy.compile import FOLDER

@@ -7,9 +7,8 @@ import pytest
 
 from dist.ranges import cut
 from dist.world import world_of
-from gpt2.clipping import Clipping
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW
+from gpt2.optimizer import AdamW, Clipping
 from gpt2.parameters import Parameters, initialize
 from strategies import STRATEGIES
 from tests.ranks import test_strategies as small

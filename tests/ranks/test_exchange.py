@@ -21,7 +21,7 @@ SEGMENT_BYTES = 10_000  # so that chunks have several, the last shorter
 
 def rounded(values):
     half = np.empty(len(values), np.uint16)
-    round_to_bfloat16(values, half, np.empty(len(values), np.uint32))
+    round_to_bfloat16(values, half)
     result = np.empty_like(values)
     widen(half, result)
     return result

@@ -9,8 +9,7 @@ import pytest
 from gpt2.data.shards import write_shard
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.formats import weights
-from gpt2.inference.generated_text import printable, sample_text
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from tests.support.in_process import ROOT, train
 from tests.support.launch import launch

@@ -6,12 +6,11 @@ import pytest
 from dist.progress import poking
 from dist.ranges import cut
 from dist.world import world_of
-from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, no_hook
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES, Job
 from strategies.checks import check_exchange, check_server, worker_count

@@ -11,7 +11,7 @@ import pytest
 
 from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
-from gpt2.learning_rate import SCHEDULES, Schedule
+from gpt2.optimizer import SCHEDULES, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from tests.support.in_process import ROOT, alone, log
 from tests.support.in_process import train as train_here
@@ -285,7 +285,7 @@ def test_auto_takes_a_strategy_and_says_why(comm, shared_path, capsys):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
     """Up to lr over the warm-up, never above it, down to min_lr at the last step (constant: stays)."""
-    schedule = Schedule(name, lr=1.0, min_lr=0.1, warmup=10, steps=100)
+    schedule = LearningRateSchedule(name, lr=1.0, min_lr=0.1, warmup=10, steps=100)
     rates = [schedule.at(step) for step in range(1, 101)]
     np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 10)
     assert max(rates) <= 1.0

@@ -9,11 +9,10 @@ from dist.progress import poking
 from dist.ranges import cut
 from dist.sharded import ShardedGradients, Slots
 from dist.world import world_of
-from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES
 from tests.support.jobs import host_job

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
 from gpt2.model import new_model
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters
 
 FOLDER = Path(__file__).parents[1] / "fixtures"

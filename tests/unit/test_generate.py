@@ -10,8 +10,8 @@ import pytest
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.inference.generate import CachedGPT2, check_prompt, generate
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.cached_model import CachedGPT2
+from gpt2.inference.generated_text import Sampling, check_prompt, generate
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, initialize

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.clipping import clip_scale
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 
 FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "tiny_gpt2.npz")
 NAMES = [key[2:] for key in FIXTURE.files if key.startswith("p/")]

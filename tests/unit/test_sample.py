@@ -17,8 +17,7 @@ from gpt2.config import GPT2Config
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.errors import UserError
 from gpt2.formats import checkpoints, huggingface_export, llmc
-from gpt2.inference.generated_text import document_start, printable, prompt_tokens, sample_text, text_pieces
-from gpt2.inference.sampling import Sampling
+from gpt2.inference.generated_text import Sampling, document_start, printable, prompt_tokens, sample_text, text_pieces
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Layout, Parameters
 from scripts import sample

@@ -12,7 +12,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
-from gpt2.host_memory import available_bytes
+from gpt2.formats.weights import available_bytes
 from gpt2.parameters import Layout, Parameters, initialize
 from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
 

@@ -1,5 +1,5 @@
 // AdamW (Loshchilov and Hutter 2019) on a flat range, one launch: float32 parameters and moments, gradients as stored.
-// The moments are the unscaled ones of numpy_kernels/adamw.py:
+// The moments are the unscaled ones of kernels/numpy/adamw.py:
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
 //

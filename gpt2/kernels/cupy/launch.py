@@ -136,7 +136,7 @@ def adamw(
     master: the float32 copy of bfloat16 parameters. The step is made on it, and the parameters are it rounded, as
     round_parameters does.
     """
-    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in numpy_kernels/adamw.py
+    root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in kernels/numpy/adamw.py
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
     numbers = beta1, beta2, step_size, eps / root, 1.0 - lr * weight_decay, gradient_scale
     ranges = device.constant(np.array(decaying, np.int64).reshape(-1, 2))

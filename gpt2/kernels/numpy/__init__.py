@@ -2,32 +2,12 @@
 
 Each function's first argument is `cores`, the threads it may use (`cores.py`).
 """
+# ruff: noqa: F401 - the functions of gpt2.kernels.KERNELS are imported here to be found by name
 
 from gpt2.kernels.numpy.adamw import adamw, sum_of_squares
 from gpt2.kernels.numpy.attention import attention_backward, attention_forward
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.numpy.cores import Cores, empty
 from gpt2.kernels.numpy.embedding import embedding_backward, embedding_forward
-from gpt2.kernels.numpy.gelu import gelu_linear_backward, linear_gelu_forward
 from gpt2.kernels.numpy.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
-from gpt2.kernels.numpy.linear import linear_backward, linear_forward
-
-__all__ = [
-    "Cores",
-    "adamw",
-    "attention_backward",
-    "attention_forward",
-    "classifier_backward",
-    "classifier_forward",
-    "embedding_backward",
-    "embedding_forward",
-    "empty",
-    "gelu_linear_backward",
-    "layernorm_backward",
-    "layernorm_forward",
-    "linear_backward",
-    "linear_forward",
-    "linear_gelu_forward",
-    "residual_layernorm_forward",
-    "sum_of_squares",
-]
+from gpt2.kernels.numpy.linear import gelu_linear_backward, linear_backward, linear_forward, linear_gelu_forward

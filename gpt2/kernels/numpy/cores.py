@@ -1,9 +1,9 @@
 """The CPU cores one rank may use: blocks of work, and matrix products, over Python threads.
 
 The compiled loops and NumPy's products release the interpreter lock, so plain threads run in parallel. BLAS is held to
-one thread for good, and products are cut here: OpenBLAS's own threads go on spinning for 0.1 s after a product, on the
-cores that the elementwise work after it needs, and a part can be finished (bias, GELU) by the thread that has it in
-cache.
+one thread for good, and products are cut here, for two reasons. OpenBLAS's own threads go on spinning for 0.1 s after a
+product, on the cores that the elementwise work after it needs. And the thread that has made a part of a product can
+finish it (bias, GELU) while it is in its cache.
 """
 
 import math
@@ -51,7 +51,7 @@ class Cores:
             raise errors[0]
 
     def for_blocks(self, count: int, block: int, work) -> None:
-        """Call work(start, stop) until [0, count) is covered by pieces of at most `block`, one part a thread."""
+        """Call work(start, stop) for pieces of at most `block` that cover [0, count), one contiguous part a thread."""
 
         def part(start, stop):
             for low in range(start, stop, block):
@@ -59,15 +59,12 @@ class Cores:
 
         self.for_parts(count, part)
 
-    def matmul(self, a, b, out, finish=None) -> None:
-        """out (rows, columns) = a @ b, cut over the threads; see `matmuls`."""
-        self.matmuls((a, b, out, finish))
-
     def matmuls(self, *products) -> None:
-        """Independent products (a, b, out, finish), all at once: with two of them and two threads, one a thread.
+        """Independent products (a, b, out, finish), out (rows, columns) = a @ b, all at once.
 
-        The longer side of `out` is cut, as that packs less of a and b twice. finish(rows, columns), two slices, is
-        called by the thread that has made that part of `out`; it may be None.
+        They are cut into as many parts as keep all threads busy; two products on two threads stay whole. The longer
+        side of `out` is cut, since that packs less of a and b twice. finish(rows, columns), two slices, is called by
+        the thread that has made that part of `out`; it may be None.
         """
         parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
         tasks = [task for product in products for task in _cut_product(parts, *product)]
@@ -80,7 +77,7 @@ class Cores:
 
 
 class _Worker:
-    """A thread that does what it is given; a tenth of a millisecond quicker at it than concurrent.futures."""
+    """A thread that does what it is given. It starts a tenth of a millisecond sooner than with concurrent.futures."""
 
     def __init__(self):
         self._work, self._done = SimpleQueue(), SimpleQueue()

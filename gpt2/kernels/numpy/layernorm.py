@@ -38,6 +38,6 @@ def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, r
         loops.layernorm_backward(dinputs, sums[0], sums[1], doutputs, inputs, mean, rstd, weight, start, stop)
 
     cores.for_parts(len(inputs), rows)
-    for start in sorted(partial_sums):  # one order, whatever the threads did
+    for start in sorted(partial_sums):  # always in the same order, whichever thread was first: the same bits
         dweight += partial_sums[start][0]
         dbias += partial_sums[start][1]

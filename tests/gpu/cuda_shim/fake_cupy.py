@@ -1,7 +1,8 @@
 """A CuPy whose GPU is the CPU shim: as much of it as the project uses.
 
-Arrays are NumPy's with a `data.ptr`, bfloat16 is uint16, machine code is the name of what it was compiled from. What is
-queued on streams is done late (fake_streams.py), and copies treat host memory as CUDA does: pinned or not.
+Arrays are NumPy's with a `data.ptr`, machine code is the name of what it was compiled from. What is queued on streams
+is done late (fake_streams.py), and copies treat host memory as CUDA does: pinned or not. bfloat16 is ml_dtypes', as in
+CuPy, but rounded and widened by hand (memory.py), so that it checks what is done by ml_dtypes elsewhere.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import types
 import weakref
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 
 from tests.gpu.cuda_shim import fake_nccl
@@ -17,6 +19,7 @@ from tests.gpu.cuda_shim.fake_streams import Event, Stream, event_query
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
 
 BYTES = 140 << 30
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class ndarray(np.ndarray):
@@ -56,7 +59,7 @@ class ndarray(np.ndarray):
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
         """What goes into arrays that are there is queued; a new one is made at once."""
-        assert all(value.dtype != np.uint16 for value in inputs if isinstance(value, ndarray)), "bits of bfloat16"
+        assert all(value.itemsize != 2 for value in inputs if isinstance(value, ndarray)), "arithmetic in bfloat16"
         inputs = [np.asarray(value) if isinstance(value, ndarray) else value for value in inputs]
         if out is not None:
             targets = tuple(np.asarray(array) for array in out)
@@ -68,13 +71,13 @@ class ndarray(np.ndarray):
 
 
 def _cast(value, dtype):
-    """To and from bfloat16, which NumPy takes for whole numbers."""
+    """To and from bfloat16 by hand; the rest is NumPy's."""
     if not isinstance(value, ndarray):
         return value
     value = np.asarray(value)
-    if dtype == np.uint16 and value.dtype.kind == "f":
-        return to_bfloat16(value)
-    return (widen(value) if dtype.kind == "f" else value).astype(dtype)
+    if dtype == BFLOAT16 and value.dtype.kind == "f":
+        return to_bfloat16(value).view(BFLOAT16)
+    return (widen(value) if value.dtype == BFLOAT16 and dtype.kind == "f" else value).astype(dtype)
 
 
 class Pointer:
@@ -222,8 +225,6 @@ def install(monkeypatch, shim, gpus=1, capability="90", nccl=False, lag="copies"
     cupy.asarray = lambda array, dtype=None: np.array(array, dtype).view(ndarray)
     cupyx = types.ModuleType("cupyx")
     cupyx.empty_pinned = Host.empty
-    ml_dtypes = types.ModuleType("ml_dtypes")
-    ml_dtypes.bfloat16 = np.uint16
     monkeypatch.setitem(sys.modules, "cudnn", None)
-    for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupyx", cupyx), ("ml_dtypes", ml_dtypes)):
+    for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupyx", cupyx)):
         monkeypatch.setitem(sys.modules, name, module)

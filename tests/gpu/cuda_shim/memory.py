@@ -12,9 +12,9 @@ def to_bfloat16(values):
 
 
 def widen(array):
-    """float64 values of an array in either storage; other arrays as they are."""
-    if array.dtype == np.uint16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+    """float64 values of an array in either storage, bfloat16 as ml_dtypes' or its bits; other arrays as they are."""
+    if array.itemsize == 2:
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 

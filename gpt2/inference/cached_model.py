@@ -1,16 +1,14 @@
-"""GPT-2 one token after another: keys and values of the tokens so far are kept, so that a new one costs one row.
+"""A GPT-2 that keeps the keys and values of the tokens it has read, so that one more token costs one row.
 
-Prefill is one pass over the prompt's rows, and each later token the same pass with one row: BLAS takes the products for
-the matrix-vector products they then are, and a step reads every weight once. On NumPy's kernels alone.
+The prompt is one pass over all its rows. Each later token is the same pass with one row: its products are then
+matrix-vector products, which BLAS notices, and read every weight once. Only on NumPy's kernels.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
 
-from gpt2.errors import UserError
 from gpt2.kernels.numpy import loops
 from gpt2.parameters import Parameters
 
@@ -20,7 +18,8 @@ ROWS = 128  # query rows whose scores exist at once
 class CachedGPT2:
     """A GPT-2 that reads one sequence, on NumPy `kernels`; `length` tokens of it are in the cache.
 
-    Memory beside the parameters: keys and values, 2 L context C, and activations of one layer for a whole context.
+    Beside the parameters it holds keys and values (2 L context C numbers) and one layer's activations for a whole
+    context.
     """
 
     def __init__(self, kernels, parameters: Parameters):
@@ -40,9 +39,9 @@ class CachedGPT2:
         }  # fmt: skip
 
     def forward(self, tokens) -> np.ndarray:
-        """Logits (V,) for what follows `tokens` (n,), n >= 1, after those in the cache, where they are put, too.
+        """Logits (V,) of the token that follows `tokens` (n,), n >= 1, which follow those in the cache and join them.
 
-        A view, valid until the next call. With the cache they are at most `context` tokens.
+        A view, valid until the next call. ValueError: the cache would hold more than `context` tokens.
         """
         tokens = np.asarray(tokens, np.int32)
         n, k, p = len(tokens), self.kernels, self.parameters
@@ -94,42 +93,3 @@ class CachedGPT2:
                 np.matmul(p, values[low:high, :seen], out=out_heads[low:high, start:stop])
 
         cores.for_parts(H, some_heads)
-
-
-def check_prompt(prompt, config) -> None:
-    """UserError unless the model can read these tokens (n,)."""
-    if not 0 < len(prompt) <= config.context:
-        raise UserError(
-            f"the prompt has {len(prompt)} tokens, expected 1 to {config.context}, the model's context: "
-            f"{'shorten it' if len(prompt) else 'give some text'}"
-        )
-    if max(prompt) >= config.vocab_size:
-        raise UserError(
-            f"the prompt has token {max(prompt)}, expected 0 to {config.vocab_size - 1}, the model's vocabulary: "
-            "use its tokenizer, see --tokenizer"
-        )
-
-
-def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> Iterator[int]:
-    """`count` tokens after `prompt` (n,), 1 <= n <= context, one at a time; choose(logits (V,)) draws each.
-
-    model: a CachedGPT2. When its context is full, the newest half of it is read anew as if the text began there, since
-    learned positions do not move: so each token is drawn after at least half a context, and costs one row, or half a
-    context of rows once in half a context.
-    """
-    context = model.config.context
-    newest = [int(token) for token in prompt][-context:]
-    model.forget()
-    logits = model.forward(newest)
-    for number in range(1, count + 1):
-        token = choose(logits)
-        yield token
-        if number == count:
-            return
-        newest = [*newest, token]
-        if len(newest) > context:
-            newest = newest[-max(1, context // 2) :]
-            model.forget()
-            logits = model.forward(newest)
-        else:
-            logits = model.forward([token])

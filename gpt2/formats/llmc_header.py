@@ -1,0 +1,62 @@
+"""The header that llm.c's files begin with: 256 little-endian int32, the first of which says what the file is.
+
+Token shards (gpt2/data/shards.py), model checkpoints (llmc.py) and evaluations (evaluation_choices.py) share it.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.errors import UserError, file_errors
+
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+SHARD_MAGIC, MODEL_MAGIC, CHOICES_MAGIC = 20240520, 20240326, 20240522
+
+# What llm.c's files say they are: a wrong file usually is one of its neighbours.
+KNOWN_FILES = {
+    SHARD_MAGIC: "an llm.c token shard: give it to --train-data or --val-data",
+    MODEL_MAGIC: "an llm.c model checkpoint: give it to --init",
+    20240327: "llm.c's debug state: give a token shard or a model checkpoint instead",
+    20240328: "llm.c's tokenizer: it is not needed here, choose one with --tokenizer",
+    CHOICES_MAGIC: "an llm.c multiple-choice evaluation: give it to evaluate.py --hellaswag",
+    20240801: "a Llama 3 token shard (uint32): tokenize the text anew with --tokenizer gpt2 or bytes",
+}
+
+
+def make_header(*numbers: int) -> np.ndarray:
+    """The header (256,) int32 that begins with `numbers`, the rest 0."""
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[: len(numbers)] = numbers
+    return header
+
+
+def read_header(path: Path, magic: int) -> tuple[list[int], int]:
+    """The 256 numbers of a file's header, and the file's size in bytes. UserError: unreadable, another `magic`."""
+    expected = KNOWN_FILES[magic].split(":")[0]
+    with file_errors(path, f"expected {expected}; check the path and its permissions"):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: not a file, expected {expected}: give the path of a file")
+        header = np.fromfile(path, "<i4", count=HEADER_INTS)
+    if status.st_size < HEADER_BYTES or header.size < HEADER_INTS:
+        found = f"ends after {status.st_size} bytes" if status.st_size else "is empty"
+        raise UserError(
+            f"{path}: {found}, expected {expected}, with a header of {HEADER_BYTES} bytes: write or copy it again"
+        )
+    if header[0] != magic:
+        hint = KNOWN_FILES.get(int(header[0]), "unknown: check the path, or write the file again")
+        raise UserError(f"{path}: begins with {header[0]}, expected {magic} of {expected}; this is {hint}")
+    return header.tolist(), status.st_size
+
+
+def check_size(path: Path, size: int, expected: int, contents: str) -> None:
+    """UserError unless the file's size in bytes is what its header promises."""
+    if size != expected:
+        difference = f"{abs(expected - size)} too {'few' if size < expected else 'many'}"
+        raise UserError(
+            f"{path}: {size} bytes, {difference}: its header promises {contents}, {expected} bytes: "
+            "the file is damaged or still being written, write or copy it again"
+        )
