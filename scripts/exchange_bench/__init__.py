@@ -1,1 +1,1 @@
-"""What bench_exchange.py and check_model.py time, and --strategy auto tries: contenders, rounds, tables."""
+"""What bench_exchange.py times, and --strategy auto tries: contenders, rounds, tables."""

@@ -1,4 +1,4 @@
-"""What bench_exchange.py and check_model.py are both told: which exchanges, of how many bytes, over which ports."""
+"""What a benchmark of exchanges is told: which exchanges, of how many bytes, over which ports."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""scripts/makers/gpu_check.py on a CuPy that is none: its GPU is the CPU shim (cuda_shim)."""
+"""on_device/gpu_check.py on a CuPy that is none: its GPU is the CPU shim (cuda_shim)."""
 
 import json
 import shutil
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import GPT2Config
-from scripts.makers import gpu_check
 from tests.gpu.cuda_shim.shim import lasting_build
+from tests.gpu.on_device import gpu_check
 from tests.gpu.on_device.on_fake_gpu import install
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_each_item(item, capsys, monkeypatch):
 
 def test_what_is_missing_is_reported(tmp_path):
     """Without a GPU: every item says why, in a line, and the rest goes on; JSON and exit code say so."""
-    command = [sys.executable, str(ROOT / "scripts" / "makers" / "gpu_check.py"), "--items", "environment,launches"]
+    command = [sys.executable, "-m", "tests.gpu.on_device.gpu_check", "--items", "environment,launches"]
     process = subprocess.run([*command, "--json", str(tmp_path / "gpu.json")], capture_output=True, text=True)
     if process.returncode == 0:
         pytest.skip("there is a GPU")

@@ -16,7 +16,12 @@ from tests.support.in_process import log, train
 WRITTEN = Path(__file__).parents[1] / "fixtures" / "written_by_8b46250"
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
-FOLDERS = (SCRIPTS, SCRIPTS / "makers", ROOT / "tests" / "suites")  # where programs lie now
+FOLDERS = (
+    SCRIPTS,
+    SCRIPTS / "makers",
+    ROOT / "tests" / "suites",
+    ROOT / "tests" / "gpu" / "on_device",
+)  # where programs lie now
 
 RUNS = sorted(path.name for path in (WRITTEN / "runs").iterdir())
 CHECKPOINTS = {path.parent.name: json.loads(path.read_text()) for path in WRITTEN.glob("checkpoints/*/command.json")}

@@ -100,7 +100,7 @@ ELSEWHERE = {
     "make test-gpu PYTHON=python3": "tests/gpu/test_gpu_commands.py",
     "python scripts/bench_step.py --backend cupy --model gpt2-124M --batch-size 64 --seq-len 1024 --dtype bfloat16 "
     "--vs torch --json gpu.json": "tests/gpu/test_bench_step_gpu.py",
-    "python scripts/makers/gpu_check.py --json gpu.json": "tests/gpu/test_gpu_check.py",
+    "python -m tests.gpu.on_device.gpu_check --json gpu.json": "tests/gpu/test_gpu_check.py",
     "mpirun -n 8 python scripts/train.py --backend cupy --dtype bfloat16 --model gpt2-124M":
         "tests/gpu/test_gpu_training.py",
     "mpirun -n 4 python scripts/train.py --backend cupy --dtype bfloat16 --model gpt2-124M":

@@ -1,6 +1,6 @@
 """What each kernel is to give, by the NumPy kernels in float64 on the very values that the CUDA kernel reads.
 
-A case runs its kernels on a device, the CPU shim or a GPU under scripts/makers/gpu_check.py, and returns [(name, what
+A case runs its kernels on a device, the CPU shim or a GPU under gpu_check.py, and returns [(name, what
 came out, what is expected)].
 """
 

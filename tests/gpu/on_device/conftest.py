@@ -55,7 +55,7 @@ def find_gpu() -> tuple[dict, str | None]:
     """What is found, and why nothing is; in a process of its own, so that this one stays off the GPU."""
     if importlib.util.find_spec("cupy") is None:
         return {}, "no CuPy here: pip install -e '.[gpu-cuda13]' on a machine with an NVIDIA GPU"
-    from scripts.makers import gpu_check
+    from tests.gpu.on_device import gpu_check
 
     result = gpu_check.run_process("environment")
     return result.get("found", {}), result.get("error")

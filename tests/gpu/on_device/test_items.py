@@ -7,7 +7,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("item", ["compile", "products", "attention", "cudnn"])
 def test_item(item, record_property, seconds_left):
-    from scripts.makers import gpu_check
+    from tests.gpu.on_device import gpu_check
 
     seconds_left()
     result = gpu_check.run_process(item)

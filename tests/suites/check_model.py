@@ -1,8 +1,8 @@
 """What the cost model predicts of an exchange on these nodes, next to what it takes.
 
-mpirun -n 16 python scripts/makers/check_model.py --bytes 8MB,32MB --link 10gbit --latency 20us
+mpirun -n 16 python tests/suites/check_model.py --bytes 8MB,32MB --link 10gbit --latency 20us
 sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 8 --ranks-per-node 2 --rate 400mbit -- \\
-    python scripts/makers/check_model.py --bytes 8MB --link 400mbit --json model.json
+    python tests/suites/check_model.py --bytes 8MB --link 400mbit --json model.json
 
 Rates inside a node, and of adding, are probed first; without --link and --latency the network's too. Then every
 strategy that exchanges whole vectors does so in turns, as in bench_exchange.py.

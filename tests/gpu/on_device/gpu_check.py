@@ -1,7 +1,7 @@
 """First contact with a GPU: what is installed, whether everything compiles, what its parts reach. Some minutes.
 
-    python scripts/makers/gpu_check.py --json gpu.json
-    python scripts/makers/gpu_check.py --items environment,compile
+    python -m tests.gpu.on_device.gpu_check --json gpu.json
+    python -m tests.gpu.on_device.gpu_check --items environment,compile
 
 Products and attention are compared with NumPy before they are timed. Each item is a process of its own with a time
 limit: one that fails, hangs or spoils its GPU is reported, and the rest goes on. Every kernel's and the whole model's
@@ -21,6 +21,7 @@ from pathlib import Path
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 RESULT = "gpu_check result: "  # begins the line on which an item's process hands over what it found
 
 
@@ -83,9 +84,9 @@ def known_items(text: str) -> list[str]:
 def run_process(item: str) -> dict:
     """The item's result from a process of its own; a failure, also of the process, is a result."""
     start = time.perf_counter()
-    command = [sys.executable, str(Path(__file__).resolve()), "--run-item", item]
+    command = [sys.executable, "-m", "tests.gpu.on_device.gpu_check", "--run-item", item]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=ITEMS[item])
+        process = subprocess.run(command, capture_output=True, text=True, timeout=ITEMS[item], cwd=ROOT)
         lines = [line for line in process.stdout.splitlines() if line.startswith(RESULT)]
         error = f"exit code {process.returncode}: {process.stderr[-2000:]}"
         result = json.loads(lines[-1].removeprefix(RESULT)) if lines else failure(error)
@@ -96,7 +97,7 @@ def run_process(item: str) -> dict:
 
 def run_item(item: str, sizes: Sizes) -> dict:
     """Run one item here, print its result for run_process, and return it."""
-    from scripts.makers import gpu_checks, gpu_products
+    from tests.gpu.on_device import gpu_checks, gpu_products
 
     functions = gpu_checks.ITEMS | gpu_products.ITEMS
     try:
