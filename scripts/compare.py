@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from dist.probe.programs import mpirun_command, mpirun_environment
+from strategies import CONTROL, STRATEGIES
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
@@ -47,11 +48,7 @@ def main():
 
 
 def strategy_names(text: str) -> list[str]:
-    if text != "all":
-        return text.split(",")
-    from strategies import STRATEGIES
-
-    return list(STRATEGIES)
+    return list(STRATEGIES) if text == "all" else text.split(",")
 
 
 def strategy_flags(name: str) -> list[str]:
@@ -60,7 +57,7 @@ def strategy_flags(name: str) -> list[str]:
     unknown = [option for option in options if option not in OPTIONS]
     if unknown:
         raise SystemExit(f"compare.py: error: {name}: no option {unknown[0]!r}, expected {', '.join(OPTIONS)}")
-    flags = ["--strategy", strategy, *(["--no-exchange"] if strategy == "none" else [])]
+    flags = ["--strategy", strategy, *(["--no-exchange"] if strategy == CONTROL else [])]
     return [*flags, *(flag for option in options for flag in OPTIONS[option])]
 
 

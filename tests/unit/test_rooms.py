@@ -82,3 +82,16 @@ def test_parts_of_a_training_run_are_given_values():
             arguments = {node.arg for node in ast.walk(ast.parse(text)) if isinstance(node, ast.arg)}
             assert not arguments & {"s", "run", "parts"}, path
             assert "scripts.settings.training" not in text
+
+
+# Other strategies' names mean something else as well: "ring" is an algorithm of MPI libraries, "none" of many things.
+DISTINCT = {"reduce-bcast", "sliced", "hierarchical", "hierarchical-sharded", "zero-2", "zero-3"}
+# What is measured for the documentation is named there, as a user names it on a command line.
+MAY_NAME = ("strategies", "scripts/makers")
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if not str(path).startswith(MAY_NAME)], ids=str)
+def test_nothing_else_names_a_strategy(path):
+    """What others need to know of one, it declares."""
+    constants = {node.value for node in ast.walk(ast.parse(SOURCES[path])) if isinstance(node, ast.Constant)}
+    assert not constants & DISTINCT
