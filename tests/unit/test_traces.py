@@ -162,7 +162,7 @@ def test_a_killed_process_leaves_a_readable_trace(tmp_path):
     script = f"""
 import os
 from traces import Tracer
-    from traces.record import recorder
+from traces.record import recorder
 recorder.WRITE_AT_STEP_END_NS = 0
 tracer = Tracer({str(tmp_path)!r}, {IDENTITY!r})
 for number in (1, 2):
