@@ -32,6 +32,8 @@ from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
 from traces.verdict.evidence_table import evidence_dict
 
+pytestmark = pytest.mark.any_mpi
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -13,6 +13,8 @@ from scripts import virtual_slurm
 from scripts.cluster.hosts import ClusterError, child_processes
 from tests.support.virtual_hosts import missing_hosts, needs
 
+pytestmark = pytest.mark.any_mpi
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
