@@ -182,5 +182,5 @@ def test_a_run_that_has_ended_keeps_its_exit_code(tmp_path):
         "import os, sys\nfrom scripts.training.signals import Signals\nSignals().close()\n"
         f"os.execv(sys.executable, ['p', '-c', {afterwards!r}])"
     )
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path).returncode == 75
