@@ -12,14 +12,14 @@ class Skips:
 
     def pytest_runtest_logreport(self, report):
         if report.skipped:
-            self._reasons[report.nodeid] = report.longrepr[2]
+            self._reasons[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
         else:
             self._reasons.setdefault(report.nodeid, None)
 
     def pytest_collectreport(self, report):
         """A whole module may skip."""
         if report.skipped:
-            self._reasons[report.nodeid] = report.longrepr[2]
+            self._reasons[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
 
     def pytest_sessionfinish(self):
         self._file.write_text(json.dumps(self._reasons, indent=1) + "\n")
