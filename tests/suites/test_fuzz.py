@@ -23,6 +23,8 @@ from gpt2.parameters import Layout, Parameters, initialize
 from tests.ranks.test_evaluate import write_evaluation
 from tests.support.mutations import read_mutants
 
+pytestmark = pytest.mark.any_mpi
+
 # --- token shards ---
 
 

@@ -17,6 +17,8 @@ from gpt2.parameters import Layout, Parameters
 from tests.support.mutations import read_mutants
 from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, pack, write_folder
 
+pytestmark = pytest.mark.any_mpi
+
 SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 

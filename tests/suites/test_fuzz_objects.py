@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_mpi
+
 ROOT = Path(__file__).parents[2]
 OBJECTS_OUT_OF_FILES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "jsonpickle"}
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}

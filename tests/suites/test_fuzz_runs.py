@@ -29,6 +29,8 @@ from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
 from traces.verdict.summary import measure_runs
 
+pytestmark = pytest.mark.any_mpi
+
 
 @pytest.fixture
 def folder(tmp_path):

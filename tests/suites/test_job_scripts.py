@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_mpi
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 TIME_LIMIT_S = 30
 # The launcher: its first word, then the shell commands that are to happen, then the command line it was given.

@@ -70,7 +70,9 @@ def test_compare_knows_its_options():
 
 @pytest.mark.any_mpi
 def test_first_step_tells_import_and_step():
-    seconds = json.loads(run("makers/first_step.py").stdout)
+    result = run("makers/first_step.py")
+    assert result.returncode == 0, result.stderr
+    seconds = json.loads(result.stdout)
     assert set(seconds) == {"import_s", "first_step_s"}
     assert min(seconds.values()) > 0
 

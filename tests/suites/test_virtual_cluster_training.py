@@ -9,7 +9,9 @@ import pytest
 from tests.suites.test_virtual_cluster import needs_cluster, run
 from tests.support.cluster_training import all_cases
 
-PROGRAM = Path(__file__).parent / "cluster_training.py"
+pytestmark = pytest.mark.any_mpi
+
+PROGRAM = Path(__file__).parents[1] / "support" / "cluster_training.py"
 HOSTS = ["--nodes", 5, "--ranks", 9, "--ranks-per-node", 2, "--rate", "10gbit"]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 

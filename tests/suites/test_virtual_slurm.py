@@ -14,6 +14,8 @@ from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, child_processes
 from tests.support.virtual_hosts import missing_hosts, needs
 
+pytestmark = pytest.mark.any_mpi
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

@@ -15,7 +15,7 @@ from gpt2.data.texts import content_hash, embedded_corpus, join_tokens, prepare,
 from gpt2.data.tokenizers import GPT2_FILES, gpt2_encoding, load_tokenizer
 from gpt2.errors import UserError
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"  # beside the project
 CACHE, SHAKESPEARE = SHARED / "tiktoken_cache", SHARED / "corpus" / "tinyshakespeare.txt"
 
 needs_vocabulary = pytest.mark.skipif(

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = str(ROOT / "scripts" / "train.py")
+FAKE_GPU = Path(__file__).parent / "on_fake_gpu.py"
 ON_GPU = "--backend cupy --dtype float32"
 GLOBAL_BATCH = 8
 
@@ -32,7 +33,7 @@ class Runs:
     def train(self, name: str, flags: str, ranks: int = 1, steps: int | None = None) -> list[dict]:
         """The run's log, a record a step; the global batch is the same on any number of ranks."""
         steps = steps or self.steps
-        script = [str(ROOT / "tests" / "gpu" / "on_fake_gpu.py"), str(self.fake), TRAIN] if self.fake else [TRAIN]
+        script = [str(FAKE_GPU), str(self.fake), TRAIN] if self.fake else [TRAIN]
         command = [*mpirun_command(ranks), sys.executable, *script, *self.common.split(), *flags.split()]
         command += ["--steps", str(steps), "--batch-size", str(GLOBAL_BATCH // ranks), "--out", self.path(name)]
         options = {"env": mpirun_environment(ranks), "timeout": self.seconds_left()}
