@@ -1,6 +1,6 @@
 """The peak: how many floating-point operations a second the ranks can compute at most.
 
-MFU (model FLOPs utilization) is the share of the peak that the model's own operations reach (gpt2/flops.py). A rank's
+MFU (model FLOPs utilization) is the share of the peak that the model's own operations reach (gpt2/config.py). A rank's
 peak is --peak-tflops if that is given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
 float32. The peak of CPU cores is measured: the rate that they reach in float32 products, where each thread computes
 products of its own. All ranks measure at once, so that they share clock, caches and cores as they do in a step.
