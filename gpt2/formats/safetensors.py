@@ -43,13 +43,8 @@ class StoredTensor:
     size: int
 
 
-def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, in the order of their data. UserError: no such file, or it is damaged."""
-    return read_header(path)[0]
-
-
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """`read_tensors`, and the file's metadata: texts by name. UserError as there."""
+    """(tensors by name, in the order of their data; metadata: texts by name). UserError: no such file, or damaged."""
     with file_errors(path, "cannot read it; check the path and its permissions"):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
