@@ -108,13 +108,8 @@ def read_text(path: Path) -> str:
 
 def embedded_corpus(folder: Path) -> str:
     """The standard library's top-level modules in `folder`, sorted, newline between, cut at 4 MB."""
-    sources, size = [], 0
     with file_errors(folder, "the embedded corpus is Python's own sources: give --text or --train-data"):
-        for path in sorted(path for path in folder.glob("*.py") if path.is_file()):
-            if size >= EMBEDDED_BYTES:
-                break
-            sources.append(path.read_bytes())
-            size += len(sources[-1])
+        sources = [path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file()]
     if not sources:
         raise UserError(
             f"{folder}: no *.py here, expected the Python standard library's sources, the embedded corpus: "

@@ -148,17 +148,11 @@ class Checkpoint:
             if name.endswith(".safetensors"):
                 for stored in _read_index(path / name, size):
                     self._ranges.setdefault(stored.array, []).append(stored)
-        for array, ranges in self._ranges.items():
-            ranges.sort(key=lambda stored: stored.start)
-            self._check_cover(array, ranges)
-        if missing := set(STATE) - set(self._ranges):
-            raise _damaged(path / MARKER, f"holds no {', '.join(sorted(missing))}")
-
-    def _check_cover(self, array: str, ranges: list[StoredRange]) -> None:
-        stops = [0, *(stored.stop for stored in ranges)]
-        gaps = [stored.name for stored, stop in zip(ranges, stops, strict=False) if stored.start != stop]
-        if array in STATE and (gaps or stops[-1] != self.facts["count"]):
-            raise _damaged(self.path / MARKER, f"its ranges of {array} do not make {self.facts['count']} elements")
+        count = self.facts["count"]
+        for array in STATE:
+            ends = sorted((stored.start, stored.stop) for stored in self._ranges.get(array, []))
+            if [*(start for start, _ in ends), count] != [0, *(stop for _, stop in ends)]:
+                raise _damaged(path / MARKER, f"its ranges of {array} do not make {count} elements")
 
     def holds(self, array: str) -> bool:
         return array in self._ranges

@@ -46,11 +46,13 @@ def read_numbers(file, out: np.ndarray, stored: str) -> None:
     OSError: the file ends before.
     """
     flat = out.reshape(-1)
+    buffer = np.empty(min(flat.size, PIECE), NUMPY_DTYPES[stored])
     for start in range(0, flat.size, PIECE):
         part = flat[start : start + PIECE]
-        numbers = np.fromfile(file, NUMPY_DTYPES[stored], part.size)
-        if numbers.size != part.size:
-            raise OSError(f"ends {(part.size - numbers.size) * numbers.itemsize} bytes too early")
+        numbers = buffer[: part.size]
+        count = file.readinto(numbers.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
+        if count != numbers.nbytes:
+            raise OSError(f"ends {numbers.nbytes - count} bytes too early")
         part[:] = numbers
 
 
