@@ -119,18 +119,13 @@ def newest_first(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StoredRange:
-    """Elements [start, stop) of `array` at `offset` of the file at `path`, with the checksum that they must have."""
+    """Elements [start, stop) of `array`: the tensor that holds them, and the checksum that they must have."""
 
-    path: Path
     array: str
     start: int
     stop: int
-    offset: int
+    tensor: StoredTensor
     checksum: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.array}[{self.start}:{self.stop}]"
 
 
 class Checkpoint:
@@ -167,10 +162,7 @@ class Checkpoint:
                 out[low - start : high - start] = values[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
-        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout.
-
-        UserError as in `read`, or if the model is another.
-        """
+        """Fill `parameters`, as weights.py says. UserError as in `read`, or if the model is another."""
         layout = parameters.layout
         check_config(self.path, self.config, layout.config)
         for start, stop in layout.ranges:
@@ -183,11 +175,11 @@ class Checkpoint:
             self._read_range(stored)
 
     def _read_range(self, stored: StoredRange) -> np.ndarray:
-        count = stored.stop - stored.start
-        with file_errors(stored.path, "cannot read it; check the disk"):
-            values = np.fromfile(stored.path, "<f4", count, offset=stored.offset)
-        if len(values) != count or _range_checksum(self.step, stored.name, values) != stored.checksum:
-            raise _damaged(stored.path, f"{stored.name} does not have its checksum")
+        count, tensor = stored.stop - stored.start, stored.tensor
+        with file_errors(tensor.path, "cannot read it; check the disk"):
+            values = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset)
+        if len(values) != count or _range_checksum(self.step, tensor.name, values) != stored.checksum:
+            raise _damaged(tensor.path, f"{tensor.name} does not have its checksum")
         return values
 
     @property
@@ -201,7 +193,7 @@ def read_config(folder: Path) -> GPT2Config:
 
 
 def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config, as llmc.py does."""
+    """Fill `parameters` from a checkpoint, as weights.py says."""
     Checkpoint(folder).read_parameters(parameters, filled)
 
 
@@ -247,7 +239,7 @@ def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
     fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
     if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
         raise _damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
-    return StoredRange(tensor.path, named[1], start, stop, tensor.offset, int(checksum))
+    return StoredRange(named[1], start, stop, tensor, int(checksum))
 
 
 def _range_checksum(step: int, name: str, values) -> int:

@@ -50,11 +50,7 @@ def read_config(path: Path) -> GPT2Config:
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0.
-
-    filled(start, stop) follows each range of the layout. UserError as in read_config, if the shapes differ, or if the
-    head is not the token embedding.
-    """
+    """Fill `parameters`, as weights.py says. UserError also if the head is not the token embedding."""
     config, tensors, head = open_source(path)
     check_config(path, config, parameters.layout.config)
 

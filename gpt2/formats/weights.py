@@ -4,7 +4,9 @@
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-Each format's module has a read_config and a read_parameters; those here choose the module.
+Each format's module has a read_config and a read_parameters; those here choose the module. A read_parameters fills
+`parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0. It calls
+filled(start, stop) after each range of the layout.
 """
 
 import re
@@ -27,7 +29,7 @@ def read_config(path: Path) -> GPT2Config:
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, of the same GPT2Config; filled(start, stop) follows each range."""
+    """UserError as in read_config, or if the shapes differ."""
     form, place = find(path)
     form.read_parameters(place, parameters, filled)
 
