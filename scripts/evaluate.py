@@ -25,8 +25,6 @@ from gpt2.files import replacing
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
-EVALUATIONS = ("val_data", "text", "hellaswag")
-
 
 def main():
     settings = parse()
@@ -43,9 +41,9 @@ def evaluate(settings, world) -> None:
         "hellaswag": lambda: of_choices(model, s.hellaswag, world),
     }
     results = {}
-    for name in EVALUATIONS:
+    for name, evaluation in evaluations.items():
         if getattr(settings, name):
-            results[name] = evaluations[name]()
+            results[name] = evaluation()
             world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
         if world.rank == 0 and settings.json:
@@ -54,6 +52,7 @@ def evaluate(settings, world) -> None:
 
 
 def parse(arguments=None) -> argparse.Namespace:
+    """The flags; a mistake in them ends the program with one line."""
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -70,18 +69,13 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     settings = parser.parse_args(arguments)
-    check(parser, settings)
-    return settings
-
-
-def check(parser, settings) -> None:
-    """End the program with one line if the flags make no sense."""
-    if not any(getattr(settings, name) for name in EVALUATIONS):
+    if not (settings.val_data or settings.text or settings.hellaswag):
         parser.error("nothing to evaluate on: give --val-data, --text or --hellaswag")
     for name, least in (("batch_size", 1), ("seq_len", 1), ("stride", 1), ("threads", 0)):
         value = getattr(settings, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+    return settings
 
 
 def as_line(numbers: dict) -> str:

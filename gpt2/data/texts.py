@@ -6,6 +6,7 @@ The first 90 % of the characters are for training, the rest for validation, each
 import hashlib
 import os
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ def prepare(text: Path | None, tokenizer_name: str, cache_folder: Path) -> tuple
     name, documents = read_documents(text)
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
     paths = tuple(Path(cache_folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
-    if all(is_valid(path) for path in paths):
+    with suppress(UserError):  # one is missing or damaged: both are written below
+        for path in paths:
+            open_shard(path)
         return paths
     with file_errors(cache_folder, "expected a writable folder for token shards; choose another"):
         Path(cache_folder).mkdir(parents=True, exist_ok=True)
@@ -108,13 +111,8 @@ def read_text(path: Path) -> str:
 
 def embedded_corpus(folder: Path) -> str:
     """The standard library's top-level modules in `folder`, sorted, newline between, cut at 4 MB."""
-    sources, size = [], 0
     with file_errors(folder, "the embedded corpus is Python's own sources: give --text or --train-data"):
-        for path in sorted(path for path in folder.glob("*.py") if path.is_file()):
-            if size >= EMBEDDED_BYTES:
-                break
-            sources.append(path.read_bytes())
-            size += len(sources[-1])
+        sources = [path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file()]
     if not sources:
         raise UserError(
             f"{folder}: no *.py here, expected the Python standard library's sources, the embedded corpus: "
@@ -131,11 +129,3 @@ def content_hash(documents: list[str], tokenizer_name: str) -> str:
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
     return digest.hexdigest()
-
-
-def is_valid(path: Path) -> bool:
-    try:
-        open_shard(path)
-    except UserError:
-        return False
-    return True

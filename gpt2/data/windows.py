@@ -82,21 +82,17 @@ class Windows:
         """(shard, first token within it) of a window of the endless stream."""
         epoch, window = divmod(number, self.count)
         if self.shuffle:
-            self._enter(epoch)
+            if epoch != self._epoch:
+                random = np.random.default_rng([self.seed, epoch])
+                self._offset = int(random.integers(self.sequence_length))
+                self._order = np.arange(self.count, dtype=np.uint32)
+                random.shuffle(self._order)
+                self._epoch = epoch
             window = int(self._order[window])
         shard = bisect_right(self.first_window, window) - 1
         start = self._offset + (window - self.first_window[shard]) * self.sequence_length
         fits = start + self.sequence_length < len(self.shards[shard])
         return shard, start if fits else 0
-
-    def _enter(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
-        random = np.random.default_rng([self.seed, epoch])
-        self._offset = int(random.integers(self.sequence_length))
-        self._order = np.arange(self.count, dtype=np.uint32)
-        random.shuffle(self._order)
-        self._epoch = epoch
 
 
 def shard_name(shard, number: int) -> str:

@@ -1,19 +1,28 @@
 """Checkpoints: folders from which training goes on. All ranks write them together; they are complete or not there.
 
     checkpoints/step-00000100/checkpoint.json            which step, whose model, which files of how many bytes
-                              rank-00000.safetensors...  flat ranges of "parameters", "m" and "v" (state_file.py)
+                              rank-00000.safetensors...  flat ranges of "parameters", "m" and "v"
                               model.bin                  of a finished run: the parameters as llm.c has them
 
 Ranks write into step-00000100.part. When all of it is on disk, checkpoint.json is written, and then the folder gets its
 name. Ranges are numbered along the flat buffer without its pad, so any number of ranks can read what any other number
 wrote.
+
+A rank's file is safetensors (safetensors.py), so other programs can look into it; its metadata hold the checksums:
+
+    {"m[0:1048576]": "crc32 of step, name and data, in decimal", ...}
+
+A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
+a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
+file to another checkpoint.
 """
 
 import json
+import os
 import re
 import shutil
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +30,7 @@ import numpy as np
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.files import new_file, sync_folder
-from gpt2.formats.state_file import StoredRange, damaged, read_index, read_range, write_ranges
+from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, no_hook
 
@@ -30,6 +39,9 @@ FORMAT = "gpt2-mpi checkpoint 1"
 STATE = ("parameters", "m", "v")
 NAME = re.compile(r"step-(\d{8,})", re.ASCII)
 CHECKSUM = "crc32"
+LONGEST = 1 << 20  # elements of a range: 4 MiB
+RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
+RANGE_CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
 
 
 def folder_name(step: int) -> str:
@@ -41,14 +53,26 @@ def rank_file(rank: int) -> str:
 
 
 def write_part(folder: Path, step: int, rank: int, ranges) -> int:
-    """Write a rank's ranges [(array, start, values), ...] into a step's .part folder; returns the file's bytes.
+    """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
-    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
+    Returns the file's bytes when it is on disk. The folder is made; the one around it exists. OSError: the file cannot
+    be written; then nothing of it stays.
     """
+    pieces = {
+        f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
+        for array, start, values in ranges
+        for low in range(0, len(values), LONGEST)
+    }
+    checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
+    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", checksums)
     path = folder / rank_file(rank)
     try:
         folder.mkdir(exist_ok=True)
-        return write_ranges(path, _label(step), ranges)
+        with new_file(path) as file:
+            file.write(header)
+            for values in pieces.values():
+                file.write(values)
+            return file.tell()
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -93,6 +117,17 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]), reverse=True)
 
 
+@dataclass(frozen=True)
+class StoredRange:
+    """Elements [start, stop) of `array`: the tensor that holds them, and the checksum that they must have."""
+
+    array: str
+    start: int
+    stop: int
+    tensor: StoredTensor
+    checksum: int
+
+
 class Checkpoint:
     """A complete checkpoint, open to be read; `facts` are what `complete` was given.
 
@@ -102,23 +137,17 @@ class Checkpoint:
     def __init__(self, path: Path):
         self.path = path
         self.facts = _read_marker(path / MARKER)
-        self.step, self._label = self.facts["step"], _label(self.facts["step"])
+        self.step = self.facts["step"]
         self._ranges = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
-                for stored in read_index(path / name, size):
+                for stored in _read_index(path / name, size):
                     self._ranges.setdefault(stored.array, []).append(stored)
-        for array, ranges in self._ranges.items():
-            ranges.sort(key=lambda stored: stored.start)
-            self._check_cover(array, ranges)
-        if missing := set(STATE) - set(self._ranges):
-            raise damaged(path / MARKER, f"holds no {', '.join(sorted(missing))}")
-
-    def _check_cover(self, array: str, ranges: list[StoredRange]) -> None:
-        stops = [0, *(stored.stop for stored in ranges)]
-        gaps = [stored.name for stored, stop in zip(ranges, stops, strict=False) if stored.start != stop]
-        if array in STATE and (gaps or stops[-1] != self.facts["count"]):
-            raise damaged(self.path / MARKER, f"its ranges of {array} do not make {self.facts['count']} elements")
+        count = self.facts["count"]
+        for array in STATE:
+            ends = sorted((stored.start, stored.stop) for stored in self._ranges.get(array, []))
+            if [*(start for start, _ in ends), count] != [0, *(stop for _, stop in ends)]:
+                raise _damaged(path / MARKER, f"its ranges of {array} do not make {count} elements")
 
     def holds(self, array: str) -> bool:
         return array in self._ranges
@@ -129,14 +158,11 @@ class Checkpoint:
         for stored in self._ranges[array]:
             low, high = max(start, stored.start), min(start + len(out), stored.stop)
             if low < high:
-                values = read_range(stored, self._label)
+                values = self._read_range(stored)
                 out[low - start : high - start] = values[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
-        """Fill `parameters`, float32 in host memory; filled(start, stop) follows each range of the layout.
-
-        UserError as in `read`, or if the model is another.
-        """
+        """Fill `parameters`, as weights.py says. UserError as in `read`, or if the model is another."""
         layout = parameters.layout
         check_config(self.path, self.config, layout.config)
         for start, stop in layout.ranges:
@@ -146,7 +172,15 @@ class Checkpoint:
     def check(self, part: int, parts: int) -> None:
         """Read part number `part` of `parts` of it all; UserError where it is not what was written."""
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
-            read_range(stored, self._label)
+            self._read_range(stored)
+
+    def _read_range(self, stored: StoredRange) -> np.ndarray:
+        count, tensor = stored.stop - stored.start, stored.tensor
+        with file_errors(tensor.path, "cannot read it; check the disk"):
+            values = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset)
+        if len(values) != count or _range_checksum(self.step, tensor.name, values) != stored.checksum:
+            raise _damaged(tensor.path, f"{tensor.name} does not have its checksum")
+        return values
 
     @property
     def config(self) -> GPT2Config:
@@ -159,7 +193,7 @@ def read_config(folder: Path) -> GPT2Config:
 
 
 def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config, as llmc.py does."""
+    """Fill `parameters` from a checkpoint, as weights.py says."""
     Checkpoint(folder).read_parameters(parameters, filled)
 
 
@@ -180,7 +214,7 @@ def _read_marker(path: Path) -> dict:
                 f"{path}: a {marker['format']}, expected a {FORMAT}: read it with the release that wrote it"
             )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise damaged(path, "not what was written") from None
+        raise _damaged(path, "not what was written") from None
     return marker
 
 
@@ -189,5 +223,28 @@ def _marker_checksum(marker: dict) -> int:
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
-def _label(step: int) -> str:
-    return f"step {step}"
+def _read_index(path: Path, size: int) -> list[StoredRange]:
+    """The ranges of a rank's file. UserError: it has not `size` bytes, or is no such file."""
+    with file_errors(path, "cannot read it; check the disk"):
+        found = os.stat(path).st_size
+    if found != size:
+        raise _damaged(path, f"{found} bytes, expected {size}")
+    tensors, checksums = read_header(path)
+    return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
+
+
+def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
+    named = RANGE.fullmatch(tensor.name)
+    start, stop = (int(named[2]), int(named[3])) if named else (0, 0)
+    fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
+    if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
+        raise _damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
+    return StoredRange(named[1], start, stop, tensor, int(checksum))
+
+
+def _range_checksum(step: int, name: str, values) -> int:
+    return zlib.crc32(values, zlib.crc32(f"step {step} {name}".encode()))
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: {what}: the checkpoint is damaged, use another")

@@ -11,7 +11,6 @@ the token embedding: a lm_head.weight of its own must equal it. Old files also h
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats.huggingface_config import read_config_file, read_json
-from gpt2.formats.safetensors import DTYPES, StoredTensor, read_tensors
+from gpt2.formats.safetensors import DTYPES, StoredTensor, read_header
 from gpt2.formats.stored_numbers import PIECE, check_config, fill, read_numbers
 from gpt2.parameters import Parameters, layer_shapes, no_hook
 
@@ -42,40 +41,27 @@ CONVERT = (
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """A folder's model: its shape, its tensors by our names, and the head's own tensor, if it has one."""
-
-    config: GPT2Config
-    tensors: dict[str, StoredTensor]
-    head: StoredTensor | None
-
-
 def read_config(path: Path) -> GPT2Config:
     """The shape of the model in a folder, or in a .safetensors file beside its config.json.
 
     UserError: another architecture; a tensor or file missing, damaged, too many, of another shape or dtype; a pickle.
     """
-    return open_source(path).config
+    return open_source(path)[0]
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0.
-
-    filled(start, stop) follows each range of the layout. UserError as in read_config, if the shapes differ, or if the
-    head is not the token embedding.
-    """
-    source = open_source(path)
-    check_config(path, source.config, parameters.layout.config)
+    """Fill `parameters`, as weights.py says. UserError also if the head is not the token embedding."""
+    config, tensors, head = open_source(path)
+    check_config(path, config, parameters.layout.config)
 
     def read(tensor, view):
-        for first, rows in stored_rows(source.tensors[tensor.name]):
+        for first, rows in stored_rows(tensors[tensor.name]):
             if is_transposed(tensor.name, tensor.shape):
                 view[:, first : first + len(rows)] = rows.T
             else:
                 view[first : first + len(rows)] = rows
-        if tensor.name == "wte" and source.head:
-            check_head(source.head, view)
+        if tensor.name == "wte" and head:
+            check_head(head, view)
 
     fill(parameters, read, filled)
 
@@ -121,8 +107,8 @@ def names_and_shapes(config: GPT2Config) -> Iterator[tuple[str, str, tuple[int, 
     yield from ((name, OUTER[name], (config.n_embd,)) for name in ("lnf_weight", "lnf_bias"))
 
 
-def open_source(path: Path) -> Source:
-    """What a path holds, checked but for the numbers themselves."""
+def open_source(path: Path) -> tuple[GPT2Config, dict[str, StoredTensor], StoredTensor | None]:
+    """(shape, tensors by our names, the head's own tensor if it has one) of a path, all checked but the numbers."""
     path = Path(path)
     with file_errors(path, "cannot look into it; check its permissions"):
         is_folder = path.is_dir()
@@ -130,7 +116,10 @@ def open_source(path: Path) -> Source:
             check_holds_tensors(path)
         # Before the tensors: of another architecture, its name says more than theirs.
         config, is_tied = read_config_file((path if is_folder else path.parent) / "config.json")
-        found = without_prefix(path, read_folder(path) if is_folder else read_tensors(path))
+        stored = read_folder(path) if is_folder else read_header(path)[0]
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+    if len(found) != len(stored):
+        raise UserError(f"{path}: has tensors with and without the prefix {PREFIX}, expected each once: copy it again")
     tensors = {}
     for ours, name, shape in names_and_shapes(config):
         if name not in found:
@@ -150,7 +139,7 @@ def open_source(path: Path) -> Source:
             f"{path}: has a tensor {extra[0][:200]!r}{more}, expected a GPT-2 with the {config.n_layer} layers that "
             "config.json says and no other heads: use another model"
         )
-    return Source(config, tensors, head)
+    return config, tensors, head
 
 
 def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
@@ -167,13 +156,6 @@ def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     return tensor
 
 
-def without_prefix(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    found = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-    if len(found) != len(tensors):
-        raise UserError(f"{path}: has tensors with and without the prefix {PREFIX}, expected each once: copy it again")
-    return found
-
-
 def check_holds_tensors(folder: Path) -> None:
     """UserError if a folder holds no safetensors, and what it holds instead."""
     if (folder / SINGLE).exists() or (folder / INDEX).exists():
@@ -186,12 +168,12 @@ def check_holds_tensors(folder: Path) -> None:
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a folder's single file, or of all files that its index names."""
     if (folder / SINGLE).exists():
-        return read_tensors(folder / SINGLE)
+        return read_header(folder / SINGLE)[0]
     index, tensors = read_index(folder / INDEX), {}
     for name in dict.fromkeys(index.values()):
         if not (folder / name).exists():
             raise UserError(f"{folder / INDEX}: names {name}, which is not there: copy the missing file, too")
-        in_file = read_tensors(folder / name)
+        in_file, _ = read_header(folder / name)
         if twice := tensors.keys() & in_file.keys():
             raise UserError(f"{folder}: tensor {min(twice)[:200]!r} is in two files, expected one: copy them again")
         tensors |= in_file

@@ -50,7 +50,10 @@ def write_parameters(
                 else:
                     write_numbers(file, view[: shape[0]], stored)
         if len(files) > 1:
-            write_index(folder / INDEX, files, stored)
+            size = sum(tensor_sizes(dict(names.values()), stored).values())
+            weight_map = {name: file_name for file_name, shapes in files.items() for name in shapes}
+            index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         write_config_file(folder / "config.json", layout.config, stored)
 
 
@@ -73,9 +76,3 @@ def write_transposed(file, view: np.ndarray, stored: str) -> None:
     step = max(1, PIECE // len(view))
     for first in range(0, view.shape[1], step):
         write_numbers(file, np.ascontiguousarray(view[:, first : first + step].T), stored)
-
-
-def write_index(path: Path, files: dict[str, dict], stored: str) -> None:
-    size = sum(sum(tensor_sizes(shapes, stored).values()) for shapes in files.values())
-    places = {name: file_name for file_name, shapes in files.items() for name in shapes}
-    path.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n")

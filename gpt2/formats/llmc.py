@@ -40,11 +40,7 @@ def read_config(path: Path) -> GPT2Config:
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, from a checkpoint of the same GPT2Config; wte's pad rows become 0.
-
-    filled(start, stop) follows each range of the layout. The file may be padded to another multiple than ours.
-    UserError as in read_config, or if the shapes differ.
-    """
+    """Fill `parameters`, as weights.py says, from a file that may be padded to another multiple than ours."""
     config, padded_vocab_size, stored = read_shape(path)
     check_config(path, config, parameters.layout.config)
     offsets = tensor_offsets(config, padded_vocab_size, stored)

@@ -43,13 +43,8 @@ class StoredTensor:
     size: int
 
 
-def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, in the order of their data. UserError: no such file, or it is damaged."""
-    return read_header(path)[0]
-
-
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """`read_tensors`, and the file's metadata: texts by name. UserError as there."""
+    """(tensors by name, in the order of their data; metadata: texts by name). UserError: no such file, or damaged."""
     with file_errors(path, "cannot read it; check the path and its permissions"):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -62,7 +57,7 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             file.seek(8)
             header = file.read(length)
     entries, metadata = _entries(path, header)
-    tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries]
+    tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
     _check_cover(path, tensors, 8 + length, status.st_size)
     return {tensor.name: tensor for tensor in tensors}, metadata
@@ -97,8 +92,8 @@ def _header_length(path: Path, begin: bytes, size: int) -> int:
     return length
 
 
-def _entries(path: Path, header: bytes) -> tuple[list[tuple[str, dict]], dict[str, str]]:
-    """The header's (name, entry) of each tensor, and its metadata."""
+def _entries(path: Path, header: bytes) -> tuple[dict[str, dict], dict[str, str]]:
+    """The header's entry of each tensor by name, and its metadata."""
     try:
         names = json.loads(header, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -108,7 +103,7 @@ def _entries(path: Path, header: bytes) -> tuple[list[tuple[str, dict]], dict[st
     metadata = names.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise _damaged(path, "its metadata are not texts by name")
-    return list(names.items()), metadata
+    return names, metadata
 
 
 def _without_repetition(pairs: list) -> dict:

@@ -46,20 +46,14 @@ def read_numbers(file, out: np.ndarray, stored: str) -> None:
     OSError: the file ends before.
     """
     flat = out.reshape(-1)
-    if stored == "float32":
-        _read_exactly(file, flat)
-        return
+    buffer = np.empty(min(flat.size, PIECE), NUMPY_DTYPES[stored])
     for start in range(0, flat.size, PIECE):
         part = flat[start : start + PIECE]
-        numbers = np.empty(part.size, NUMPY_DTYPES[stored])
-        _read_exactly(file, numbers)
+        numbers = buffer[: part.size]
+        count = file.readinto(numbers.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
+        if count != numbers.nbytes:
+            raise OSError(f"ends {numbers.nbytes - count} bytes too early")
         part[:] = numbers
-
-
-def _read_exactly(file, out: np.ndarray) -> None:
-    count = file.readinto(out.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
-    if count != out.nbytes:
-        raise OSError(f"ends {out.nbytes - count} bytes too early")
 
 
 def write_numbers(file, values: np.ndarray, stored: str) -> None:

@@ -4,7 +4,9 @@
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-Each format's module has a read_config and a read_parameters; those here choose the module.
+Each format's module has a read_config and a read_parameters; those here choose the module. A read_parameters fills
+`parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0. It calls
+filled(start, stop) after each range of the layout.
 """
 
 import re
@@ -27,7 +29,7 @@ def read_config(path: Path) -> GPT2Config:
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, float32 in host memory, of the same GPT2Config; filled(start, stop) follows each range."""
+    """UserError as in read_config, or if the shapes differ."""
     form, place = find(path)
     form.read_parameters(place, parameters, filled)
 
@@ -57,9 +59,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     It is what the machine has available, or less where a limit is set for the process's control group (cgroup version
     2), as SLURM and containers do. root: that of the file system; tests have their own.
     """
-    found = []
-    if meminfo := _text(root / "proc/meminfo"):
-        found += [1024 * int(number) for number in re.findall(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)]
+    available = re.findall(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    found = [1024 * int(number) for number in available]
     if own := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
         top = root / "sys/fs/cgroup"
         group = top / own[1]
@@ -92,7 +93,13 @@ def find(path: Path) -> tuple[ModuleType, Path]:
 
 def _in_folder(path: Path) -> tuple[ModuleType, Path]:
     if (path / "checkpoints").is_dir():
-        return _in_checkpoint(_newest_checkpoint(path))
+        steps = [place for place in path.glob("checkpoints/step-*") if STEP.fullmatch(place.name)]
+        if not steps:
+            raise UserError(
+                f"{path} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file or folder of "
+                "weights"
+            )
+        return _in_checkpoint(max(steps, key=lambda place: int(STEP.fullmatch(place.name)[1])))
     if STEP.fullmatch(path.resolve().name):
         return _in_checkpoint(path)
     if any(path.glob("*.safetensors*")) or any(path.glob("pytorch_model*.bin")):
@@ -114,15 +121,6 @@ def _in_file(path: Path) -> tuple[ModuleType, Path]:
         if begin.startswith(PICKLES):
             raise UserError(f"{path}: a pickle of PyTorch, expected safetensors; {huggingface.CONVERT}")
     return llmc, path
-
-
-def _newest_checkpoint(run: Path) -> Path:
-    found = [path for path in run.glob("checkpoints/step-*") if STEP.fullmatch(path.name)]
-    if not found:
-        raise UserError(
-            f"{run} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file or folder of weights"
-        )
-    return max(found, key=lambda path: int(STEP.fullmatch(path.name)[1]))
 
 
 def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:

@@ -49,10 +49,11 @@ class CachedGPT2:
             raise ValueError(f"{n} tokens after {self.length}, of a context of {self.config.context}")
         a = SimpleNamespace(**{name: buffer[:n] for name, buffer in self._buffers.items()})
         k.embedding_forward(a.stream[None], tokens[None], p.wte, p.wpe[self.length :])
-        for index, w in enumerate(p.layers):
-            self._normalize(a, w.ln1_weight, w.ln1_bias, adds_branch=index > 0)
+        a.branch[:] = 0.0  # no branch comes before the first layer
+        for w, keys, values in zip(p.layers, self._keys, self._values, strict=True):
+            self._normalize(a, w.ln1_weight, w.ln1_bias)
             k.linear_forward(a.qkv, a.normalized, w.qkv_weight, w.qkv_bias)
-            self._attend(a.attention, a.qkv, self._keys[index], self._values[index])
+            self._attend(a.attention, a.qkv, keys, values)
             k.linear_forward(a.branch, a.attention, w.attproj_weight, w.attproj_bias)
             self._normalize(a, w.ln2_weight, w.ln2_bias)
             k.linear_gelu_forward(a.gelu, a.slope, a.normalized, w.fc_weight, w.fc_bias)
@@ -66,11 +67,8 @@ class CachedGPT2:
         """Empty the cache."""
         self.length = 0
 
-    def _normalize(self, a, weight, bias, adds_branch: bool = True) -> None:
-        """stream += branch (before the first layer there is none), normalized = LayerNorm(stream)."""
-        if not adds_branch:
-            self.kernels.layernorm_forward(a.normalized, a.mean, a.rstd, a.stream, weight, bias)
-            return
+    def _normalize(self, a, weight, bias) -> None:
+        """stream += branch, normalized = LayerNorm(stream)."""
         self.kernels.residual_layernorm_forward(
             a.stream, a.normalized, a.mean, a.rstd, a.stream, a.branch, weight, bias
         )

@@ -20,7 +20,6 @@ class Scorer:
 
     def __init__(self, kernels, parameters: Parameters, batch_size: int, report=None):
         self.kernels, self.parameters, self.batch_size = kernels, parameters, batch_size
-        self.config = parameters.layout.config
         self._model, self._report = None, report
 
     def losses(self, rows: list[np.ndarray]) -> list[np.ndarray]:
@@ -38,23 +37,20 @@ class Scorer:
         return [found[index] for index in range(len(rows))]
 
     def _batch(self, rows):
-        model = self._model_for(max(map(len, rows)) - 1)
-        inputs, targets = np.zeros((2, model.batch_size, model.sequence_length), np.int32)
+        longest = max(map(len, rows)) - 1
+        length = min(-(-longest // LENGTHS) * LENGTHS, self.parameters.layout.config.context)
+        if self._model is None or self._model.sequence_length != length:
+            self._model = None  # its buffers first: two lengths' need not fit together
+            self._model = GPT2(self.kernels, self.parameters, None, self.batch_size, length)
+        inputs, targets = np.zeros((2, self.batch_size, length), np.int32)
         for index, row in enumerate(rows):
             inputs[index, : len(row) - 1], targets[index, : len(row) - 1] = row[:-1], row[1:]
-        losses = model.token_losses(inputs, targets)
+        losses = self._model.token_losses(inputs, targets)
         losses = losses.get() if hasattr(losses, "get") else losses  # from a GPU
         kept = [losses[index, : len(row) - 1].astype(np.float64) for index, row in enumerate(rows)]
         if not all(np.isfinite(row).all() for row in kept):
             raise UserError("the model's losses are not finite: the weights are damaged, or their training diverged")
         return kept
-
-    def _model_for(self, length: int) -> GPT2:
-        length = min(-(-length // LENGTHS) * LENGTHS, self.config.context)
-        if self._model is None or self._model.sequence_length != length:
-            self._model = None  # its buffers first: two lengths' need not fit together
-            self._model = GPT2(self.kernels, self.parameters, None, self.batch_size, length)
-        return self._model
 
 
 def strided_windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:

@@ -126,21 +126,15 @@ def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> 
     or more. A token costs one row; the half context that is read again comes once in half a context.
     """
     context = model.config.context
-    newest = [int(token) for token in prompt][-context:]
+    newest = unread = [int(token) for token in prompt][-context:]
     model.forget()
-    logits = model.forward(newest)
-    for number in range(1, count + 1):
-        token = choose(logits)
+    for _ in range(count):
+        token = choose(model.forward(unread))
         yield token
-        if number == count:
-            return
-        newest = [*newest, token]
+        newest, unread = [*newest, token], [token]
         if len(newest) > context:
-            newest = newest[-max(1, context // 2) :]
+            newest = unread = newest[-max(1, context // 2) :]
             model.forget()
-            logits = model.forward(newest)
-        else:
-            logits = model.forward([token])
 
 
 def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from dist.ranges import divide_among_holders
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints, state_file
+from gpt2.formats import checkpoints
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.parameters import Layout, Parameters
 
@@ -22,7 +22,7 @@ COUNT = LAYOUT.count
 @pytest.fixture
 def arrays(monkeypatch):
     """What is saved; ranges are short, so that a part of the model is many of them."""
-    monkeypatch.setattr(state_file, "LONGEST", 100)
+    monkeypatch.setattr(checkpoints, "LONGEST", 100)
     random = np.random.default_rng(7)
     return {name: random.standard_normal(COUNT).astype(np.float32) for name in checkpoints.STATE}
 
@@ -90,7 +90,7 @@ def test_a_disk_without_room_leaves_nothing(tmp_path, arrays, monkeypatch):
         raise OSError(28, "No space left on device")
 
     part = tmp_path / "step-00000001.part"
-    monkeypatch.setattr(state_file.os, "fsync", full)
+    monkeypatch.setattr(checkpoints.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         checkpoints.write_part(part, 1, 0, [("m", 0, arrays["m"])])
     assert not list(part.iterdir())

@@ -8,6 +8,14 @@ from gpt2.kernels.numpy.adamw import adamw, sum_of_squares
 from gpt2.kernels.numpy.attention import attention_backward, attention_forward
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.numpy.cores import Cores, empty
-from gpt2.kernels.numpy.embedding import embedding_backward, embedding_forward
-from gpt2.kernels.numpy.layernorm import layernorm_backward, layernorm_forward, residual_layernorm_forward
-from gpt2.kernels.numpy.linear import gelu_linear_backward, linear_backward, linear_forward, linear_gelu_forward
+from gpt2.kernels.numpy.layers import (
+    embedding_backward,
+    embedding_forward,
+    gelu_linear_backward,
+    layernorm_backward,
+    layernorm_forward,
+    linear_backward,
+    linear_forward,
+    linear_gelu_forward,
+    residual_layernorm_forward,
+)

@@ -9,7 +9,7 @@ loss is the sum's logarithm. The division by the row's sum goes into the small o
 import numpy as np
 
 from gpt2.kernels.numpy import loops
-from gpt2.kernels.numpy.linear import backward_products
+from gpt2.kernels.numpy.layers import backward_products
 
 COLUMNS = 1024
 ROWS = 1024

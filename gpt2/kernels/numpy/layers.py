@@ -1,0 +1,141 @@
+"""Embedding, LayerNorm (Ba, Kiros, Hinton 2016) and linear layers.
+
+LayerNorm is over the channels, alone or joined with the residual addition before it:
+
+    y = (x - mean) * rstd * weight + bias,    rstd = 1 / sqrt(var + 1e-5)
+
+Linear layers are y = x W^T + b, with W (outputs, inputs) as in llm.c; transposed views cost BLAS nothing. One of them
+ends in GELU, in GPT-2's tanh form (Hendrycks and Gimpel 2016):
+
+    y = x/2 (1 + tanh(u)) = x / h,    h = 1 + exp(-2u),    u = s (x + 0.044715 x^3),    s = sqrt(2/pi)
+    dy/dx = (1 + (x - y) 2 du/dx) / h,    du/dx = s (1 + 3*0.044715 x^2)
+
+Forward has all parts of the slope at hand. So it leaves the slope where x was, and backward is one multiplication.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from gpt2.kernels.numpy import loops
+
+EPSILON = 1e-5
+
+
+def embedding_forward(cores, out, tokens, wte, wpe):
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C)."""
+    for sequence, row in zip(out, tokens, strict=True):
+        np.take(wte, row, axis=0, out=sequence, mode="clip")
+        sequence += wpe[: len(sequence)]
+
+
+def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate):
+    """dwte[token] += the sum of dout where it stood; dwpe[t] = or += the sum over b.
+
+    dwte is always added to: it is tied to the head, whose gradient is written first. Rows are sorted by token and
+    summed group by group: no scatter with collisions, and always the same order of additions.
+    """
+    B, T, C = dout.shape
+    order = np.argsort(tokens, axis=None, kind="stable")
+    sorted_tokens = tokens.reshape(-1)[order]
+    group_starts = np.flatnonzero(np.r_[True, sorted_tokens[1:] != sorted_tokens[:-1]])
+    rows = cores.scratch("embedding", (B * T, C), dout.dtype)
+    np.take(dout.reshape(-1, C), order, axis=0, out=rows, mode="clip")
+    dwte[sorted_tokens[group_starts]] += np.add.reduceat(rows, group_starts, axis=0)
+    if not accumulate:
+        dwpe[:] = 0.0
+    for sequence in dout:
+        dwpe[:T] += sequence
+
+
+def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
+    """out, inputs (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
+    cores.for_parts(len(inputs), partial(loops.layernorm, out, mean, rstd, inputs, weight, bias, EPSILON))
+
+
+def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, weight, bias):
+    """residual = inputs + branch, out = LayerNorm(residual), one pass over the rows. All (N, C) but mean, rstd (N,)."""
+    rows = partial(loops.residual_layernorm, residual, out, mean, rstd, inputs, branch, weight, bias, EPSILON)
+    cores.for_parts(len(inputs), rows)
+
+
+def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
+    """dinputs += gradient (the residual stream's gradient is already there); dweight, dbias = or +=.
+
+    With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).
+    """
+    if not accumulate:
+        dweight[:] = 0.0
+        dbias[:] = 0.0
+    partial_sums = {}
+
+    def rows(start, stop):
+        sums = partial_sums[start] = np.zeros((2, len(weight)), weight.dtype)
+        loops.layernorm_backward(dinputs, sums[0], sums[1], doutputs, inputs, mean, rstd, weight, start, stop)
+
+    cores.for_parts(len(inputs), rows)
+    for start in sorted(partial_sums):  # always in the same order, whichever thread was first: the same bits
+        dweight += partial_sums[start][0]
+        dbias += partial_sums[start][1]
+
+
+def linear_forward(cores, out, inputs, weight, bias):
+    """out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
+
+    def add_bias(rows, columns):
+        out[rows, columns] += bias[columns]
+
+    cores.matmuls((inputs, weight.T, out, None if bias is None else add_bias))
+
+
+def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
+    """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for backward alone."""
+
+    def add_bias_and_gelu(rows, columns):
+        loops.bias_gelu_and_slope(out, saved, bias, rows, columns)
+
+    cores.matmuls((inputs, weight.T, saved, add_bias_and_gelu))
+
+
+def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
+    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums."""
+    sum_columns = _bias_backward(dbias, doutputs, accumulate)
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
+
+
+def gelu_linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
+    """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of GELU's inputs."""
+
+    def times_slope(rows, columns):
+        dinputs[rows, columns] *= saved[rows, columns]
+
+    sum_columns = _bias_backward(dbias, doutputs, accumulate)
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, sum_columns)
+
+
+def _bias_backward(dbias, doutputs, accumulate):
+    """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs."""
+    ones = np.ones(len(doutputs), doutputs.dtype)
+
+    def sum_columns(outputs, inputs):
+        if inputs.start == 0:  # once for each output, also where the weight's columns are cut
+            sums = ones @ doutputs[:, outputs]  # a matrix-vector product: faster than sum(axis=0)
+            dbias[outputs] = dbias[outputs] + sums if accumulate else sums
+
+    return sum_columns
+
+
+def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):
+    """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, side by side.
+
+    finish_inputs and finish_weight are called with each part of dinputs and dweight that is done, as in Cores.matmuls.
+    """
+    product = cores.scratch("dweight", dweight.shape, dweight.dtype) if accumulate else dweight
+
+    def finish(rows, columns):
+        if accumulate:
+            dweight[rows, columns] += product[rows, columns]
+        if finish_weight is not None:
+            finish_weight(rows, columns)
+
+    cores.matmuls((doutputs, weight, dinputs, finish_inputs), (doutputs.T, inputs, product, finish))
