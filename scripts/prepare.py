@@ -98,12 +98,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
     }
     encoding = encoding_of(settings.tokenizer)
     separator = separator_of(encoding).tolist()
-    return {
-        "tokenizer": settings.tokenizer,
-        "vocabulary": encoding.n_vocab,
-        "separator": separator,
-        "options": options,
-    }
+    return dict(tokenizer=settings.tokenizer, vocabulary=encoding.n_vocab, separator=separator, options=options)
 
 
 def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
@@ -169,15 +164,17 @@ def report(folder: Path, manifest: dict) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
-    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
-    parser.add_argument("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
-    parser.add_argument("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
-    parser.add_argument("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
-    parser.add_argument("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
+    token_count, process_count = partial(integer, low=2, high=MAX_COUNT), partial(integer, low=1, high=4096)
+    add = parser.add_argument
+    add("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
+    add("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
+    add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
+    add("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
+    add("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
+    add("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
+    add("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
+    add("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -185,14 +182,6 @@ def plain_name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}, expected letters, digits and _ . - only")
     return text
-
-
-def token_count(text: str) -> int:
-    return integer(text, 2, MAX_COUNT)
-
-
-def process_count(text: str) -> int:
-    return integer(text, 1, 4096)
 
 
 if __name__ == "__main__":

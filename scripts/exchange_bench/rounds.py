@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dist.probe.ports import Ports
-from dist.waiting import barrier, wait
+from dist.waiting import barrier, gather_everywhere
 from dist.world import World, end_with_one_line
 
 
@@ -53,7 +53,7 @@ def repetition(world: World, contender, ports: Ports) -> dict:
     through = np.subtract(ports.read(), before)
     contender.settle()
     barrier(world.comm)
-    ranks = _on_all_ranks(world.comm, [seconds, cpu_s, *through, not contender.is_correct()])
+    ranks = gather_everywhere(world.comm, seconds, cpu_s, *through, not contender.is_correct())
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0]
     return {
         "seconds": float(ranks[:, 0].max()),
@@ -68,11 +68,3 @@ def check_sums(world: World, name: str, round_number: int, wrong_ranks: list[int
         where = ", ".join(map(str, wrong_ranks))
         text = f"{name}, round {round_number}: wrong sums on rank{'s' * (len(wrong_ranks) > 1)} {where} of {world.size}"
         end_with_one_line(world.comm, text)
-
-
-def _on_all_ranks(comm, numbers: list) -> np.ndarray:
-    """(ranks, len(numbers)) float64: every rank's numbers, on every rank."""
-    own = np.array(numbers, float)
-    gathered = np.empty((comm.size, len(own)))
-    wait(comm.Iallgather(own, gathered))
-    return gathered
