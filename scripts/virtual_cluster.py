@@ -14,7 +14,7 @@ import argparse
 import sys
 
 from scripts.cluster.hosts import end_clusters, running_hosts
-from scripts.cluster.launch import mpirun_here, place_ranks, rank_range, run_ranks
+from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 from scripts.cluster.program import check_command, check_machine, end_with, split_command
 
@@ -74,9 +74,9 @@ def clusters(count: int) -> str:
 def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[Port]) -> str:
     lines = [f"{'host':<8} {'address':<13} {'ranks':<9} {'out':>9} {'in':>9}"]
     for node, port in enumerate(ports):
-        name, ranks = node_name(node), rank_range(placement, node)
-        text = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(map(str, ranks)) or "-"
-        lines.append(f"{name:<8} {addresses[name]:<13} {text:<9} {port.outgoing:>9} {port.incoming:>9}")
+        name, first, last = node_name(node), sum(placement[:node]), sum(placement[: node + 1]) - 1
+        ranks = f"{first}-{last}" if last > first else f"{first}" if last == first else "-"
+        lines.append(f"{name:<8} {addresses[name]:<13} {ranks:<9} {port.outgoing:>9} {port.incoming:>9}")
     return "\n".join([*lines, ""])
 
 

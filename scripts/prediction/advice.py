@@ -16,10 +16,10 @@ def advise(cluster: Cluster, training: Training, library: str, own: type[Strateg
     bound_s = lower_bound_s(cluster, training.parameters * training.item_bytes)
     steps = predicted_steps(cluster, training, library, own)
     steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
-    return [row(step, bound_s) for step in steps]
+    return [as_row(step, bound_s) for step in steps]
 
 
-def row(step: PredictedStep, bound_s: float) -> dict:
+def as_row(step: PredictedStep, bound_s: float) -> dict:
     result = dict.fromkeys(("exchange_s", "times_bound", "bytes_in", "bytes_out", "step_s", "step_overlapped_s"))
     memory = {"memory_bytes": step.memory.total, "memory_formula": step.memory.formula}
     result |= {"strategy": step.name, **memory, "unknown": step.unknown}
@@ -50,13 +50,17 @@ def advice_sentence(rows: list[dict]) -> str:
     if best["times_bound"] is None:
         return f"One node: nothing crosses a port, take {best['strategy']}."
     text = f"Take {best['strategy']}: its exchange is {best['times_bound']:.2f} times the lower bound, a step "
-    text += f"{number_of_ms(best_step_s(best))} ms"
+    text += f"{short_number(best_step_s(best), 1e3)} ms"
     if best["step_overlapped_s"] is not None:
-        text += f" with overlap, {number_of_ms(best['step_s'])} without"
+        text += f" with overlap, {short_number(best['step_s'], 1e3)} without"
     baseline = next((row for row in known if row["strategy"] == BASELINE), None)
     ratio = best_step_s(baseline) / best_step_s(best) if baseline else 1.0
     return f"{text}, {ratio:.1f} times shorter than {BASELINE}'s." if ratio >= 1.05 else f"{text}."
 
 
-def number_of_ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+def short_number(value: float | None, scale: float = 1.0) -> str:
+    """Three digits, or a dash for None."""
+    if value is None:
+        return "-"
+    value *= scale
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
