@@ -26,8 +26,8 @@ from dist.ranges import cut
 from dist.wire import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.prediction.advice import advice_sentence, advise, short_number
 from scripts.prediction.from_run import advise_from_run
+from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.settings.units import bytes_per_s, duration_s, parameter_count
 from traces.record.files import RunError
 

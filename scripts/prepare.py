@@ -33,7 +33,6 @@ from scripts.preparation.files import Input, bare_name, find_inputs
 from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
-    check_text,
     owned_folder,
     read_manifest,
     survey,
@@ -108,7 +107,9 @@ def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
         for facts in mapped(partial(survey, field), inputs):
             surveyed.append(facts)
             progress.advance(facts["bytes"])
-    check_text(surveyed)
+    if not total(surveyed, "characters"):
+        others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
+        raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
     return surveyed
 
 

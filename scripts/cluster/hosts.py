@@ -129,8 +129,7 @@ def child_processes(pid: int) -> list[int]:
 
 def pid_inside(pid: int, host: Host) -> int:
     """A process's ID as processes on `host` count, where it is in a PID namespace of the host or below."""
-    depth = len(namespace_pids(host.pid))
-    return namespace_pids(pid)[depth - 1]
+    return namespace_pids(pid)[len(namespace_pids(host.pid)) - 1]
 
 
 def namespace_pids(pid: int) -> list[int]:

@@ -23,7 +23,9 @@ def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[s
         for name, contender in contenders.items():
             for counts in (False, True):
                 result = repetition(world, contender, ports)
-                check_sums(world, name, round_number, result.pop("wrong_ranks"))
+                if wrong := result.pop("wrong_ranks"):
+                    ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
+                    end_with_one_line(world.comm, f"{name}, round {round_number}: wrong sums on {ranks}")
                 if counts:
                     results[name].append(result)
     return results
@@ -61,10 +63,3 @@ def repetition(world: World, contender, ports: Ports) -> dict:
         "node_bytes": ranks[leaders, 2:4].astype(int).tolist(),
         "wrong_ranks": np.flatnonzero(ranks[:, 4]).tolist(),
     }
-
-
-def check_sums(world: World, name: str, round_number: int, wrong_ranks: list[int]) -> None:
-    if wrong_ranks:
-        where = ", ".join(map(str, wrong_ranks))
-        text = f"{name}, round {round_number}: wrong sums on rank{'s' * (len(wrong_ranks) > 1)} {where} of {world.size}"
-        end_with_one_line(world.comm, text)

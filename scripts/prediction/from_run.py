@@ -11,8 +11,8 @@ from dist.cost.overlap import Training
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
-from scripts.prediction.advice import advise
 from scripts.prediction.of_run import item_bytes
+from scripts.prediction.predictor import advise
 from strategies import Strategy, find
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_log, read_run

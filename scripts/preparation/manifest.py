@@ -55,13 +55,6 @@ def total(surveyed: Iterable[dict], what: str) -> int:
     return sum(facts[what] for facts in surveyed)
 
 
-def check_text(surveyed: list[dict]) -> None:
-    """UserError where there is no text at all."""
-    if not total(surveyed, "characters"):
-        others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
-        raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
-
-
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[None]:
     """A folder that can be written and that no other prepare.py writes to while the block runs; made if missing."""
