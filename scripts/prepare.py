@@ -46,7 +46,6 @@ from scripts.preparation.shards import ShardWriter
 from scripts.settings.units import integer, percent
 from scripts.training.meeting import INTERRUPTED
 
-SPLITS = {"train": "training", "val": "validation"}
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
 
 
@@ -134,19 +133,15 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
             number, first = number + 1, 0
             progress.advance(size)
         writer.finish(number)
-    check_splits(settings, manifest["shards"])
-    manifest["complete"] = True
-    write_manifest(settings.out, manifest)
-
-
-def check_splits(settings: argparse.Namespace, shards: list[dict]) -> None:
-    for split, purpose in SPLITS.items():
-        tokens = total((shard for shard in shards if shard["split"] == split), "tokens")
+    for split, purpose in (("train", "training"), ("val", "validation")):
+        tokens = total((shard for shard in manifest["shards"] if shard["split"] == split), "tokens")
         if tokens < 2 and (split == "train" or settings.val_percent):
             raise UserError(
                 f"{settings.out}: {tokens} tokens for {purpose}, expected at least 2: remove the folder and give more "
                 "text, or another --val-percent"
             )
+    manifest["complete"] = True
+    write_manifest(settings.out, manifest)
 
 
 def report(folder: Path, manifest: dict) -> None:

@@ -4,6 +4,8 @@ import statistics
 
 import numpy as np
 
+from traces.units import count_text
+
 MOST_NODES_SHOWN = 8  # beyond, each node's bytes are in the JSON alone
 
 
@@ -54,8 +56,7 @@ def tables(report: dict, size: dict) -> str:
 
 
 def head_lines(report: dict, size: dict) -> str:
-    nodes = report["nodes"]
-    place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
+    place = f"{report['ranks']} ranks on {count_text(report['nodes'], 'node')}"
     text = f"{size['bytes'] / 1e6:.4g} MB of float32, {place}, median of {report['settings']['repeat']}: "
     if size["bound_s"] is None:
         return f"{text}one node, so no network and no bound"
