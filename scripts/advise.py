@@ -26,8 +26,8 @@ from dist.ranges import cut
 from dist.wire import WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.prediction.advice import advice_sentence, advise
 from scripts.prediction.from_run import advise_from_run
+from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.settings.units import bytes_per_s, duration_s, parameter_count
 from traces.record.files import RunError
 
@@ -158,20 +158,12 @@ def table(rows: list[dict]) -> str:
     ]
     for row in rows:
         lines.append(
-            f"{row['strategy']:<24}{number(row['exchange_s'], 1e3):>10}{number(row['times_bound']):>7}  "
-            f"{number(row['bytes_in'], 1e-6):>8}{number(row['bytes_out'], 1e-6):>10}  "
-            f"{number(row['memory_bytes'], 1e-9):>8}{number(row['step_s'], 1e3):>10}"
-            f"{number(row['step_overlapped_s'], 1e3):>12}"
+            f"{row['strategy']:<24}{short_number(row['exchange_s'], 1e3):>10}{short_number(row['times_bound']):>7}  "
+            f"{short_number(row['bytes_in'], 1e-6):>8}{short_number(row['bytes_out'], 1e-6):>10}  "
+            f"{short_number(row['memory_bytes'], 1e-9):>8}{short_number(row['step_s'], 1e3):>10}"
+            f"{short_number(row['step_overlapped_s'], 1e3):>12}"
         )
     return "\n".join([*lines, *(f"{row['strategy']}: {row['unknown']}" for row in rows if row["unknown"])])
-
-
-def number(value: float | None, scale: float = 1.0) -> str:
-    """Three digits, or a dash for None."""
-    if value is None:
-        return "-"
-    value *= scale
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ rank checks every sum. A strategy's name may end in /bfloat16 (the wire) or /ded
 begins with MPI_. Bytes are those of each node's interface counters.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,13 +24,18 @@ from gpt2.errors import UserError
 from scripts.exchange_bench.contenders import chosen
 from scripts.exchange_bench.pytorch import Gloo, check_torch
 from scripts.exchange_bench.rounds import measure
-from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
+from scripts.exchange_bench.values import FLOAT32, vector_size
 from scripts.machine.host import machine, versions
+from scripts.settings.training import OneLineParser
+from scripts.settings.units import bytes_per_s, repetitions, sizes
 
 
 def main():
-    settings = parse()
+    parser = exchange_parser(__doc__, repeat=5)
+    parser.add_argument("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
+    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")
+    settings = parser.parse_args()
     world = start_world()
     with world.together(UserError):
         makers = check(settings, world)
@@ -42,11 +48,19 @@ def main():
         write(settings, report)
 
 
-def parse():
-    parser = exchange_parser(__doc__, repeat=5)
-    parser.add_argument("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
-    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")
-    return parser.parse_args()
+def exchange_parser(description: str, repeat: int) -> OneLineParser:
+    """The flags of a benchmark of exchanges. repeat: how many count by default."""
+    parser = OneLineParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--strategies", default="all", metavar="all|LIST", help="by name, with commas (all)")
+    add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="of one gradient vector in float32 (8MB)")
+    add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
+    counted = "counted exchanges of each (%(default)s), one before each that is not"
+    add("--repeat", type=repetitions, default=repeat, metavar="R", help=counted)
+    add("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    return parser
 
 
 def check(settings, world) -> dict:

@@ -33,7 +33,6 @@ from scripts.preparation.files import Input, bare_name, find_inputs
 from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
-    check_text,
     owned_folder,
     read_manifest,
     survey,
@@ -47,7 +46,6 @@ from scripts.preparation.shards import ShardWriter
 from scripts.settings.units import integer, percent
 from scripts.training.meeting import INTERRUPTED
 
-SPLITS = {"train": "training", "val": "validation"}
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
 
 
@@ -98,12 +96,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
     }
     encoding = encoding_of(settings.tokenizer)
     separator = separator_of(encoding).tolist()
-    return {
-        "tokenizer": settings.tokenizer,
-        "vocabulary": encoding.n_vocab,
-        "separator": separator,
-        "options": options,
-    }
+    return dict(tokenizer=settings.tokenizer, vocabulary=encoding.n_vocab, separator=separator, options=options)
 
 
 def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
@@ -113,7 +106,9 @@ def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
         for facts in mapped(partial(survey, field), inputs):
             surveyed.append(facts)
             progress.advance(facts["bytes"])
-    check_text(surveyed)
+    if not total(surveyed, "characters"):
+        others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
+        raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
     return surveyed
 
 
@@ -138,19 +133,15 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
             number, first = number + 1, 0
             progress.advance(size)
         writer.finish(number)
-    check_splits(settings, manifest["shards"])
-    manifest["complete"] = True
-    write_manifest(settings.out, manifest)
-
-
-def check_splits(settings: argparse.Namespace, shards: list[dict]) -> None:
-    for split, purpose in SPLITS.items():
-        tokens = total((shard for shard in shards if shard["split"] == split), "tokens")
+    for split, purpose in (("train", "training"), ("val", "validation")):
+        tokens = total((shard for shard in manifest["shards"] if shard["split"] == split), "tokens")
         if tokens < 2 and (split == "train" or settings.val_percent):
             raise UserError(
                 f"{settings.out}: {tokens} tokens for {purpose}, expected at least 2: remove the folder and give more "
                 "text, or another --val-percent"
             )
+    manifest["complete"] = True
+    write_manifest(settings.out, manifest)
 
 
 def report(folder: Path, manifest: dict) -> None:
@@ -169,15 +160,17 @@ def report(folder: Path, manifest: dict) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
-    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
-    parser.add_argument("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
-    parser.add_argument("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
-    parser.add_argument("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
-    parser.add_argument("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
+    token_count, process_count = partial(integer, low=2, high=MAX_COUNT), partial(integer, low=1, high=4096)
+    add = parser.add_argument
+    add("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
+    add("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
+    add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
+    add("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
+    add("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
+    add("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
+    add("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
+    add("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -185,14 +178,6 @@ def plain_name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}, expected letters, digits and _ . - only")
     return text
-
-
-def token_count(text: str) -> int:
-    return integer(text, 2, MAX_COUNT)
-
-
-def process_count(text: str) -> int:
-    return integer(text, 1, 4096)
 
 
 if __name__ == "__main__":

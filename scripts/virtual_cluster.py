@@ -14,9 +14,10 @@ import argparse
 import sys
 
 from scripts.cluster.hosts import end_clusters, running_hosts
-from scripts.cluster.launch import mpirun_here, place_ranks, rank_range, run_ranks
+from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 from scripts.cluster.program import check_command, check_machine, end_with, split_command
+from traces.units import count_text
 
 
 def main():
@@ -53,7 +54,7 @@ def run(arguments, command: list[str]) -> int:
     ports = node_ports(arguments.nodes, arguments.rate, arguments.slow)
     mpirun_here()
     if count := end_clusters():
-        print(f"ended {clusters(count)} that a killed run left behind", flush=True)
+        print(f"ended {count_text(count, 'virtual cluster')} that a killed run left behind", flush=True)
     with running_hosts(addresses) as (head, nodes):
         connect(head, nodes, ports, arguments.delay, arguments.congestion)
         print(cluster_table(addresses, placement, ports), flush=True)
@@ -63,20 +64,16 @@ def run(arguments, command: list[str]) -> int:
 def down(arguments) -> int:
     check_machine()
     count = end_clusters(running_too=arguments.all)
-    print(f"ended {clusters(count)}" if count else "no cluster to end")
+    print(f"ended {count_text(count, 'virtual cluster')}" if count else "no cluster to end")
     return 0
-
-
-def clusters(count: int) -> str:
-    return f"{count} virtual cluster{'s' * (count > 1)}"
 
 
 def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[Port]) -> str:
     lines = [f"{'host':<8} {'address':<13} {'ranks':<9} {'out':>9} {'in':>9}"]
     for node, port in enumerate(ports):
-        name, ranks = node_name(node), rank_range(placement, node)
-        text = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(map(str, ranks)) or "-"
-        lines.append(f"{name:<8} {addresses[name]:<13} {text:<9} {port.outgoing:>9} {port.incoming:>9}")
+        name, first, last = node_name(node), sum(placement[:node]), sum(placement[: node + 1]) - 1
+        ranks = f"{first}-{last}" if last > first else f"{first}" if last == first else "-"
+        lines.append(f"{name:<8} {addresses[name]:<13} {ranks:<9} {port.outgoing:>9} {port.incoming:>9}")
     return "\n".join([*lines, ""])
 
 

@@ -71,7 +71,7 @@ def run(arguments, command: list[str]) -> int:
 
 def run_command(slurm: Slurm, command: list[str]) -> int:
     """The command's exit code, or 128 + the signal that ended it."""
-    process = subprocess.Popen(slurm.command(*command), env=slurm.environment())
+    process = subprocess.Popen(slurm.head.enter_here(*command), env=slurm.environment())
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches the command as well
     try:

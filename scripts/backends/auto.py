@@ -4,6 +4,7 @@ In host memory the cost model names the few that are tried. Between GPUs all tha
 links inside a node carry, and what NCCL makes of a call, the cost model does not know.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +17,7 @@ from dist.world import World, library_name
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measured_seconds
-from strategies import Strategy, candidates
+from strategies import candidates
 
 CANDIDATES, REPEAT = 3, 3
 TRIAL_S = 0.3  # predicted, of one exchange of the trial
@@ -25,26 +26,24 @@ LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
-def with_strategy_tried(settings, world: World, size: int, links: list[dict], wire_format: WireFormat, comm=None):
-    """The settings, with the strategy that a trial found. comm: a DeviceComm between GPUs. Collective."""
-    if comm is None:
-        name, why = choose_strategy(world, settings, size, links, wire_format)
-    else:
-        name, why = choose_on_gpus(world, settings.strategy, size, wire_format, comm)
-    world.print(f"--strategy auto takes {name}; {why}")
-    return replace(settings, strategy=name)
-
-
-def choose_strategy(world: World, settings, size: int, links: list[dict], wire_format: WireFormat) -> tuple[str, str]:
+def choose_on_cores(world: World, settings, size: int, links: list[dict], wire_format: WireFormat) -> tuple[str, str]:
     """(name, why) for vectors of `size` elements over links as probe_links measured them. Collective."""
-    kinds = candidates_on_host(settings)
+    kinds = {
+        name: kind
+        for name, kind in candidates(settings.strategy, "host").items()
+        if settings.wire in kind.wires and (kind.overlaps or not settings.overlap)
+    }
     predicted = predictions(world, kinds, size, links, wire_format.item_bytes)
     tried = sorted(predicted, key=predicted.get)[:CANDIDATES]
     longest_s = max([predicted[name] for name in tried] + [LEAST_S])
     tried += [name for name in kinds if kinds[name].messages is None]
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
     trial_size = whole_shards(min(size, trial_bytes // 4), world.size)
-    seconds = trial(world, {name: kinds[name] for name in tried}, trial_size, wire_format)
+    own_buffers = OwnBuffers(world, trial_size)
+    contenders = {name: StrategyContender(world, own_buffers, wire_format, kinds[name]) for name in tried}
+    seconds = measured_seconds(world, contenders, REPEAT)
+    for contender in contenders.values():
+        contender.close()
     best = min(seconds, key=seconds.get)
     said = {name: f"model: {predicted[name]:.3g} s" if name in predicted else "not modelled" for name in tried}
     results = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms ({said[name]})" for name in tried)
@@ -52,15 +51,6 @@ def choose_strategy(world: World, settings, size: int, links: list[dict], wire_f
     megabytes = trial_size * 4 / 1e6, size * 4 / 1e6
     why = f"of {megabytes[0]:.1f} MB in a trial: {results}; of {megabytes[1]:.0f} MB by the model alone: {rest}"
     return best, why
-
-
-def candidates_on_host(settings) -> dict[str, type[Strategy]]:
-    """Those that may run with these settings, by what --strategy would name."""
-    return {
-        name: kind
-        for name, kind in candidates(settings.strategy, "host").items()
-        if settings.wire in kind.wires and (kind.overlaps or not settings.overlap)
-    }
 
 
 def predictions(world: World, kinds, size: int, links: list[dict], item_bytes: int) -> dict[str, float]:
@@ -72,23 +62,10 @@ def predictions(world: World, kinds, size: int, links: list[dict], item_bytes: i
     library = library_key(library_name())
     result = {}
     for name, kind in kinds.items():
-        if kind.messages is None:
-            continue
-        try:
-            result[name] = predict(kind.messages, cluster, size * item_bytes, library, item_bytes).seconds
-        except UnknownChoice:
-            continue
+        if kind.messages is not None:
+            with suppress(UnknownChoice):
+                result[name] = predict(kind.messages, cluster, size * item_bytes, library, item_bytes).seconds
     return result
-
-
-def trial(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict[str, float]:
-    """Median seconds of each, in turns; the same on every rank."""
-    own_buffers = OwnBuffers(world, size)
-    contenders = {name: StrategyContender(world, own_buffers, wire_format, kind) for name, kind in kinds.items()}
-    seconds = measured_seconds(world, contenders, REPEAT)
-    for contender in contenders.values():
-        contender.close()
-    return seconds
 
 
 def choose_on_gpus(world: World, strategy: str, size: int, wire_format: WireFormat, comm) -> tuple[str, str]:
@@ -96,24 +73,16 @@ def choose_on_gpus(world: World, strategy: str, size: int, wire_format: WireForm
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
     without_feedback = replace(wire_format, error_feedback=False)
+    has_nodes = 1 < world.node_count < world.size  # of several ranks, which some strategies are made for
     contenders = {
         name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
-        for name, kind in candidates_on_gpus(world, strategy, wire_format.wire).items()
+        for name, kind in candidates(strategy, "gpus").items()
+        if wire_format.wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
     }
     seconds = measured_seconds(world, contenders, REPEAT)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
     why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not know: {tried}"
     return min(seconds, key=seconds.get), why
-
-
-def candidates_on_gpus(world: World, strategy: str, wire: str) -> dict[str, type[Strategy]]:
-    """Those with an exchange for this wire; those that know nodes where there are some, of several ranks."""
-    has_nodes = 1 < world.node_count < world.size
-    return {
-        name: kind
-        for name, kind in candidates(strategy, "gpus").items()
-        if wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
-    }
 
 
 def whole_shards(size: int, ranks: int) -> int:

@@ -11,9 +11,9 @@ from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
-from scripts.backends.transports import choose_transport, device_comm, find_transports
+from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
 from scripts.settings.checks import check_arrays
-from strategies import Strategy, candidates, find, is_auto
+from strategies import candidates, find, is_auto
 
 
 def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
@@ -36,7 +36,9 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         check_sharing(shared, settings.share_gpus)
     found = find_transports(world, kernels.device, settings.transport, shared)
     with world.together(UserError):
-        transport, transport_why = choose_transport(candidate_kinds(settings), settings, world.size, found)
+        asked = settings.strategy
+        kinds = [*candidates(asked, "gpus").values()] if is_auto(asked) else [find(asked)]
+        transport, transport_why = choose_transport(kinds, settings, world.size, found)
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
     settings = with_strategy(settings, world, layout.size, links, wire_format, comm)
@@ -45,20 +47,18 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
 
 
-def with_strategy(settings, *situation):
-    """The settings, with --strategy auto decided; `situation` as its. Collective."""
+def with_strategy(settings, world, size: int, links: list[dict], wire_format: WireFormat, comm=None):
+    """The settings, with --strategy auto decided by a trial. comm: a DeviceComm between GPUs. Collective."""
     if not is_auto(settings.strategy):
         return settings
-    from scripts.backends.auto import with_strategy_tried  # with the benchmark, which nobody else needs to load
+    from scripts.backends.auto import choose_on_cores, choose_on_gpus  # with the benchmark, which nobody else needs
 
-    return with_strategy_tried(settings, *situation)
-
-
-def candidate_kinds(settings) -> list[type[Strategy]]:
-    """The strategy asked for, or those that --strategy auto may take on GPUs."""
-    if is_auto(settings.strategy):
-        return [*candidates(settings.strategy, "gpus").values()]
-    return [find(settings.strategy)]
+    if comm is None:
+        name, why = choose_on_cores(world, settings, size, links, wire_format)
+    else:
+        name, why = choose_on_gpus(world, settings.strategy, size, wire_format, comm)
+    world.print(f"--strategy auto takes {name}; {why}")
+    return replace(settings, strategy=name)
 
 
 def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):
@@ -75,7 +75,7 @@ def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False
             if problem is not None:
                 raise problem
         return kernels, "as asked for"
-    reason = next((each for each in world.comm.allgather(problem and str(problem)) if each is not None), None)
+    reason = first_reason(world, problem and str(problem))
     if reason is None:
         return kernels, "each rank has a GPU"
     if importlib.util.find_spec("cupy") is not None:  # else nobody expects a GPU to be used

@@ -24,11 +24,11 @@ class Found:
 
 def find_transports(world: World, device, asked: str, shared: list) -> Found:
     """What there is on all ranks; GPU-aware MPI is tried only if it is asked for, or could be chosen. Collective."""
-    no_nccl = _first(world, missing_nccl())
+    no_nccl = first_reason(world, missing_nccl())
     if no_nccl is None and shared:
         no_nccl = "NCCL wants a GPU for each rank"
     aware, source = says_gpu_aware()
-    no_gpu_aware = _first(world, None if aware else f"this MPI says it is not GPU-aware ({source})")
+    no_gpu_aware = first_reason(world, None if aware else f"this MPI says it is not GPU-aware ({source})")
     wanted = asked == "gpu-aware" or (asked == "auto" and no_nccl is not None and world.size > 1)
     if no_gpu_aware is None and wanted and not is_proven(world.comm, device):
         no_gpu_aware = f"this MPI says it is GPU-aware ({source}), but a sum of arrays on GPUs comes out wrong"
@@ -74,6 +74,6 @@ def device_comm(transport: str, world: World, device, overlap: bool):
     return kinds[transport](world.comm, device, stream, world.local_comm)
 
 
-def _first(world: World, reason: str | None) -> str | None:
+def first_reason(world: World, reason: str | None) -> str | None:
     """The first reason that a rank has, on all of them."""
     return next((each for each in world.comm.allgather(reason) if each is not None), None)

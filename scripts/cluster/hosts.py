@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HEAD = "head"
@@ -57,14 +57,17 @@ class Host:
             raise ClusterError(f"this machine does not let us make the namespaces of a host: {why[-1]}")
         self.pid = innermost_child(self._keeper.pid)
 
-    @property
-    def shared_memory(self) -> Path:
-        """The host's /dev/shm, as a path out here."""
-        return Path(f"/proc/{self.pid}/root/dev/shm")
+    def outside(self, path: str) -> Path:
+        """One of the host's own files, as this process sees it."""
+        return Path(f"/proc/{self.pid}/root{path}")
 
     def enter(self, *command: str) -> list[str]:
         """The command that runs `command` on this host, in the root folder."""
         return ["nsenter", "--target", str(self.pid), "--all", "--", *command]
+
+    def enter_here(self, *command: str) -> list[str]:
+        """The same in this process's folder: entering the mount namespace ends in the root folder."""
+        return self.enter("env", f"--chdir={Path.cwd()}", *command)
 
     def on_network(self, *command: str, text: str = "") -> str:
         """Output of `command` fed with `text`, run by this process's own tools on the host's network.
@@ -126,8 +129,7 @@ def child_processes(pid: int) -> list[int]:
 
 def pid_inside(pid: int, host: Host) -> int:
     """A process's ID as processes on `host` count, where it is in a PID namespace of the host or below."""
-    depth = len(namespace_pids(host.pid))
-    return namespace_pids(pid)[depth - 1]
+    return namespace_pids(pid)[len(namespace_pids(host.pid)) - 1]
 
 
 def namespace_pids(pid: int) -> list[int]:
@@ -139,7 +141,8 @@ def end_clusters(running_too: bool = False) -> int:
     """How many clusters were ended: those whose script is gone; with `running_too` all others as well."""
     ended = [pid for pid in head_keepers() if running_too or not is_owned(pid)]
     for pid in ended:
-        try_kill(pid)  # --kill-child: the head's first process ends with it, and all in there with that
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # --kill-child: the head's first process ends with it, and all in there
     deadline = time.monotonic() + END_LIMIT_S
     while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -167,10 +170,3 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def try_kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

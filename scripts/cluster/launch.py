@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from dist.probe.programs import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
@@ -58,11 +57,6 @@ def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | 
     return [max(0, min(places[node], ranks - sum(places[:node]))) for node in range(nodes)]
 
 
-def rank_range(placement: list[int], node: int) -> range:
-    first = sum(placement[:node])
-    return range(first, first + placement[node])
-
-
 def mpirun_here() -> str:
     """mpirun's path. ClusterError if there is none."""
     mpirun = find_mpirun()
@@ -79,27 +73,23 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
     mpirun = mpirun_here()
     write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
     line = [mpirun, "-n", str(sum(placement)), *launch_options(mpirun), *command]
-    # `env` goes to the folder: entering the mount namespace ends in its root. No standard input: it is the terminal's.
     process = subprocess.Popen(
-        head.enter("env", f"--chdir={Path.cwd()}", *line),
-        env=launch_environment(mpirun, sum(placement)),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+        head.enter_here(*line), env=launch_environment(mpirun, sum(placement)),
+        stdin=subprocess.DEVNULL, start_new_session=True,  # standard input is the terminal's
+    )  # fmt: skip
     return exit_code(process, stop_mpirun)
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
     """On the head: the agent, the first process of each host, and the host file in the MPI's own notation."""
-    folder = head.shared_memory
     for node in nodes:
-        (folder / f"{node.name}.pid").write_text(f"{pid_inside(node.pid, head)}\n")
-    agent = folder / Path(AGENT).name
+        head.outside(f"/dev/shm/{node.name}.pid").write_text(f"{pid_inside(node.pid, head)}\n")
+    agent = head.outside(AGENT)
     agent.write_text(AGENT_TEXT)
     agent.chmod(0o755)
     separator = " slots=" if open_mpi else ":"
     lines = [f"{node.name}{separator}{ranks}\n" for node, ranks in zip(nodes, placement, strict=True) if ranks]
-    (folder / Path(HOST_FILE).name).write_text("".join(lines))
+    head.outside(HOST_FILE).write_text("".join(lines))
 
 
 def launch_options(mpirun: str) -> list[str]:

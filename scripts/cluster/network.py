@@ -73,18 +73,21 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
         limit_rate(node, "eth0", port.outgoing, delay)
         limit_rate(head, node.name, port.incoming, None)
     for host in (head, *nodes):
-        set_congestion_control(host, congestion)
-        keep_window_when_idle(host)
+        set_tcp(host, congestion)
 
 
 def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
     """Shape what leaves `device`: a token bucket, behind a delay line if there is a delay."""
-    place = "root"
+    add, place = ("tc", "qdisc", "add", "dev", device), ("root",)
     if delay:
-        add_delay(host, device, delay)
-        place = "parent 1:1"
+        try:
+            host.on_network(*add, "root", "handle", "1:", "netem", "delay", delay)
+        except ClusterError as error:
+            no_netem = "this kernel has no netem (CONFIG_NET_SCH_NETEM), which makes delays: leave it out"
+            raise ClusterError(f"--delay {delay}: {no_netem if 'unknown' in str(error) else error}") from None
+        place = ("parent", "1:1")
     try:
-        host.on_network("tc", "qdisc", "add", "dev", device, *place.split(), *token_bucket(bits_per_s(rate)))
+        host.on_network(*add, *place, *token_bucket(bits_per_s(rate)))
     except ClusterError as error:
         raise ClusterError(f"the kernel refuses the rate {rate}: {error}") from None
 
@@ -103,32 +106,16 @@ def token_bucket(rate: float) -> list[str]:
     return ["tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst:.0f}b", "limit", f"{limit:.0f}b"]
 
 
-def add_delay(host: Host, device: str, delay: str) -> None:
-    try:
-        host.on_network("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", "delay", delay)
-    except ClusterError as error:
-        missing = "unknown" in str(error)
-        why = "this kernel has no netem (CONFIG_NET_SCH_NETEM), which makes delays: leave it out" if missing else error
-        raise ClusterError(f"--delay {delay}: {why}") from None
-
-
-def set_congestion_control(host: Host, name: str) -> None:
-    """TCP's algorithm on this host alone."""
-    try:
-        set_tcp(host, "congestion_control", name)
-    except ClusterError:
-        allowed = host.on_network("cat", f"{TCP}allowed_congestion_control").split()
-        raise ClusterError(f"--congestion {name}: in a namespace this kernel allows {', '.join(allowed)}") from None
-
-
-def keep_window_when_idle(host: Host) -> None:
-    """A connection goes on as fast after a pause as before it, as on clusters that are set up for MPI over TCP.
+def set_tcp(host: Host, congestion: str) -> None:
+    """TCP of this host alone: its congestion control; and its connections go on as fast after a pause as before it.
 
     By default a pause of one retransmission timeout, 0.2 s, lets the congestion window fall to ten packets: after every
-    forward pass the exchange would begin anew, and a ring waits for the slowest of its connections.
+    forward pass the exchange would begin anew, and a ring waits for the slowest of its connections. Clusters that are
+    set up for MPI over TCP switch that off.
     """
-    set_tcp(host, "slow_start_after_idle", "0")
-
-
-def set_tcp(host: Host, setting: str, text: str) -> None:
-    host.on_network("sh", "-c", 'echo "$1" > "$2"', "sh", text, f"{TCP}{setting}")
+    try:
+        host.on_network("sh", "-c", f'echo "$1" > {TCP}congestion_control', "sh", congestion)
+    except ClusterError:
+        allowed = ", ".join(host.on_network("cat", f"{TCP}allowed_congestion_control").split())
+        raise ClusterError(f"--congestion {congestion}: in a namespace this kernel allows {allowed}") from None
+    host.on_network("sh", "-c", f"echo 0 > {TCP}slow_start_after_idle")

@@ -6,7 +6,6 @@ Written for what a machine without systemd, control groups and a user named slur
 import os
 
 from scripts.cluster.hosts import HEAD
-from scripts.cluster.network import node_name
 
 RUNTIME = "/run"  # of the virtual hosts alone, which share it
 FOLDER = f"{RUNTIME}/slurm"
@@ -50,7 +49,8 @@ def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, s
     """{file name: text} of /run/slurm, for hosts of {name: IP address} whose nodes have so many CPUs and GPUs."""
     nodes = [name for name in addresses if name != HEAD]
     gres = f" Gres=gpu:{gpus}" if gpus else ""
-    sizes = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory_mb()}{gres}"
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    sizes = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory_mb}{gres}"
     lines = [f"SlurmctldHost={HEAD}({addresses[HEAD]})"]
     lines += [f"NodeName={name} NodeAddr={addresses[name]} {sizes}" for name in nodes]
     lines += [f"PartitionName={PARTITION} Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP"]
@@ -61,12 +61,3 @@ def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, s
         # An Open MPI from PyPI has no MUNGE in its PMIx, and would say so for every rank.
         "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
     }
-
-
-def node_folders(nodes: int) -> list[str]:
-    """What the daemons do not make themselves."""
-    return ["state", *(f"tmp.{node_name(node)}" for node in range(nodes))]
-
-
-def memory_mb() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20

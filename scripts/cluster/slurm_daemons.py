@@ -8,13 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 
 from dist.probe.programs import OPEN_MPI_AS_ROOT
 from scripts.cluster.hosts import ClusterError, Host, output_of, running_hosts
 from scripts.cluster.launch import PLACEMENT_VARIABLES
 from scripts.cluster.network import Port, connect, host_addresses
-from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files, node_folders
+from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files
 
 START_LIMIT_S = 30
 KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
@@ -37,10 +36,6 @@ class Slurm:
     def __init__(self, head: Host, nodes: list[Host]):
         self.head, self.nodes, self.daemons = head, nodes, {}
 
-    def command(self, *words: str) -> list[str]:
-        """The command that runs `words` on the head, in this process's folder."""
-        return self.head.enter("env", f"--chdir={Path.cwd()}", *words)  # entering ends in the root folder
-
     def environment(self) -> dict[str, str]:
         """Ours, without what an outer batch system or mpirun left, with what SLURM and MPI want on these hosts."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
@@ -48,7 +43,7 @@ class Slurm:
 
     def output(self, *words: str) -> str:
         """What a command prints, run on the head. ClusterError with its own words if it fails."""
-        return output_of(self.command(*words), env=self.environment())
+        return output_of(self.head.enter_here(*words), env=self.environment())
 
     def jobs(self) -> list[str]:
         """One line for each job that waits or runs: number, name, state, reason or nodes."""
@@ -61,7 +56,7 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
     addresses = host_addresses(nodes)
     with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
         connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
-        write_files(head, config_files(addresses, cpus_per_node, gpus_per_node), node_folders(nodes), gpus_per_node)
+        write_files(head, hosts, config_files(addresses, cpus_per_node, gpus_per_node), gpus_per_node)
         slurm = Slurm(head, hosts)
         try:
             start_daemons(slurm)
@@ -77,21 +72,16 @@ def mount_runtime_folder(head: Host) -> None:
     subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
 
 
-def outside(head: Host, path: str) -> Path:
-    """A path of the head's, as this process sees it."""
-    return Path(f"/proc/{head.pid}/root{path}")
-
-
-def write_files(head: Host, texts: dict[str, str], folders: list[str], gpus: int) -> None:
-    """The configuration, the folders, MUNGE's key, and device files that stand in for GPUs."""
-    folder, munge = outside(head, FOLDER), outside(head, MUNGE_FOLDER)
+def write_files(head: Host, nodes: list[Host], texts: dict[str, str], gpus: int) -> None:
+    """The configuration, the folders that daemons do not make, MUNGE's key, and device files that stand in for GPUs."""
+    folder, munge = head.outside(FOLDER), head.outside(MUNGE_FOLDER)
     munge.mkdir(mode=0o755)
     (munge / "key").touch(mode=0o600)
     (munge / "key").write_bytes(os.urandom(KEY_BYTES))
     folder.mkdir(mode=0o755)
     for name, text in texts.items():
         (folder / name).write_text(text)
-    for name in folders:
+    for name in ("state", *(f"tmp.{node.name}" for node in nodes)):
         (folder / name).mkdir()
         (folder / name).chmod(0o1777)
     for gpu in range(gpus):
@@ -103,7 +93,7 @@ def start_daemons(slurm: Slurm) -> None:
     start_daemon(slurm, slurm.head, "munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key",
                  f"--seed-file={MUNGE_FOLDER}/seed")  # fmt: skip
     # A slurmctld or slurmd that finds no socket of MUNGE ends at once.
-    wait_for(outside(slurm.head, f"{MUNGE_FOLDER}/munge.socket.2").exists, slurm)
+    wait_for(slurm.head.outside(f"{MUNGE_FOLDER}/munge.socket.2").exists, slurm)
     start_daemon(slurm, slurm.head, "slurmctld", "-D", "-i")
     for node in slurm.nodes:
         start_daemon(slurm, node, "slurmd", "-D", "-N", node.name, log=node.name)
@@ -113,7 +103,7 @@ def start_daemons(slurm: Slurm) -> None:
 def start_daemon(slurm: Slurm, host: Host, *command: str, log: str | None = None) -> None:
     """In the foreground, so that it ends with its host, and its end is seen. log: its name, if not the program's."""
     name = log or command[0]
-    with open(outside(slurm.head, f"{FOLDER}/{name}.log"), "w") as file:
+    with open(slurm.head.outside(f"{FOLDER}/{name}.log"), "w") as file:
         slurm.daemons[name] = subprocess.Popen(
             host.enter(*command), env=os.environ | {"SLURM_CONF": CONFIG}, stdin=subprocess.DEVNULL, stdout=file,
             stderr=file, start_new_session=True,
@@ -142,5 +132,5 @@ def wait_for(happens: Callable[[], bool], slurm: Slurm) -> None:
 
 
 def last_words(slurm: Slurm, name: str) -> str:
-    lines = outside(slurm.head, f"{FOLDER}/{name}.log").read_text().split("\n")
+    lines = slurm.head.outside(f"{FOLDER}/{name}.log").read_text().split("\n")
     return next((line for line in reversed(lines) if line), "nothing")

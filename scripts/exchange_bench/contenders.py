@@ -4,6 +4,7 @@ A strategy does its real `update`, with an optimizer that only copies: D bytes o
 sums alone travel, as with MPI_Allreduce, the copy is no part of the exchange, and is made after the clock has stopped.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -177,25 +178,19 @@ class Collective(Contender):
 
 
 class Reduce(Collective):
-    whole = False
-
-    def exchange(self):
-        self.reduce()
+    whole, exchange = False, Collective.reduce
 
     def is_correct(self):
         return super().is_correct() or not self.is_root
 
 
 class Bcast(Collective):
-    whole = False
+    whole, exchange = False, Collective.bcast
 
     def prepare(self):
         super().prepare()
         if self.is_root:
             fill(self.parameters, self.sums)
-
-    def exchange(self):
-        self.bcast()
 
 
 class ReduceAndBcast(Collective):
@@ -252,9 +247,13 @@ def chosen(text: str, ranks: int) -> dict:
     A name may be the file of a strategy of one's own. UserError for a name that is none.
     """
     known = makers()
-    if text == "all":
-        return {name: make for name, make in known.items() if _runs_on(make, ranks)}
     found = {}
+    if text == "all":
+        for name, make in known.items():
+            with suppress(UserError):
+                _check_server(make, ranks)
+                found[name] = make
+        return found
     for name in text.split(","):
         own = strategy_makers(find(name)) if name.endswith(OWN_FILE) else {name: known.get(name)}
         if None in own.values():
@@ -263,14 +262,6 @@ def chosen(text: str, ranks: int) -> dict:
             _check_server(make, ranks)
         found |= own
     return found
-
-
-def _runs_on(make, ranks: int) -> bool:
-    try:
-        _check_server(make, ranks)
-    except UserError:
-        return False
-    return True
 
 
 def _check_server(make, ranks: int) -> None:

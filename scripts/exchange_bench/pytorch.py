@@ -23,7 +23,7 @@ class Gloo(Contender):
     def __init__(self, world, own_buffers, wire_format=None):
         super().__init__(world, own_buffers)
         with world.together(UserError):
-            address = address_toward(other_host(world))
+            address = address_toward_others(world)
             # The only way gloo is told: by the host's name it may take the loopback interface.
             os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank would warn of addresses without names
@@ -60,14 +60,9 @@ def check_torch() -> None:
         raise UserError("--vs torch needs PyTorch: pip install torch (the project itself does not)")
 
 
-def other_host(world) -> str:
-    """A host on the other side of this rank's network port; this one where there is no other."""
-    others = [place["host"] for place in world.places if place["node"] != world.node]
-    return others[0] if others else "127.0.0.1"
-
-
-def address_toward(host: str) -> str:
-    """This host's IPv4 address on the way to `host`. UserError if there is no way."""
+def address_toward_others(world) -> str:
+    """This host's IPv4 address on the way to another node, or to itself where there is none. UserError: no way."""
+    host = next((place["host"] for place in world.places if place["node"] != world.node), "127.0.0.1")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing: it only looks up the route

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dist.probe.ports import Ports
-from dist.waiting import barrier, wait
+from dist.waiting import barrier, gather_everywhere
 from dist.world import World, end_with_one_line
 
 
@@ -23,7 +23,9 @@ def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[s
         for name, contender in contenders.items():
             for counts in (False, True):
                 result = repetition(world, contender, ports)
-                check_sums(world, name, round_number, result.pop("wrong_ranks"))
+                if wrong := result.pop("wrong_ranks"):
+                    ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
+                    end_with_one_line(world.comm, f"{name}, round {round_number}: wrong sums on {ranks}")
                 if counts:
                     results[name].append(result)
     return results
@@ -53,7 +55,7 @@ def repetition(world: World, contender, ports: Ports) -> dict:
     through = np.subtract(ports.read(), before)
     contender.settle()
     barrier(world.comm)
-    ranks = _on_all_ranks(world.comm, [seconds, cpu_s, *through, not contender.is_correct()])
+    ranks = gather_everywhere(world.comm, seconds, cpu_s, *through, not contender.is_correct())
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0]
     return {
         "seconds": float(ranks[:, 0].max()),
@@ -61,18 +63,3 @@ def repetition(world: World, contender, ports: Ports) -> dict:
         "node_bytes": ranks[leaders, 2:4].astype(int).tolist(),
         "wrong_ranks": np.flatnonzero(ranks[:, 4]).tolist(),
     }
-
-
-def check_sums(world: World, name: str, round_number: int, wrong_ranks: list[int]) -> None:
-    if wrong_ranks:
-        where = ", ".join(map(str, wrong_ranks))
-        text = f"{name}, round {round_number}: wrong sums on rank{'s' * (len(wrong_ranks) > 1)} {where} of {world.size}"
-        end_with_one_line(world.comm, text)
-
-
-def _on_all_ranks(comm, numbers: list) -> np.ndarray:
-    """(ranks, len(numbers)) float64: every rank's numbers, on every rank."""
-    own = np.array(numbers, float)
-    gathered = np.empty((comm.size, len(own)))
-    wait(comm.Iallgather(own, gathered))
-    return gathered

@@ -2,6 +2,10 @@
 
 import statistics
 
+import numpy as np
+
+from traces.units import count_text
+
 MOST_NODES_SHOWN = 8  # beyond, each node's bytes are in the JSON alone
 
 
@@ -28,25 +32,23 @@ def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, b
         "algbw": algbw,
         "busbw": algbw * (2 * (ranks - 1) / ranks if contender.whole else 1),
         "cpu_s": statistics.median(repetition["cpu_s"] for repetition in repetitions),
-        "node_bytes": _median_bytes([repetition["node_bytes"] for repetition in repetitions]),
+        # [in, out] of each node, each number's own median.
+        "node_bytes": np.median([one["node_bytes"] for one in repetitions], axis=0).astype(int).tolist(),
         "repetitions": repetitions,
     }
-
-
-def _median_bytes(node_bytes: list[list]) -> list[list[int]]:
-    """[in, out] of each node, each number's own median over the repetitions."""
-    by_node = zip(*node_bytes, strict=True)
-    return [[int(statistics.median(ways)) for ways in zip(*repetitions, strict=True)] for repetitions in by_node]
 
 
 def tables(report: dict, size: dict) -> str:
     """Head line and one line a contender, the fastest first; where there is a network, bytes of each node too."""
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
-    parts = [head_lines(report, size), _table([_head(size), *(_row(*item) for item in contenders.items())])]
+    parts = [head_lines(report, size), _table(_rows(size, contenders))]
     if 1 < report["nodes"] <= MOST_NODES_SHOWN:
         parts.append("bytes in / out of each node's port, MB")
         nodes = [f"node {node}" for node in range(report["nodes"])]
-        rows = [[name, *(_in_and_out(c) for c in one["node_bytes"])] for name, one in contenders.items()]
+        rows = [
+            [name, *(f"{way_in / 1e6:.2f} / {out / 1e6:.2f}" for way_in, out in one["node_bytes"])]
+            for name, one in contenders.items()
+        ]
         parts.append(_table([["", *nodes], *rows]))
     if any(not one["whole"] for one in contenders.values()):
         parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
@@ -54,8 +56,7 @@ def tables(report: dict, size: dict) -> str:
 
 
 def head_lines(report: dict, size: dict) -> str:
-    nodes = report["nodes"]
-    place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
+    place = f"{report['ranks']} ranks on {count_text(report['nodes'], 'node')}"
     text = f"{size['bytes'] / 1e6:.4g} MB of float32, {place}, median of {report['settings']['repeat']}: "
     if size["bound_s"] is None:
         return f"{text}one node, so no network and no bound"
@@ -67,24 +68,18 @@ def head_lines(report: dict, size: dict) -> str:
     return f"{text}bound {size['bound_s'] * 1e3:.1f} ms\nlink {rate}"
 
 
-def _head(size: dict) -> list[str]:
-    network = ["x bound", "max in, MB", "max out"] if size["bound_s"] else []
-    return ["", "median, ms", "min", "max", *network[:1], "algbw, GB/s", "busbw", *network[1:], "CPU, ms"]
-
-
-def _row(name: str, one: dict) -> list[str]:
-    seconds = one["seconds"]
-    times = [f"{seconds[key] * 1e3:.1f}" for key in ("median", "min", "max")]
-    network = []
-    if one["times_bound"]:
-        busiest = [max(ways) for ways in zip(*one["node_bytes"], strict=True)]
-        network = [f"{one['times_bound']:.3f}", *(f"{count / 1e6:.2f}" for count in busiest)]
-    rates = [f"{one['algbw'] / 1e9:.4f}", f"{one['busbw'] / 1e9:.4f}"]
-    return [name, *times, *network[:1], *rates, *network[1:], f"{one['cpu_s'] * 1e3:.0f}"]
-
-
-def _in_and_out(ways: list[int]) -> str:
-    return " / ".join(f"{count / 1e6:.2f}" for count in ways)
+def _rows(size: dict, contenders: dict) -> list[list[str]]:
+    """The head, and the figures of each contender beneath it."""
+    bound, busiest = (["x bound"], ["max in, MB", "max out"]) if size["bound_s"] else ([], [])
+    rows = [["", "median, ms", "min", "max", *bound, "algbw, GB/s", "busbw", *busiest, "CPU, ms"]]
+    for name, one in contenders.items():
+        times = [f"{one['seconds'][key] * 1e3:.1f}" for key in ("median", "min", "max")]
+        if size["bound_s"]:
+            bound = [f"{one['times_bound']:.3f}"]
+            busiest = [f"{max(ways) / 1e6:.2f}" for ways in zip(*one["node_bytes"], strict=True)]
+        rates = [f"{one['algbw'] / 1e9:.4f}", f"{one['busbw'] / 1e9:.4f}"]
+        rows.append([name, *times, *bound, *rates, *busiest, f"{one['cpu_s'] * 1e3:.0f}"])
+    return rows
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -8,7 +8,15 @@ float32 hold each partial sum exactly, whatever the order of the additions.
 import numpy as np
 
 PERIOD = 4099
+SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line
+FLOAT32 = 4  # bytes
 LARGEST = 256  # up to here bfloat16, with 8 bits of significand, holds every whole number
+
+
+def vector_size(size_bytes: int, ranks: int) -> int:
+    """Elements of a vector of at least so many bytes that ranks can cut into whole shards."""
+    multiple = SHARD_MULTIPLE * ranks
+    return -(-size_bytes // (FLOAT32 * multiple)) * multiple
 
 
 def rank_values(rank: int, ranks: int) -> np.ndarray:

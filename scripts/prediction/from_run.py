@@ -11,8 +11,8 @@ from dist.cost.overlap import Training
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
-from scripts.prediction.advice import advise
 from scripts.prediction.of_run import item_bytes
+from scripts.prediction.predictor import advise
 from strategies import Strategy, find
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_log, read_run
@@ -45,14 +45,6 @@ class ReplayedRun:
     step_s: float
     notes: list[str]
 
-    @property
-    def workers(self) -> int:
-        return len(self.placement) - (self.settings.get("server") == "dedicated")
-
-    @property
-    def label(self) -> str:
-        return label_of(self.settings)
-
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
     """{"strategies": rows as advise's, "measured": the run, "notes": lines}. None: as in the run.
@@ -61,23 +53,23 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     """
     run = replayed_run(path)
     cluster = replayed_cluster(run, placement, rate, latency_s)
-    ranks, settings = len(cluster.placement), run.settings
-    compute_s = run.work_s * run.workers / ranks  # the same global batch
+    settings, label = run.settings, label_of(run.settings)
+    workers = len(run.placement) - (settings.get("server") == "dedicated")
+    compute_s = run.work_s * workers / len(cluster.placement)  # the same global batch
     training = Training(
         run.parameters, compute_s, item_bytes(settings), run.ranges, settings.get("grad_accum", 1),
         run.update_s,
     )  # fmt: skip
     rows = advise(cluster, training, library or library_key(run.library), own=run.kind)
-    notes, own = list(run.notes), None
-    if placement is None and rate is None and latency_s is None and library is None:
-        own = own_prediction(run, rows)
-        notes.append(measured_line(run, own))
-    else:
-        notes.append(f"measured: {run.label} {run.step_s * 1e3:.0f} ms a step, on the run's own nodes and links")
+    own_s, found = None, "; what its MPI library does is not modelled"
+    if placement is not None or rate is not None or latency_s is not None or library is not None:
+        found = ", on the run's own nodes and links"
+    elif (own_s := own_prediction(run, rows)) is not None:
+        found = f"; predicted {own_s * 1e3:.0f} ms, off by {own_s / run.step_s - 1:+.1%}"
     return {
         "strategies": rows,
-        "measured": {"label": run.label, "step_s": run.step_s, "predicted_s": own},
-        "notes": notes,
+        "measured": {"label": label, "step_s": run.step_s, "predicted_s": own_s},
+        "notes": [*run.notes, f"measured: {label} {run.step_s * 1e3:.0f} ms a step{found}"],
     }
 
 
@@ -107,13 +99,6 @@ def own_prediction(run: ReplayedRun, rows: list[dict]) -> float | None:
         name += "/dedicated"
     row = next(row for row in rows if row["strategy"] == name)
     return row["step_overlapped_s"] if settings.get("overlap") else row["step_s"]
-
-
-def measured_line(run: ReplayedRun, predicted_s: float | None) -> str:
-    text = f"measured: {run.label} {run.step_s * 1e3:.0f} ms a step"
-    if predicted_s is None:
-        return f"{text}; what its MPI library does is not modelled"
-    return f"{text}; predicted {predicted_s * 1e3:.0f} ms, off by {predicted_s / run.step_s - 1:+.1%}"
 
 
 def replayed_run(path: Path) -> ReplayedRun:

@@ -8,7 +8,7 @@ from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
 from dist.wire import WIRE_BYTES
 from gpt2.errors import UserError
-from scripts.prediction.predictor import predicted_exchange
+from scripts.prediction.predictor import predicted_exchange, predicted_step
 from strategies import STRATEGIES, Strategy, find
 from traces.read.runs import Run
 from traces.verdict.evidence import PredictedExchange
@@ -30,35 +30,35 @@ def item_bytes(settings: dict) -> int:
 
 def cluster_of(run: Run) -> Cluster | None:
     """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
-    links, nodes = run.links, node_numbers(run)
+    links, placement = run.links, placement_of(run)
+    nodes = sorted(set(placement))
     if not nodes or not links or set(nodes) - set(links):
         return None
     rates = {way: [links[node][way] for node in nodes] for way in ("in", "out")}
     latency_s = max(link["latency_s"] for link in links.values())
-    return Cluster(placement_of(run), rates["in"], rates["out"], latency_s, nominal=False)
-
-
-def node_numbers(run: Run) -> list[int]:
-    return sorted({place["node"] for place in run.config.get("ranks") or []})
+    return Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
 
 
 def placement_of(run: Run) -> list[int]:
-    """The node of each rank, numbered from 0 without gaps."""
-    nodes = node_numbers(run)
-    return [nodes.index(place["node"]) for place in run.config["ranks"]]
+    """The node of each rank; nodes are numbered from 0 without gaps."""
+    return [place["node"] for place in run.config.get("ranks") or []]
 
 
 def library_of(run: Run) -> str:
     return library_key(run.config.get("mpi_library") or "")
 
 
-def own_exchange(run: Run, kind: type[Strategy] | None = None) -> Prediction | None:
-    """The cost model's exchange of the run's vector over its links, by its own or another strategy; None where it
-    cannot tell."""
-    kind, cluster = kind or strategy_of(run), cluster_of(run)
-    if kind is None or cluster is None or "parameters" not in run.config:
+def training_of(run: Run, compute_s: float = 0.0) -> Training | None:
+    """What a step of the run computes and exchanges; None for a run of old, whose config.json does not tell."""
+    parameters = run.config.get("parameters")
+    return None if parameters is None else Training(parameters, compute_s, item_bytes(run.config["settings"]))
+
+
+def own_exchange(run: Run) -> Prediction | None:
+    """The cost model's exchange of the run's vector over its links; None where it cannot tell."""
+    kind, cluster, training = strategy_of(run), cluster_of(run), training_of(run)
+    if kind is None or cluster is None or training is None:
         return None
-    training = Training(run.config["parameters"], 0.0, item_bytes(run.config["settings"]))
     try:
         return predicted_exchange(kind, cluster, training, library_of(run))
     except UnknownChoice:
@@ -70,9 +70,8 @@ def own_schedule(run: Run) -> PredictedExchange | None:
     predicted = own_exchange(run)
     if predicted is None:
         return None
-    return PredictedExchange(
-        node_numbers(run), predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds
-    )
+    nodes = sorted(set(placement_of(run)))
+    return PredictedExchange(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
 
 
 def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
@@ -80,15 +79,17 @@ def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
 
     step_s: the run's step; exchange_s: of it, what a network without transfer times would save.
     """
-    rest_s, settings, rows = max(step_s - exchange_s, 0.0), run.config["settings"], []
+    cluster, training = cluster_of(run), training_of(run, max(step_s - exchange_s, 0.0))
+    if cluster is None or training is None:
+        return []
+    settings, rows = run.config["settings"], []
     for name, kind in STRATEGIES.items():
-        predicted = own_exchange(run, kind) if kind.exchanges and name != settings["strategy"] else None
-        if predicted is not None:
-            training = Training(run.config["parameters"], rest_s, item_bytes(settings))
+        if kind.exchanges and name != settings["strategy"]:
+            step = predicted_step(kind, cluster, training, library_of(run))
             # A run with overlap would keep it with a strategy that can.
-            overlap = kind.overlap(training) if settings.get("overlap") else None
-            seconds = overlap.step_s(predicted.seconds, rest_s) if overlap else rest_s + predicted.seconds
-            rows.append({"strategy": name, "predicted_step_s": seconds, "speedup": step_s / seconds})
+            seconds = step.best_s if settings.get("overlap") else step.step_s
+            if seconds is not None:
+                rows.append({"strategy": name, "predicted_step_s": seconds, "speedup": step_s / seconds})
     return sorted(rows, key=lambda row: row["predicted_step_s"])
 
 

@@ -1,16 +1,18 @@
 """One predictor: a step with a strategy on described nodes and links, by the cost model and what the strategy declares.
 
-advise.py prints it for every strategy, diagnose.py for all but the run's own, and figures draw it beside what was
-measured.
+advise.py prints it for every strategy, with the advice which one to take; diagnose.py for all but the run's own; and
+figures draw it beside what was measured.
 """
 
 from dataclasses import dataclass
 
 from dist.cost.memory import RankMemory
-from dist.cost.model import Cluster, Prediction, predict
+from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Training
-from strategies import STRATEGIES, Strategy
+from strategies import BASELINE, STRATEGIES, Strategy
+
+ABOUT_EQUAL = 1.01  # steps within a percent
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,61 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
     if len(cluster.placement) > 1:
         pairs += [(kind, server) for kind in kinds for server in kind.servers[1:]]
     return [predicted_step(kind, cluster, training, library, server) for kind, server in pairs]
+
+
+def advise(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list[dict]:
+    """A row of plain values for each strategy, the shortest step first; unknown ones, with None, last.
+
+    Times are seconds; bytes_in and bytes_out are the largest over the nodes. own: as predicted_steps'.
+    """
+    bound_s = lower_bound_s(cluster, training.parameters * training.item_bytes)
+    steps = predicted_steps(cluster, training, library, own)
+    steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
+    return [as_row(step, bound_s) for step in steps]
+
+
+def as_row(step: PredictedStep, bound_s: float) -> dict:
+    result = dict.fromkeys(("exchange_s", "times_bound", "bytes_in", "bytes_out", "step_s", "step_overlapped_s"))
+    memory = {"memory_bytes": step.memory.total, "memory_formula": step.memory.formula}
+    result |= {"strategy": step.name, **memory, "unknown": step.unknown}
+    if step.exchange is None:
+        return result
+    return result | {
+        "exchange_s": step.exchange.seconds,
+        "times_bound": step.exchange.seconds / bound_s if bound_s else None,
+        "bytes_in": int(step.exchange.bytes_in.max()),
+        "bytes_out": int(step.exchange.bytes_out.max()),
+        "step_s": step.step_s,
+        "step_overlapped_s": step.overlapped_s,
+        "algorithms": step.exchange.algorithms,
+    }
+
+
+def best_step_s(row: dict) -> float:
+    return row["step_s"] if row["step_overlapped_s"] is None else row["step_overlapped_s"]
+
+
+def advice_sentence(rows: list[dict]) -> str:
+    """The shortest step; of those that are about equal, the one that needs the least memory."""
+    known = [row for row in rows if row["step_s"] is not None]
+    shortest = best_step_s(known[0])
+    best = min(
+        (row for row in known if best_step_s(row) <= ABOUT_EQUAL * shortest), key=lambda row: row["memory_bytes"]
+    )
+    if best["times_bound"] is None:
+        return f"One node: nothing crosses a port, take {best['strategy']}."
+    text = f"Take {best['strategy']}: its exchange is {best['times_bound']:.2f} times the lower bound, a step "
+    text += f"{short_number(best_step_s(best), 1e3)} ms"
+    if best["step_overlapped_s"] is not None:
+        text += f" with overlap, {short_number(best['step_s'], 1e3)} without"
+    baseline = next((row for row in known if row["strategy"] == BASELINE), None)
+    ratio = best_step_s(baseline) / best_step_s(best) if baseline else 1.0
+    return f"{text}, {ratio:.1f} times shorter than {BASELINE}'s." if ratio >= 1.05 else f"{text}."
+
+
+def short_number(value: float | None, scale: float = 1.0) -> str:
+    """Three digits, or a dash for None."""
+    if value is None:
+        return "-"
+    value *= scale
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -87,23 +87,17 @@ def text_of_line(line: bytes, field: str) -> str:
     if not isinstance(found, dict):
         raise UserError(f"holds {kind_of(found)}, expected an object with the field {field!r}")
     if field not in found:
-        names = ", ".join(map(repr, found)) or "no field"
-        raise UserError(f"holds {shortened(names)}, expected the field {field!r}: name the text's with --field")
+        names = shortened(", ".join(map(repr, found)) or "no field")
+        raise UserError(f"holds {names}, expected the field {field!r}: name the text's with --field")
     text = "" if found[field] is None else found[field]
     if not isinstance(text, str):
         raise UserError(f"has as {field!r} {kind_of(text)}, expected text: name the text's field with --field")
-    if not text.isascii():
-        check_characters(text)
-    return text
-
-
-def check_characters(text: str) -> None:
-    """UserError where an escape has put half a pair of surrogates into the text: UTF-8 has no place for it."""
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:
+    except UnicodeEncodeError as error:  # an escape has put half a pair of surrogates there: UTF-8 has no place for it
         half = f"\\u{ord(text[error.start]):04x}"
         raise UserError(f"holds half a character ({half}), expected UTF-8 text: correct the line") from error
+    return text
 
 
 def kind_of(found) -> str:
@@ -116,27 +110,27 @@ def shortened(names: str) -> str:
 
 
 def read_parquet(source: Input, field: str) -> Iterator[str]:
-    pyarrow, parquet = import_pyarrow(source)
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{source.path}: reading Parquet needs the package pyarrow: pip install pyarrow") from error
     try:
         with parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES) as file:
             check_column(source, file.schema_arrow, field, pyarrow.types)
-            rows = 0
+            row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[field], use_threads=False):
-                for row, value in enumerate(batch.column(0), rows + 1):
-                    yield text_of_row(value, f"{source.path}: row {row}")
-                rows += len(batch)
+                for value in batch.column(0):
+                    row += 1
+                    yield value.as_py() or ""
+    except UnicodeDecodeError as error:
+        where = f"{source.path}: row {row} is not UTF-8 at its byte {error.start}"
+        raise UserError(f"{where}: write it again with sound text") from error
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{source.path}: cannot be read as Parquet ({shortened(reason)}): write or copy it again"
         ) from error
-
-
-def text_of_row(value, place: str) -> str:
-    try:
-        return value.as_py() or ""
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place} is not UTF-8 at its byte {error.start}: write it again with sound text") from error
 
 
 def check_column(source: Input, schema, field: str, types) -> None:
@@ -146,12 +140,3 @@ def check_column(source: Input, schema, field: str, types) -> None:
     kind = schema.field(field).type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise UserError(f"{source.path}: column {field!r} is {kind}, expected text: name the text's with --field")
-
-
-def import_pyarrow(source: Input):
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UserError(f"{source.path}: reading Parquet needs the package pyarrow: pip install pyarrow") from error
-    return pyarrow, parquet

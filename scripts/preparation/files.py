@@ -77,29 +77,22 @@ def blocks(source: Input) -> Iterator[bytes]:
     """The file's bytes, unpacked, about BLOCK_BYTES at a time, never none. UserError: unreadable or damaged."""
     with file_errors(source.path, "expected a sound file that can be read; check its permissions, or write it again"):
         try:
-            yield from filter(None, READERS[source.packing](source.path))
+            if source.packing == ".zst":
+                yield from filter(None, zstd_blocks(source.path))
+            else:
+                with gzip.open(source.path) if source.packing else open(source.path, "rb") as file:
+                    while block := file.read(BLOCK_BYTES):
+                        yield block
         except (EOFError, zlib.error) as error:
             raise UserError(f"{source.path}: the gzip file is damaged ({error}): write or copy it again") from error
 
 
-def plain_blocks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        yield from read_on(file)
-
-
-def gzip_blocks(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") as file:
-        yield from read_on(file)
-
-
-def read_on(file) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
-
-
 def zstd_blocks(path: Path) -> Iterator[bytes]:
     """Every frame of the file, one by one: zstandard's own reader takes a file cut short for a whole one."""
-    zstandard = import_zstandard(path)
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(f"{path}: reading zstd needs the package zstandard: pip install zstandard") from error
     decompressor, frame = zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW), None
     with open(path, "rb") as file:
         while packed := file.read(PACKED_BYTES):
@@ -112,14 +105,3 @@ def zstd_blocks(path: Path) -> Iterator[bytes]:
                 packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame:
         raise UserError(f"{path}: the zstd file is cut short: write or copy it again")
-
-
-def import_zstandard(path: Path):
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UserError(f"{path}: reading zstd needs the package zstandard: pip install zstandard") from error
-    return zstandard
-
-
-READERS = {"": plain_blocks, ".gz": gzip_blocks, ".zst": zstd_blocks}

@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
@@ -26,7 +26,6 @@ from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input
 
 FILE = "manifest.json"
-CONTENTS = ("bytes", "sha256")  # an input must have the same ones for the work to go on; it may lie elsewhere
 
 
 def survey(field: str, source: Input) -> dict:
@@ -56,13 +55,6 @@ def total(surveyed: Iterable[dict], what: str) -> int:
     return sum(facts[what] for facts in surveyed)
 
 
-def check_text(surveyed: list[dict]) -> None:
-    """UserError where there is no text at all."""
-    if not total(surveyed, "characters"):
-        others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
-        raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
-
-
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[None]:
     """A folder that can be written and that no other prepare.py writes to while the block runs; made if missing."""
@@ -86,20 +78,16 @@ def read_manifest(folder: Path) -> dict | None:
     """The folder's manifest; None where the folder holds neither one nor shards. UserError: shards without one."""
     path = folder / FILE
     if not path.exists():
-        others = sorted(folder.glob("*.bin"))
-        if others:
-            raise UserError(f"{folder}: holds {others[0].name} but no {FILE}: give --out a folder of its own")
+        for other in sorted(folder.glob("*.bin")):
+            raise UserError(f"{folder}: holds {other.name} but no {FILE}: give --out a folder of its own")
         return None
     with file_errors(path, "check its permissions"):
         content = path.read_bytes()
-    try:
+    with suppress(ValueError, TypeError):
         found = json.loads(content)
-        known = {"tokenizer", "options", "inputs", "shards", "complete"} <= set(found)
-    except (ValueError, TypeError):
-        known = False
-    if not known:
-        raise UserError(f"{path}: not a manifest of prepare.py: give --out a folder of its own")
-    return found
+        if {"tokenizer", "options", "inputs", "shards", "complete"} <= set(found):
+            return found
+    raise UserError(f"{path}: not a manifest of prepare.py: give --out a folder of its own")
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
@@ -122,7 +110,7 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
     if len(found["inputs"]) != len(surveyed):
         refuse(folder, f"made of {len(found['inputs'])} files, these are {len(surveyed)}")
     for before, now in zip(found["inputs"], surveyed, strict=True):
-        if any(before[what] != now[what] for what in CONTENTS):
+        if (before["bytes"], before["sha256"]) != (now["bytes"], now["sha256"]):
             refuse(folder, f"made of {before['path']} with other contents than {now['path']} has now")
 
 

@@ -40,7 +40,10 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
     )
     check_numbers(settings)
-    check_trace(settings.trace)
+    try:
+        parse_steps(settings.trace)
+    except RunError as error:
+        raise UserError(str(error)) from None
     if settings.seq_len > config.context:
         raise UserError(
             f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
@@ -79,28 +82,23 @@ def check_arrays(settings: Settings, why: str = "") -> None:
         )
     if settings.tf32 and settings.dtype != "float32":
         raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are of that: leave one of them out")
-    if settings.stochastic_rounding and settings.dtype != "bfloat16":
-        raise UserError(
-            f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
-            "bfloat16, or leave it out"
-        )
-    check_exchange_on_arrays(settings, why)
-    if settings.transport in DEVICE_TRANSPORTS and settings.backend == "numpy":
-        raise UserError(
-            f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
-            "--backend cupy, or leave it out"
-        )
-
-
-def check_exchange_on_arrays(settings: Settings, why: str) -> None:
-    """What the strategy says to the backend and the transport."""
     kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if settings.stochastic_rounding:
+        if settings.dtype != "bfloat16":
+            raise UserError(
+                f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
+                "bfloat16, or leave it out"
+            )
         check_rounding(kind, settings.strategy, settings.wire)
     if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):
         raise no_overlap(kind, f"with --backend numpy{why}")
     if kind:
         check_transport(kind, settings.transport, settings.wire, settings.overlap)
+    if settings.transport in DEVICE_TRANSPORTS and settings.backend == "numpy":
+        raise UserError(
+            f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "
+            "--backend cupy, or leave it out"
+        )
 
 
 def check_data_flags(settings: Settings) -> None:
@@ -137,13 +135,6 @@ def check_checkpoints(settings: Settings) -> None:
                 f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
                 "own: leave it out"
             )
-
-
-def check_trace(steps: str) -> None:
-    try:
-        parse_steps(steps)
-    except RunError as error:
-        raise UserError(str(error)) from None
 
 
 def check_numbers(settings: Settings) -> None:

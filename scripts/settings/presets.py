@@ -98,9 +98,9 @@ def batches(settings, workers: int) -> tuple[int, int]:
 
     A flag that was given stays, and the other one follows from it. UserError: the tokens cannot be divided so.
     """
-    given, micro_steps, preset = settings.batch_size, settings.grad_accum, KNOWN_RUNS[settings.preset]
-    if given and micro_steps:
-        return given, micro_steps
+    batch_size, micro_steps, preset = settings.batch_size, settings.grad_accum, KNOWN_RUNS[settings.preset]
+    if batch_size and micro_steps:
+        return batch_size, micro_steps
     takes = f"--preset {settings.preset} takes {preset.tokens_per_step} tokens a step"
     sequences, rest = divmod(preset.tokens_per_step, settings.seq_len)
     if rest:
@@ -111,14 +111,15 @@ def batches(settings, workers: int) -> tuple[int, int]:
             f"divides {sequences}, or give --batch-size and --grad-accum"
         )
     share = sequences // workers
-    fixed = given or micro_steps
-    if fixed and share % fixed:
-        flag = "--batch-size" if given else "--grad-accum"
+    given = batch_size or micro_steps
+    if given and share % given:
+        flag = "--batch-size" if batch_size else "--grad-accum"
         raise UserError(
-            f"{takes}, {share} sequences for each rank, which {flag} {fixed} does not divide: choose another, or give "
+            f"{takes}, {share} sequences for each rank, which {flag} {given} does not divide: choose another, or give "
             "--batch-size and --grad-accum"
         )
-    if fixed:
-        return (given, share // given) if given else (share // micro_steps, micro_steps)
-    at_once = max(size for size in range(1, min(share, preset.batch_size) + 1) if share % size == 0)
-    return at_once, share // at_once
+    if micro_steps:
+        return share // micro_steps, micro_steps
+    if not batch_size:
+        batch_size = max(size for size in range(1, min(share, preset.batch_size) + 1) if share % size == 0)
+    return batch_size, share // batch_size

@@ -1,7 +1,7 @@
 """Every setting of a training run, written once: the fields below make the flags, the printed table and config.json."""
 
 import argparse
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from dist.wire import WIRE_BYTES
@@ -19,10 +19,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def setting(default, text, **options):
-    """A field of Settings, with what its flag needs: the help text, and options of argparse's add_argument.
-
-    Without a `type` among them it is the default's.
-    """
+    """A field of Settings, with what its flag needs: the help text, and options of argparse's add_argument."""
     return field(default=default, metadata={"help": text, **options})
 
 
@@ -52,7 +49,7 @@ class Settings:
     """The flags of scripts/train.py. None means: the other flags decide it, as the help text says."""
 
     preset: str = setting(
-        None, "take the settings of a known run (scripts/settings/presets.py)", type=str, choices=presets.KNOWN_RUNS
+        None, "take the settings of a known run (scripts/settings/presets.py)", choices=presets.KNOWN_RUNS
     )
     strategy: str = setting(DEFAULT, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
     server: str = setting(
@@ -66,24 +63,24 @@ class Settings:
     )
     overlap: bool = setting(False, "exchange while the model computes; needs one of our own exchanges, or NCCL")
     no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
-    model: str = setting(None, "the model's shape by name (baby, or the shape of --init)", type=str, choices=PRESETS)
-    n_layer: int = setting(None, "layers of the model, if not as in --model", type=int)
-    n_head: int = setting(None, "attention heads of a layer, if not as in --model", type=int)
-    n_embd: int = setting(None, "channels of the model, if not as in --model", type=int)
-    context: int = setting(None, "longest sequence that the model can read, if not as in --model", type=int)
-    vocab_size: int = setting(None, "tokens that the model knows, if not as in --model or the tokenizer", type=int)
+    model: str = setting(None, "the model's shape by name (baby, or the shape of --init)", choices=PRESETS)
+    n_layer: int = setting(None, "layers of the model, if not as in --model")
+    n_head: int = setting(None, "attention heads of a layer, if not as in --model")
+    n_embd: int = setting(None, "channels of the model, if not as in --model")
+    context: int = setting(None, "longest sequence that the model can read, if not as in --model")
+    vocab_size: int = setting(None, "tokens that the model knows, if not as in --model or the tokenizer")
     init: str = setting(
         "random",
         "first parameters: random, or from an llm.c .bin, a Hugging Face folder, or a run folder's last checkpoint",
     )
-    train_data: str = setting(None, "token shards in llm.c's format to train on, a glob in quotes", type=str)
-    val_data: str = setting(None, "token shards for validation, a glob in quotes", type=str)
+    train_data: str = setting(None, "token shards in llm.c's format to train on, a glob in quotes")
+    val_data: str = setting(None, "token shards for validation, a glob in quotes")
     text: str = setting(
-        None, "a text file, or a folder of *.txt; 90%% of the text is for training, 10%% for validation", type=str
+        None, "a text file, or a folder of *.txt; 90%% of the text is for training, 10%% for validation"
     )
-    tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", type=str, choices=TOKENIZERS)
+    tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", choices=TOKENIZERS)
     batch_size: int = setting(4, "B: sequences that a rank computes at once")
-    seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)", type=int)
+    seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)")
     grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
     steps: int = setting(200, "steps to train")
     seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
@@ -91,7 +88,7 @@ class Settings:
     lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
     warmup: int = setting(20, "steps over which the learning rate rises to --lr")
     schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=SCHEDULES)
-    min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)", type=float)
+    min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)")
     weight_decay: float = setting(0.1, "weight decay of AdamW, on matrices and embeddings")
     beta1: float = setting(0.9, "decay rate of AdamW's first moment")
     beta2: float = setting(0.95, "decay rate of AdamW's second moment")
@@ -121,7 +118,7 @@ class Settings:
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
     resume: bool = setting(False, "go on from the newest checkpoint in --out; if there is none, begin")
     trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
-    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY)", type=str)
+    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY)")
     peak_tflops: float = setting(
         None,
         "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
@@ -130,7 +127,7 @@ class Settings:
     tensorboard: bool = setting(False, "write the log for TensorBoard too, into tensorboard/ of the run folder")
     stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
     end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
-    expect_ranks: int = setting(None, "end with an error unless there are this many ranks", type=int)
+    expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -146,12 +143,11 @@ def parse_settings(description: str, arguments=None) -> Settings:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     for item in fields(Settings):
-        options = dict(item.metadata)
-        default = None if item.default is MISSING else item.default
-        if item.type is bool or isinstance(default, bool):
+        options, default = dict(item.metadata), item.default
+        if item.type is bool:
             options["action"] = argparse.BooleanOptionalAction if default else "store_true"
         else:
-            options.setdefault("type", type(default))
+            options.setdefault("type", item.type)
             options.setdefault("metavar", None if "choices" in options else item.name.rsplit("_", 1)[-1].upper())
         if default not in (None, False):
             options["help"] += f" ({default})"

@@ -89,7 +89,12 @@ class Samples:
         with self.tracer.phase("eval"):
             parameters = self._gathered()
             if self.world.rank == 0:
-                print(f"sample after step {step}: {self._text(parameters, step)}", flush=True)
+                # Here because it brings numba, which costs train.py --help a third of its time.
+                from gpt2.inference.generated_text import Sampling, printable, sample_text
+
+                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step)
+                text = "".join(sample_text(self._kernels, parameters, self._encoding, *settings))
+                print(f"sample after step {step}: {printable(text)}", flush=True)
         with self.tracer.phase("wait"):
             barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
 
@@ -101,14 +106,6 @@ class Samples:
             if copy:
                 copy.flat[start:stop] = parameters.flat[start:stop]
         return copy or parameters
-
-    def _text(self, parameters: Parameters, step: int) -> str:
-        # Here because it brings numba, which costs train.py --help a third of its time.
-        from gpt2.inference.generated_text import Sampling, printable, sample_text
-
-        sampling, seed = Sampling(), (self.seed, step)
-        pieces = sample_text(self._kernels, parameters, self._encoding, "", SAMPLE_TOKENS, sampling, seed)
-        return printable("".join(pieces))
 
 
 class ReplicaCheck:

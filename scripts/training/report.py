@@ -156,13 +156,10 @@ class Ending:
                 if self.traces and world.node_count > 1:
                     write_end_clocks(self.traces, end_clocks)
                 self.folder.write_summary(**facts)
-                self._print(step, is_done, facts)
-
-    def _print(self, step: int, is_done: bool, facts: dict) -> None:
-        path = self.folder.path
-        self.world.print(
-            f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
-            f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
-        )
-        if not is_done:
-            self.world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")
+                path = self.folder.path
+                world.print(
+                    f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
+                    f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+                )
+                if not is_done:
+                    world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")

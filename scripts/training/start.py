@@ -36,7 +36,13 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
-        checkpoint, problem = _checked(world, path)
+        checkpoint = own_problem = None
+        try:
+            checkpoint = Checkpoint(path)
+            checkpoint.check(world.rank, world.size)  # a part of it; all learn what any of them found
+        except UserError as error:
+            own_problem = f"{error} (rank {world.rank} on {world.host})"
+        problem = next((each for each in world.comm.allgather(own_problem) if each is not None), None)
         if problem is None:
             return checkpoint
         if world.rank == 0:
@@ -45,17 +51,6 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
         text = f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
         end_with_one_line(world.comm, text)
     return None
-
-
-def _checked(world, path: Path) -> tuple[Checkpoint | None, str | None]:
-    """(the checkpoint, what is wrong with it or None). Each rank reads a part of it, and all learn what any found."""
-    checkpoint = problem = None
-    try:
-        checkpoint = Checkpoint(path)
-        checkpoint.check(world.rank, world.size)
-    except UserError as error:
-        problem = f"{error} (rank {world.rank} on {world.host})"
-    return checkpoint, next((each for each in world.comm.allgather(problem) if each is not None), None)
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
@@ -85,7 +80,13 @@ def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
         strategy.clipping.norms.extend(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
-        _restore_errors(checkpoint, strategy, facts, world)
+        errors, name = strategy.errors(), errors_name(world.rank)
+        if errors is not None and checkpoint.holds(name):
+            # Error feedback goes on if the same ranks exchange in the same way as before; else it begins at 0.
+            if all(checkpoint.facts.get(fact) == facts[fact] for fact in ("ranks", "strategy")):
+                _fill(errors, checkpoint, name, 0)
+            else:
+                world.print("error feedback begins anew: the checkpoint's is that of other ranks or another strategy")
     strategy.resumed()
 
 
@@ -95,14 +96,3 @@ def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
     checkpoint.read(array, start, host)
     if is_on_gpu(values):
         values.set(host)
-
-
-def _restore_errors(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
-    """Error feedback goes on if the same ranks exchange in the same way as before; else it begins at 0."""
-    errors, name = strategy.errors(), errors_name(world.rank)
-    if errors is None or not checkpoint.holds(name):
-        return
-    if all(checkpoint.facts.get(fact) == facts[fact] for fact in ("ranks", "strategy")):
-        _fill(errors, checkpoint, name, 0)
-    else:
-        world.print("error feedback begins anew: the checkpoint's is that of other ranks or another strategy")

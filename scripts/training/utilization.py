@@ -55,7 +55,10 @@ def find_peak(world, computes: list[bool], told: float | None, kernels, gpus: li
         return Peak([told if computing else None for computing in computes], "--peak-tflops")
     if gpus is not None:
         return datasheet_peak(gpus, [place["host"] for place in world.places], computes)
-    return _measured_peak(world, kernels.device, computes)
+    barrier(world.comm)
+    own = product_rate(kernels.device) / 1e12 if computes[world.rank] else math.nan
+    rates = gather_everywhere(world.comm, own)[:, 0].tolist()
+    return Peak([None if math.isnan(rate) else rate for rate in rates], "measured")
 
 
 def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> Peak:
@@ -70,13 +73,6 @@ def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> 
         for gpu, place, computing in zip(gpus, places, computes, strict=True)
     ]
     return Peak(tflops, f"datasheet of {', '.join(sorted(names))}, dense bfloat16")
-
-
-def _measured_peak(world, cores, computes: list[bool]) -> Peak:
-    barrier(world.comm)
-    own = product_rate(cores) / 1e12 if computes[world.rank] else math.nan
-    rates = gather_everywhere(world.comm, own)[:, 0].tolist()
-    return Peak([None if math.isnan(rate) else rate for rate in rates], "measured")
 
 
 def product_rate(cores) -> float:

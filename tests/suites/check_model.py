@@ -21,9 +21,10 @@ from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
+from scripts.bench_exchange import exchange_parser
 from scripts.exchange_bench.contenders import chosen, makers
 from scripts.exchange_bench.rounds import measure
-from scripts.exchange_bench.settings import FLOAT32, exchange_parser, vector_size
+from scripts.exchange_bench.values import FLOAT32, vector_size
 from scripts.machine.host import machine, versions
 from scripts.settings.units import duration_s
 from strategies import STRATEGIES

@@ -160,7 +160,7 @@ def test_a_launcher_that_does_not_know_this_mpi_is_caught(slurm, tmp_path, mpi):
     run = tmp_path / "run"
     line = ["srun", *mpi, "--ntasks=3", sys.executable, str(SCRIPTS / "train.py"), *TRAINING, "--out", str(run)]
     result = subprocess.run(
-        slurm.command(*line), env=slurm.environment(), capture_output=True, text=True, timeout=TIME_LIMIT_S
+        slurm.head.enter_here(*line), env=slurm.environment(), capture_output=True, text=True, timeout=TIME_LIMIT_S
     )
     assert result.returncode == 2, result.stderr
     assert "error: a world of 1 rank, but the launcher started 3" in result.stderr
