@@ -9,7 +9,7 @@ communication operations in MPICH", IJHPCA 19(1), 2005.
 import numpy as np
 
 from dist.cost.mpi_calls import Call
-from dist.cost.stages import Stage, backwards, stage
+from dist.cost.stages import Stage, backwards, doublings, stage
 
 # UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
 # answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB under MPICH 5.0.2 and
@@ -74,11 +74,10 @@ def chain_bcast(call: Call) -> list[Stage]:
 
 def binomial_reduce(call: Call) -> list[Stage]:
     """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
-    order, stages, distance = call.from_root, [], 1
-    while distance < call.count:
+    order, stages = call.from_root, []
+    for distance in doublings(call.count):
         senders = np.arange(distance, call.count, 2 * distance)
         stages.append(stage(order[senders], order[senders - distance], call.size, added=call.size))
-        distance *= 2
     return stages
 
 
@@ -89,11 +88,10 @@ def binomial_bcast(call: Call) -> list[Stage]:
 
 def doubling_bcast(call: Call) -> list[Stage]:
     """The binomial tree grown the other way: in round k the 2^k members that have it send it 2^k further."""
-    order, stages, distance = call.from_root, [], 1
-    while distance < call.count:
+    order, stages = call.from_root, []
+    for distance in doublings(call.count):
         receivers = np.arange(distance, min(2 * distance, call.count))
         stages.append(stage(order[receivers - distance], order[receivers], call.size))
-        distance *= 2
     return stages
 
 
@@ -151,35 +149,31 @@ def pairwise_reduce_scatter(call: Call) -> list[Stage]:
 def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
     """Pairs at growing distance exchange what they have; for a power of two of members."""
     edges = np.concatenate([[0], np.cumsum(blocks)])
-    index, stages, distance = np.arange(len(members)), [], 1
-    while distance < len(members):
+    index, stages = np.arange(len(members)), []
+    for distance in doublings(len(members)):
         first = index - index % distance
         sent = edges[first + distance] - edges[first]
         apart = bool(sent.max() >= RENDEZVOUS_BYTES[library])
         stages.append(stage(members, members[index ^ distance], sent, exchange_apart=apart))
-        distance *= 2
     return stages
 
 
 def bruck_all_gather(call: Call) -> list[Stage]:
     """In round k everybody sends what it has 2^k members back, the last round only what is missing."""
-    stages, distance = [], 1
-    while distance < call.count:
-        sent = call.block * min(distance, call.count - distance)
-        stages.append(stage(call.members, np.roll(call.members, distance), sent))
-        distance *= 2
-    return stages
+    return [
+        stage(call.members, np.roll(call.members, distance), call.block * min(distance, call.count - distance))
+        for distance in doublings(call.count)
+    ]
 
 
 def doubling_allreduce(call: Call) -> list[Stage]:
     """Recursive doubling of whole vectors; members beyond a power of two are folded into others and served last."""
     size, (core, fold) = call.size, folded(call.members, keep=1)
-    index, distance = np.arange(len(core)), 1
-    stages = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
-    while distance < len(core):
-        stages.append(stage(core, core[index ^ distance], size, added=size, exchange_apart=len(fold) > 0))
-        distance *= 2
-    return stages + ([stage(fold[:, 1], fold[:, 0], size)] if len(fold) else [])
+    index, apart = np.arange(len(core)), len(fold) > 0
+    before = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
+    after = [stage(fold[:, 1], fold[:, 0], size)] if len(fold) else []
+    pairs = [core[index ^ distance] for distance in doublings(len(core))]
+    return [*before, *(stage(core, other, size, added=size, exchange_apart=apart) for other in pairs), *after]
 
 
 def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:

@@ -11,19 +11,18 @@ import numpy as np
 from dist.cost import mpi_algorithms
 from dist.cost.mpi_calls import Call
 from dist.cost.rabenseifner import rabenseifner_reduce
-from dist.cost.stages import Stage, backwards, stage
+from dist.cost.stages import Stage, backwards, doublings, stage
 
 
 def local_reduce(call: Call) -> list[Stage]:
     """Every node's sum on its leader."""
     place, leader = call.group.local_places
     by_place = np.argsort(leader * call.count + place)  # node by node, each node's members in their order
-    stages, distance = [], 1
-    while distance <= place.max():
+    stages = []
+    for distance in doublings(int(place.max()) + 1):
         senders = np.flatnonzero(place[by_place] % (2 * distance) == distance)
         source, destination = call.members[by_place[senders]], call.members[by_place[senders - distance]]
         stages.append(stage(source, destination, call.size, added=call.size))
-        distance *= 2
     return stages
 
 

@@ -1,4 +1,9 @@
-"""All-reduce over two binary trees: half of the vector is summed up and sent down each (double_tree.py).
+"""All-reduce over two binary trees of the same ranks: half of the vector is summed up and sent down each.
+
+In one binary tree half of the ranks are leaves, which forward nothing, while every inside rank passes on what it got
+from two. With a second tree in which the parts are exchanged all ranks send and receive alike (Sanders, Speck and
+Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's
+double binary tree).
 
 2 D in and out of a rank that is inside in one of them, in about 2 log2(N) dependent messages instead of the ring's
 2 (N-1): for many ranks and small vectors. Segments follow each other, so that all levels work at once, and up and down
@@ -7,7 +12,6 @@ too. Written as generators (progress.py): up and down of each tree move on by th
 
 import numpy as np
 
-from dist.host.double_tree import double_tree
 from dist.ranges import cut
 
 
@@ -84,3 +88,31 @@ class _Incoming:
 
     def _post(self, index):
         self._requests.append(self._comm.Irecv(self.buffer(index), self._source, self._tag))
+
+
+def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
+    """(parents in tree A, parents in tree B) of ranks 0 .. size-1; None for a tree's root.
+
+    In each tree a rank has at most two children and is at most ceil(log2(size)) edges below the root. Every rank is
+    inside (has children) in one tree and a leaf in the other, but for rank 0 of an odd size, which has one child in
+    each: so no rank has more than two children in all.
+    """
+    parents = [_in_order_parent(rank, size) for rank in range(size)]
+    if size % 2:  # tree B is tree A with everybody's place taken by the next rank
+        shifted = [parents[rank - 1] for rank in range(size)]
+        return parents, [None if parent is None else (parent + 1) % size for parent in shifted]
+    mirrored = reversed(parents)  # rank r takes the place of size-1-r
+    return parents, [None if parent is None else size - 1 - parent for parent in mirrored]
+
+
+def _in_order_parent(rank: int, size: int) -> int | None:
+    """A rank's parent in the tree whose leaves are the odd ranks and whose root is rank 0.
+
+    A rank's lowest set bit is its height; the parent's is one higher. Where that rank does not exist, the bit is only
+    cleared, which gives the nearest ancestor that does.
+    """
+    if rank == 0:
+        return None
+    lowest = rank & -rank
+    parent = (rank ^ lowest) | (lowest << 1)
+    return parent if parent < size else rank ^ lowest
