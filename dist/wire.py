@@ -39,11 +39,9 @@ class WireFormat:
 
     def new(self, size: int) -> "Wire":
         """For vectors of `size` elements in host memory."""
-        return (
-            BFloat16Wire(size, self.segment_bytes, self.error_feedback)
-            if self.rounds
-            else Float32Wire(self.segment_bytes)
-        )
+        if not self.rounds:
+            return Float32Wire(self.segment_bytes)
+        return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
 
 class Wire:

@@ -48,7 +48,8 @@ class HierarchicalSharded(Hierarchical):
         self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
         self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        self.masters = None
+        # Where updates of the sharded parts add up: in the parameters, until _keep_masters copies them.
+        self.masters, self.keeps_masters = [self.parameters[part] for part, _ in self.sharded], False
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
 
     def _lane_parts(self, start, stop):
@@ -66,11 +67,9 @@ class HierarchicalSharded(Hierarchical):
         return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
 
     def state(self):
-        sharded = [
-            Updated(part.start, self.parameters[part] if self.masters is None else self.masters[index], optimizer)
-            for index, (part, optimizer) in enumerate(self.sharded)
-        ]
-        return sharded + [Updated(part.start, self.parameters[part], optimizer) for part, optimizer in self.replicated]
+        replicated = [self.parameters[part] for part, _ in self.replicated]
+        updated = zip(self.sharded + self.replicated, self.masters + replicated, strict=True)
+        return [Updated(part.start, parameters, optimizer) for (part, optimizer), parameters in updated]
 
     def resumed(self):
         if self.exchange.rounds:
@@ -97,18 +96,16 @@ class HierarchicalSharded(Hierarchical):
     def _update_parts(self, lr, scale):
         for part, optimizer in self.replicated:
             optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-        if self.exchange.rounds and self.masters is None:
+        if self.exchange.rounds and not self.keeps_masters:
             self._keep_masters()
-        for index, (part, optimizer) in enumerate(self.sharded):
-            if self.masters is None:
-                optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-            else:
-                optimizer.update(self.masters[index], self.node_sum[part], lr, scale)
-                self.parameters[part] = self.masters[index]
+        for (part, optimizer), master in zip(self.sharded, self.masters, strict=True):
+            optimizer.update(master, self.node_sum[part], lr, scale)
+            if self.keeps_masters:
+                self.parameters[part] = master
 
     def _keep_masters(self):
         """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
-        self.masters = [self.parameters[part].copy() for part, _ in self.sharded]
+        self.masters, self.keeps_masters = [self.parameters[part].copy() for part, _ in self.sharded], True
 
     def _start_gathering(self):
         """Begin to gather the buckets in the order in which forward uses them. Nobody uses the old parameters any more:
@@ -116,11 +113,11 @@ class HierarchicalSharded(Hierarchical):
         self._arrive()
         self.updated = self.arrivals
         for index, bucket in enumerate(reversed(self.buckets)):
-            gathering = None if self.lane is None else self._all_gather(*self._lane_parts(*bucket)[self.lane])
+            gathering = None
+            if self.lane is not None:
+                low, high = self._lane_parts(*bucket)[self.lane]
+                gathering = self.exchange.all_gather(self.parameters, self._middle(low, high), high)
             self.exchange.progress.start(self._gather(gathering, self.updated + index))
-
-    def _all_gather(self, start, stop):
-        return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
 
     def _gather(self, gathering, earlier):
         """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""

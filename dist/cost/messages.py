@@ -98,7 +98,7 @@ def ring_of_ranks(setting: Setting) -> Messages:
 
 def ring_of_nodes(setting: Setting) -> Messages:
     """Node sums in shared memory, and a ring of the nodes' leaders."""
-    leaders = np.sort(np.unique(setting.placement, return_index=True)[1])
+    leaders = setting.group.leaders.members
     return ring_of(leaders, setting.blocks(len(leaders)))
 
 

@@ -9,7 +9,7 @@ communication operations in MPICH", IJHPCA 19(1), 2005.
 import numpy as np
 
 from dist.cost.mpi_calls import Call
-from dist.cost.stages import Stage, backwards, doublings, stage
+from dist.cost.stages import Stage, doublings, stage
 
 # UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
 # answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB under MPICH 5.0.2 and
@@ -68,10 +68,6 @@ def chain_reduce(call: Call) -> list[Stage]:
     return [stage(order[place], order[place - 1], call.size, added=call.size) for place in range(call.count - 1, 0, -1)]
 
 
-def chain_bcast(call: Call) -> list[Stage]:
-    return backwards(chain_reduce(call))
-
-
 def binomial_reduce(call: Call) -> list[Stage]:
     """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
     order, stages = call.from_root, []
@@ -79,11 +75,6 @@ def binomial_reduce(call: Call) -> list[Stage]:
         senders = np.arange(distance, call.count, 2 * distance)
         stages.append(stage(order[senders], order[senders - distance], call.size, added=call.size))
     return stages
-
-
-def binomial_bcast(call: Call) -> list[Stage]:
-    """binomial_reduce backwards: the farthest first."""
-    return backwards(binomial_reduce(call))
 
 
 def doubling_bcast(call: Call) -> list[Stage]:

@@ -62,13 +62,9 @@ def han(call: Call) -> list[Stage]:
     if call.collective in ("bcast", "allreduce"):
         bcast = mpi_algorithms.linear_bcast if leaders.count <= 4 else mpi_algorithms.doubling_bcast
         parts += bcast(leaders)
-    return [together(parts)]
-
-
-def together(stages: list[Stage]) -> Stage:
-    """One stage of all messages: what a pipeline of small segments comes to."""
-    joined = [np.concatenate([getattr(one, name) for one in stages]) for name in ("source", "destination", "size")]
-    return stage(*joined, steps=sum(one.steps for one in stages), all_together=True)
+    # One stage of all messages: what a pipeline of small segments comes to.
+    joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("source", "destination", "size")]
+    return [stage(*joined, steps=sum(part.steps for part in parts), all_together=True)]
 
 
 def _han_all_gather(call: Call) -> list[Stage]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.wire import new_device_wire
-from dist.host.tree import double_tree
+from dist.host.tree import children_of, double_tree
 from dist.ranges import cut, longest
 from dist.wire import WireFormat
 
@@ -36,7 +36,9 @@ class DeviceTree:
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm = comm
         trees = double_tree(comm.size)
-        self._places = [_place(parents, comm.rank) for parents in trees]
+        self._places = [
+            Place(parents[comm.rank], children_of(comm.rank, parents), _depth(parents, comm.rank)) for parents in trees
+        ]
         self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have one shape
         most = longest(ranges) if comm.size > 1 else 0
         self._piece_length = min(PIECE_BYTES // wire_format.item_bytes, -(-most // 2))
@@ -83,11 +85,6 @@ class DeviceTree:
             self._comm.send_and_receive(sends, receives)
         for total, landing in sums:
             total += self._wire.unpacked(landing)
-
-
-def _place(parents: list[int | None], rank: int) -> Place:
-    children = [child for child, above in enumerate(parents) if above == rank]
-    return Place(parents[rank], children, _depth(parents, rank))
 
 
 def _depth(parents: list[int | None], rank: int) -> int:

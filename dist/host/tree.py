@@ -10,6 +10,8 @@ double binary tree).
 too. Written as generators (progress.py): up and down of each tree move on by themselves.
 """
 
+from collections import deque
+
 import numpy as np
 
 from dist.ranges import cut
@@ -23,7 +25,7 @@ def allreduce(comm, flat, start, stop, wire, tags):
     exchanges = []
     for parents, (low, high), tag in zip(double_tree(comm.size), cut(stop - start, 2), tags, strict=True):
         parent = parents[comm.rank]
-        children = [rank for rank, above in enumerate(parents) if above == comm.rank]
+        children = children_of(comm.rank, parents)
         pieces, partial_sends = wire.segments(start + low, start + high), []
         exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
         if parent is not None:
@@ -33,13 +35,13 @@ def allreduce(comm, flat, start, stop, wire, tags):
 
 def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Add what the children have to each piece and pass it up; at the root it is final, and goes down."""
-    incoming = [_Incoming(comm, child, tag, pieces, wire) for child in children]
+    incoming = [_incoming(comm, child, tag, pieces, wire) for child in children]
     final_sends = []
-    for index, piece in enumerate(pieces):
-        for child in incoming:
-            yield child.request(index)
-            flat[slice(*piece)] += wire.unpacked(child.buffer(index))
-            child.post_next(index)
+    # zip asks all children before one is waited for: so their receives are posted.
+    for piece, *arriving in zip(pieces, *incoming, strict=True):
+        for request, buffer in arriving:
+            yield request
+            flat[slice(*piece)] += wire.unpacked(buffer)
         if parent is not None:
             partial_sends.append(comm.Isend(wire.packed(flat, *piece), parent, tag))
         elif children:
@@ -50,44 +52,32 @@ def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Take each final piece from above, and pass it on."""
-    incoming = _Incoming(comm, parent, tag, pieces, wire)
-    sends = []
-    for index, piece in enumerate(pieces):
-        yield incoming.request(index)
+    incoming, sends = _incoming(comm, parent, tag, pieces, wire), []
+    for index, (piece, (request, buffer)) in enumerate(zip(pieces, incoming, strict=True)):
+        yield request
         yield partial_sends[index]  # the same memory; it has long arrived, as the sum holds it
         final = wire.gathered(flat, *piece)
-        final[:] = incoming.buffer(index)
-        incoming.post_next(index)
+        final[:] = buffer
         sends += [comm.Isend(final, child, tag) for child in children]
         wire.arrived(flat, *piece)
     yield from sends
 
 
-class _Incoming:
-    """The pieces one rank sends, in their order, with receives posted ahead."""
+def _incoming(comm, source, tag, pieces, wire):
+    """(request, buffer) of each piece that one rank sends, with receives posted ahead.
 
-    def __init__(self, comm, source, tag, pieces, wire):
-        self._comm, self._source, self._tag, self._pieces = comm, source, tag, pieces
-        longest = max(high - low for low, high in pieces)
-        self._landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
-        self._requests = []
-        for index in range(len(self._landing)):
-            self._post(index)
-
-    def request(self, index: int):
-        return self._requests[index]
-
-    def buffer(self, index: int) -> np.ndarray:
-        low, high = self._pieces[index]
-        return self._landing[index % len(self._landing)][: high - low]
-
-    def post_next(self, index: int) -> None:
-        """The buffer of this piece may be used again."""
-        if index + len(self._landing) < len(self._pieces):
-            self._post(index + len(self._landing))
-
-    def _post(self, index):
-        self._requests.append(self._comm.Irecv(self.buffer(index), self._source, self._tag))
+    A buffer may be used again as soon as the next pair is asked for.
+    """
+    longest = max(high - low for low, high in pieces)
+    landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
+    posted = deque()
+    for index in range(len(pieces) + len(landing)):
+        if index >= len(landing):
+            yield posted.popleft()
+        if index < len(pieces):
+            low, high = pieces[index]
+            buffer = landing[index % len(landing)][: high - low]
+            posted.append((comm.Irecv(buffer, source, tag), buffer))
 
 
 def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
@@ -103,6 +93,10 @@ def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
         return parents, [None if parent is None else (parent + 1) % size for parent in shifted]
     mirrored = reversed(parents)  # rank r takes the place of size-1-r
     return parents, [None if parent is None else size - 1 - parent for parent in mirrored]
+
+
+def children_of(rank: int, parents: list[int | None]) -> list[int]:
+    return [child for child, above in enumerate(parents) if above == rank]
 
 
 def _in_order_parent(rank: int, size: int) -> int | None:
