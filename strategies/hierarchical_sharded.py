@@ -22,7 +22,7 @@ from dist.cost.memory import Memory
 from dist.cost.overlap import of_buckets
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.ring import own_chunk
-from dist.ranges import cut
+from dist.ranges import cut_range
 from dist.waiting import Condition, sum_everywhere
 from strategies.base import OnGpus, Updated
 from strategies.hierarchical import Hierarchical
@@ -42,7 +42,7 @@ class HierarchicalSharded(Hierarchical):
         return of_buckets(training, beside=1.0)  # backward, and the next forward
 
     def _new_optimizers(self, job):
-        lanes = [lane for bucket in self.buckets for lane in self._lane_parts(*bucket)]
+        lanes = [lane for bucket in self.buckets for lane in cut_range(*bucket, len(self.lanes))]
         sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
         replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlapping]
         self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
@@ -51,9 +51,6 @@ class HierarchicalSharded(Hierarchical):
         # Where updates of the sharded parts add up: in the parameters, until _keep_masters copies them.
         self.masters, self.keeps_masters = [self.parameters[part] for part, _ in self.sharded], False
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
-
-    def _lane_parts(self, start, stop):
-        return [(start + low, start + high) for low, high in cut(stop - start, len(self.lanes))]
 
     def _middle(self, start, stop):
         """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
@@ -115,7 +112,7 @@ class HierarchicalSharded(Hierarchical):
         for index, bucket in enumerate(reversed(self.buckets)):
             gathering = None
             if self.lane is not None:
-                low, high = self._lane_parts(*bucket)[self.lane]
+                low, high = cut_range(*bucket, len(self.lanes))[self.lane]
                 gathering = self.exchange.all_gather(self.parameters, self._middle(low, high), high)
             self.exchange.progress.start(self._gather(gathering, self.updated + index))
 
@@ -151,5 +148,4 @@ def _own_shard(world, start, stop):
 
 
 def _share_in_node(world, start, stop):
-    low, high = cut(stop - start, world.local_size)[world.local_rank]
-    return start + low, start + high
+    return cut_range(start, stop, world.local_size)[world.local_rank]

@@ -14,7 +14,7 @@ from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.wire import new_device_wire
 from dist.host.tree import children_of, double_tree
-from dist.ranges import cut, longest
+from dist.ranges import cut, cut_range, longest
 from dist.wire import WireFormat
 
 PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
@@ -55,11 +55,8 @@ class DeviceTree:
     def _halves(self, length: int) -> list[dict[int, slice]]:
         """By tree its pieces of a range, numbered; both have as many."""
         halves = cut(length, len(self._places))
-        count = -(-max(stop - start for start, stop in halves) // self._piece_length)
-        return [
-            {number: slice(start + low, start + high) for number, (low, high) in enumerate(cut(stop - start, count))}
-            for start, stop in halves
-        ]
+        count = -(-longest(halves) // self._piece_length)
+        return [{number: slice(*piece) for number, piece in enumerate(cut_range(*half, count))} for half in halves]
 
     def _exchange(self, flat, errors, halves, turn: int) -> None:
         """One stage: a rank passes piece turn + depth up, and piece turn - depth down.

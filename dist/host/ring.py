@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from dist.ranges import cut
+from dist.ranges import cut_range
 
 
 def nothing(start: int, stop: int) -> None:
@@ -39,7 +39,7 @@ def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     """Returns the sends that may not have ended yet, in the order in which all_gather needs their memory."""
     size, rank = comm.size, comm.rank
-    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
     longest = max((high - low for low, high in arriving), default=0)
     landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(arriving)))]
@@ -70,7 +70,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent
     when the own chunk is on its way.
     """
     size, rank = comm.size, comm.rank
-    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 1 - step) % size]]
     sends = []
 
@@ -118,8 +118,4 @@ def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
 
 def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
     """The part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
-    return _chunks(size, start, stop)[rank]
-
-
-def _chunks(size: int, start: int, stop: int) -> list[tuple[int, int]]:
-    return [(start + low, start + high) for low, high in cut(stop - start, size)]
+    return cut_range(start, stop, size)[rank]

@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from dist.ranges import cut
+from dist.ranges import cut_range
 
 
 def allreduce(comm, flat, start, stop, wire, tags):
@@ -23,10 +23,9 @@ def allreduce(comm, flat, start, stop, wire, tags):
     The additions have the same order in every run. tags: two, for this exchange alone; the same on all ranks.
     """
     exchanges = []
-    for parents, (low, high), tag in zip(double_tree(comm.size), cut(stop - start, 2), tags, strict=True):
-        parent = parents[comm.rank]
-        children = children_of(comm.rank, parents)
-        pieces, partial_sends = wire.segments(start + low, start + high), []
+    for parents, half, tag in zip(double_tree(comm.size), cut_range(start, stop, 2), tags, strict=True):
+        parent, children = parents[comm.rank], children_of(comm.rank, parents)
+        pieces, partial_sends = wire.segments(*half), []
         exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
         if parent is not None:
             exchanges.append(_down(comm, flat, pieces, parent, children, wire, tag, partial_sends))
