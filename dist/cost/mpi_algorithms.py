@@ -86,22 +86,14 @@ def doubling_bcast(call: Call) -> list[Stage]:
     return stages
 
 
-def scatter_ring_bcast(call: Call) -> list[Stage]:
-    """van de Geijn's: blocks scattered down a binomial tree, then gathered on a ring."""
-    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
-    return binomial_scatter(order, blocks) + ring_rounds(order, blocks)
+def scattered_bcast(call: Call, gather) -> list[Stage]:
+    """van de Geijn's: blocks scattered down a binomial tree, then gathered.
 
-
-def scatter_doubling_bcast(call: Call) -> list[Stage]:
-    """The same with the blocks gathered by recursive doubling, for a power of two of members."""
-    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
-    return binomial_scatter(order, blocks) + doubling_all_gather(order, blocks)
-
-
-def scattered_blocks(count: int, size: int) -> np.ndarray:
-    """Bytes of each member's block: all as large as the first, until nothing is left."""
-    block = -(-size // count)
-    return np.clip(size - block * np.arange(count), 0, block)
+    gather(members, blocks): ring_rounds, or doubling_all_gather for a power of two of members.
+    """
+    order, block = call.from_root, -(-call.size // call.count)
+    blocks = np.clip(call.size - block * np.arange(call.count), 0, block)  # alike, until nothing is left
+    return binomial_scatter(order, blocks) + gather(order, blocks)
 
 
 def binomial_scatter(order, blocks) -> list[Stage]:
