@@ -7,8 +7,7 @@ ranges.py       cutting a flat buffer into the parts that ranks own
 buffers.py      a rank's flat buffers: its own memory, or memory that its node's ranks share
 sharded.py      vectors that no rank holds whole (ZeRO)
 wire.py         float32 or bfloat16 between ranks
-exchanges.py    exchanges of one range after another
-alone.py        one rank, nobody to exchange with
+mpi.py          mpi4py's MPI, where there is one
 host/           exchanges between arrays in host memory: a ring, two trees
 gpu/            buffers on GPUs and exchanges between them, over NCCL or an MPI library that takes GPU memory
 probe/          what the machine is, measured or asked: links, clocks, ports' counters, mpirun and other programs

@@ -107,8 +107,12 @@ class NodeBuffers:
         The window would be made all the same; the first touch of a page that is not there kills a rank without a word.
         """
         needed = (world.local_size + 1) * size * 4
-        free = _free_bytes(SHARED_MEMORY)
-        short = world.comm.allgather(free is not None and world.local_rank == 0 and free < needed)
+        try:
+            status = os.statvfs(SHARED_MEMORY)
+            is_short = world.local_rank == 0 and status.f_bavail * status.f_frsize < needed
+        except OSError:
+            is_short = False  # nothing is known of it
+        short = world.comm.allgather(is_short)
         if any(short):
             host = world.places[short.index(True)]["host"]
             end_with_one_line(
@@ -116,11 +120,3 @@ class NodeBuffers:
                 f"{host}: too little is free in {SHARED_MEMORY} for the buffers that its ranks share, expected about "
                 f"{needed / 1e6:.0f} MB: enlarge it (mount -o remount,size=; docker --shm-size), or use the ring",
             )
-
-
-def _free_bytes(folder: str) -> int | None:
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize

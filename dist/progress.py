@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, in_flight: int = 4):
         self._in_flight = in_flight
         self._queue: deque[Iterator] = deque()
-        self._live: list[list] = []  # [exchange, what it waits for]
+        self._live: dict[Iterator, object] = {}  # {exchange: what it waits for}, in the order of their starts
 
     def start(self, exchange: Iterator) -> Iterator:
         """Returns it, to be given to `finish`."""
@@ -46,30 +46,22 @@ class Progress:
                 pauses.sleep()
 
     def _is_under_way(self, exchange: Iterator | None) -> bool:
-        under_way = [*self._queue, *(live for live, _ in self._live)]
+        under_way = [*self._queue, *self._live]
         return bool(under_way) if exchange is None else exchange in under_way
 
     def _move(self) -> bool:
         """Move each exchange on as far as it goes; False if none could."""
-        self._admit()
-        moved = any([self._advance(entry) for entry in self._live])
-        self._live = [entry for entry in self._live if entry[1] is not None]
-        return moved
-
-    def _admit(self) -> None:
         while self._queue and len(self._live) < self._in_flight:
             exchange = self._queue.popleft()
             request = next(exchange, None)
             if request is not None:
-                self._live.append([exchange, request])
-
-    @staticmethod
-    def _advance(entry: list) -> bool:
-        exchange, request = entry
+                self._live[exchange] = request
         moved = False
-        while request is not None and request.Test():
-            request, moved = next(exchange, None), True
-        entry[1] = request
+        for exchange, request in list(self._live.items()):
+            while request is not None and request.Test():
+                request, moved = next(exchange, None), True
+            self._live[exchange] = request
+        self._live = {exchange: request for exchange, request in self._live.items() if request is not None}
         return moved
 
 

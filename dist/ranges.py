@@ -9,6 +9,11 @@ def cut(count: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(points))
 
 
+def cut_range(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    """The same of [start, stop)."""
+    return [(start + low, start + high) for low, high in cut(stop - start, parts)]
+
+
 def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:
     """Share out what the ranks hold of [0, stop), so that each element goes to one rank that holds it.
 

@@ -70,8 +70,7 @@ class EarlySum:
 
     def __init__(self, comm, parts: int):
         self._comm, self._parts = comm, parts
-        self._gathered = np.empty(comm.size)
-        self._begin()
+        self._gathered, self._own = np.empty(comm.size), []
 
     def add(self, part: float) -> None:
         self._own.append(part)
@@ -83,11 +82,8 @@ class EarlySum:
         if self._parts == 0:  # this rank owns nothing, and no `add` has sent for it
             self._send()
         wait(self._request)
-        self._begin()
+        self._own = []
         return math.fsum(self._gathered)
-
-    def _begin(self):
-        self._own, self._request = [], None
 
     def _send(self):
         self._sum = np.array([math.fsum(self._own)])

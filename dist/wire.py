@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from dist.probe.links import MOST_SEGMENT_BYTES
-from dist.ranges import cut
+from dist.ranges import cut_range
 
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -39,11 +39,9 @@ class WireFormat:
 
     def new(self, size: int) -> "Wire":
         """For vectors of `size` elements in host memory."""
-        return (
-            BFloat16Wire(size, self.segment_bytes, self.error_feedback)
-            if self.rounds
-            else Float32Wire(self.segment_bytes)
-        )
+        if not self.rounds:
+            return Float32Wire(self.segment_bytes)
+        return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
 
 class Wire:
@@ -59,7 +57,7 @@ class Wire:
     def segments(self, start: int, stop: int) -> list[tuple[int, int]]:
         """[start, stop) in nearly equal pieces, each to be sent at once."""
         count = max(1, -(-(stop - start) // self.segment_length))
-        return [(start + low, start + high) for low, high in cut(stop - start, count)]
+        return cut_range(start, stop, count)
 
 
 class Float32Wire(Wire):

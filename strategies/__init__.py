@@ -1,8 +1,12 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
+To read it: base.py says what every strategy is given and must have, and reduce_bcast.py, sliced.py, reduce_scatter.py
+and allreduce.py are pages of plain mpi4py calls. The others build on replicated.py and sharded.py: ring.py and tree.py,
+then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and zero_3.py.
+
 Each strategy is one file here and one line below. What others need to know of it, its messages, its memory, where it
-runs, it declares itself (Strategy in base.py), so that no other file names it. One of your own need not be here: give
-its file to --strategy (docs/own-strategy.md).
+runs, it declares itself, so that no other file names it. One of your own need not be here: give its file to --strategy
+(docs/own-strategy.md).
 """
 
 import importlib.util
@@ -85,14 +89,11 @@ def _in_file(path: Path) -> type[Strategy]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}: mend it") from error
-    found = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if _is_defined_in(module, kind)]
+    kinds = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, Strategy)]
+    found = [kind for kind in kinds if kind.__module__ == module.__name__]  # defined there, not imported
     if len(found) != 1:
         raise UserError(f"{path} defines {len(found)} subclasses of Strategy, expected one: see docs/own-strategy.md")
     (kind,) = found
     if "name" not in vars(kind):
         kind.name = path.stem
     return kind
-
-
-def _is_defined_in(module, kind: type) -> bool:
-    return issubclass(kind, Strategy) and kind.__module__ == module.__name__

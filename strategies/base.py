@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
-from dist.gpu.buffers import DeviceBuffers
+from dist.gpu.buffers import OnDevice
 from dist.host.exchange import RingExchange
 from dist.wire import WIRE_BYTES
 from dist.world import World
@@ -35,7 +35,7 @@ class Job:
     """
 
     world: World
-    buffers: OwnBuffers | NodeBuffers | DeviceBuffers
+    buffers: OwnBuffers | NodeBuffers | OnDevice
     new_optimizer: Callable[[int, int], AdamW]
     sum_of_squares: Callable[[object], float]
     max_norm: float

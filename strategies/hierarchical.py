@@ -17,7 +17,7 @@ from dist.cost.memory import Memory
 from dist.cost.messages import ring_of_nodes
 from dist.gpu.node_exchange import NodeExchange
 from dist.mpi import MPI
-from dist.ranges import cut
+from dist.ranges import cut, cut_range
 from dist.waiting import EarlySum, wait
 from strategies.base import OnGpus
 from strategies.bucketed import InBuckets
@@ -55,8 +55,7 @@ class Hierarchical(InBuckets):
     def start_exchange(self, start, stop):
         self._arrive()
         if self.lane is not None:
-            low, high = cut(stop - start, len(self.lanes))[self.lane]
-            exchange = self._lane_exchange(start + low, start + high)
+            exchange = self._lane_exchange(*cut_range(start, stop, len(self.lanes))[self.lane])
             self.exchange.progress.start(self._when_all_arrived(exchange, self.arrivals))
 
     def _when_all_arrived(self, exchange, arrivals):

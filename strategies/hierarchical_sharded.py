@@ -22,7 +22,7 @@ from dist.cost.memory import Memory
 from dist.cost.overlap import of_buckets
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.ring import own_chunk
-from dist.ranges import cut
+from dist.ranges import cut_range
 from dist.waiting import Condition, sum_everywhere
 from strategies.base import OnGpus, Updated
 from strategies.hierarchical import Hierarchical
@@ -42,17 +42,15 @@ class HierarchicalSharded(Hierarchical):
         return of_buckets(training, beside=1.0)  # backward, and the next forward
 
     def _new_optimizers(self, job):
-        lanes = [lane for bucket in self.buckets for lane in self._lane_parts(*bucket)]
+        lanes = [lane for bucket in self.buckets for lane in cut_range(*bucket, len(self.lanes))]
         sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
         replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlapping]
         self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
         self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        self.masters = None
+        # Where updates of the sharded parts add up: in the parameters, until _keep_masters copies them.
+        self.masters, self.keeps_masters = [self.parameters[part] for part, _ in self.sharded], False
         self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
-
-    def _lane_parts(self, start, stop):
-        return [(start + low, start + high) for low, high in cut(stop - start, len(self.lanes))]
 
     def _middle(self, start, stop):
         """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
@@ -66,11 +64,9 @@ class HierarchicalSharded(Hierarchical):
         return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
 
     def state(self):
-        sharded = [
-            Updated(part.start, self.parameters[part] if self.masters is None else self.masters[index], optimizer)
-            for index, (part, optimizer) in enumerate(self.sharded)
-        ]
-        return sharded + [Updated(part.start, self.parameters[part], optimizer) for part, optimizer in self.replicated]
+        replicated = [self.parameters[part] for part, _ in self.replicated]
+        updated = zip(self.sharded + self.replicated, self.masters + replicated, strict=True)
+        return [Updated(part.start, parameters, optimizer) for (part, optimizer), parameters in updated]
 
     def resumed(self):
         if self.exchange.rounds:
@@ -97,18 +93,16 @@ class HierarchicalSharded(Hierarchical):
     def _update_parts(self, lr, scale):
         for part, optimizer in self.replicated:
             optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-        if self.exchange.rounds and self.masters is None:
+        if self.exchange.rounds and not self.keeps_masters:
             self._keep_masters()
-        for index, (part, optimizer) in enumerate(self.sharded):
-            if self.masters is None:
-                optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-            else:
-                optimizer.update(self.masters[index], self.node_sum[part], lr, scale)
-                self.parameters[part] = self.masters[index]
+        for (part, optimizer), master in zip(self.sharded, self.masters, strict=True):
+            optimizer.update(master, self.node_sum[part], lr, scale)
+            if self.keeps_masters:
+                self.parameters[part] = master
 
     def _keep_masters(self):
         """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
-        self.masters = [self.parameters[part].copy() for part, _ in self.sharded]
+        self.masters, self.keeps_masters = [self.parameters[part].copy() for part, _ in self.sharded], True
 
     def _start_gathering(self):
         """Begin to gather the buckets in the order in which forward uses them. Nobody uses the old parameters any more:
@@ -116,11 +110,11 @@ class HierarchicalSharded(Hierarchical):
         self._arrive()
         self.updated = self.arrivals
         for index, bucket in enumerate(reversed(self.buckets)):
-            gathering = None if self.lane is None else self._all_gather(*self._lane_parts(*bucket)[self.lane])
+            gathering = None
+            if self.lane is not None:
+                low, high = cut_range(*bucket, len(self.lanes))[self.lane]
+                gathering = self.exchange.all_gather(self.parameters, self._middle(low, high), high)
             self.exchange.progress.start(self._gather(gathering, self.updated + index))
-
-    def _all_gather(self, start, stop):
-        return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
 
     def _gather(self, gathering, earlier):
         """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""
@@ -154,5 +148,4 @@ def _own_shard(world, start, stop):
 
 
 def _share_in_node(world, start, stop):
-    low, high = cut(stop - start, world.local_size)[world.local_rank]
-    return start + low, start + high
+    return cut_range(start, stop, world.local_size)[world.local_rank]

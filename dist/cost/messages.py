@@ -15,7 +15,7 @@ from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
 from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import LIBRARIES, resolve
 from dist.cost.stages import Stage, barrier, stage
-from dist.host.double_tree import double_tree
+from dist.host.tree import double_tree
 from dist.ranges import cut
 
 FLOAT32_BYTES = 4
@@ -79,16 +79,11 @@ def in_turn(*calls: Messages) -> Messages:
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
     """A call of a rooted collective for each rank's slice of the vector, whose root is that rank."""
     slices, calls = setting.blocks(len(setting.placement)), []
-    for root, repeat in _looked_at(len(slices)):
+    for start, stop in cut(len(slices), len(slices) if len(slices) <= MOST_ROOTS else FEW_ROOTS):
+        root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike
         stages, names = setting.call(collective, int(slices[root]), root)
-        calls.append(([replace(one, repeat=one.repeat * repeat) for one in stages], names))
+        calls.append(([replace(one, repeat=one.repeat * (stop - start)) for one in stages], names))
     return calls
-
-
-def _looked_at(ranks: int) -> list[tuple[int, int]]:
-    """(root, how many roots it stands for): all, or FEW_ROOTS from the middles of equal parts."""
-    parts = cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS)
-    return [((start + stop - 1) // 2, stop - start) for start, stop in parts]
 
 
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
@@ -103,7 +98,7 @@ def ring_of_ranks(setting: Setting) -> Messages:
 
 def ring_of_nodes(setting: Setting) -> Messages:
     """Node sums in shared memory, and a ring of the nodes' leaders."""
-    leaders = np.sort(np.unique(setting.placement, return_index=True)[1])
+    leaders = setting.group.leaders.members
     return ring_of(leaders, setting.blocks(len(leaders)))
 
 
@@ -121,18 +116,16 @@ def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
 def two_trees(setting: Setting) -> Messages:
     """Half of the vector up and down each of two binary trees, in segments that follow each other: all is one stage."""
     count = len(setting.placement)
-    messages, depth = [np.empty((3, 0), np.int64)], 0
+    messages = []
     for parents, half in zip(double_tree(count), setting.blocks(2), strict=True):
         child = np.array([rank for rank in range(count) if parents[rank] is not None], np.int64)
         parent = np.array([parents[rank] for rank in child], np.int64)
         for source, destination in ((child, parent), (parent, child)):
             messages.append(np.stack([source, destination, np.full(len(child), half)]))
-        depth = max(depth, (count - 1).bit_length())
+    steps = 2 * (count - 1).bit_length()  # up and down
     # A rank has at most two children in both trees together, so it adds at most two halves.
     added = int(2 * setting.blocks(2).max())
-    return [
-        stage(*np.concatenate(messages, axis=1), steps=max(2 * depth, 1), added_meanwhile=added, all_together=True)
-    ], []
+    return [stage(*np.concatenate(messages, axis=1), steps=steps, added_meanwhile=added, all_together=True)], []
 
 
 def message_schedule(

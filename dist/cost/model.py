@@ -1,6 +1,6 @@
 """Seconds of an exchange, from its messages and the measured or nominal rates of the nodes' ports.
 
-Stages of messages (message_stages.py) are replayed, each rank going through them at its own pace (message_replay.py):
+Stages of messages (stages.py) are replayed, each rank going through them at its own pace (replay.py):
 ranks of one node share a port, a rooted or blocking call keeps one port busy while others wait, and who is done early
 begins the next call. Pipelines of segments, in which nobody gets ahead, last as long as their busiest port, each
 direction by itself, plus a latency for each dependent step. Where there are too many messages to replay, every stage
@@ -112,21 +112,18 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
     replayed = sum(stage.repeat * float(stage.size.sum()) for stage in stages if not stage.all_together)
     cluster = replace(cluster, queue_bytes=max(cluster.queue_bytes, replayed * ranks / MOST_TURNS))
-    links, seconds = replay_links(cluster, library), 0.0
+    links = Links(
+        np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
+        cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
+        RENDEZVOUS_BYTES[library], cluster.queue_bytes, cluster.tcp,
+    )  # fmt: skip
+    seconds = 0.0
     for together, some in groupby(stages, lambda stage: stage.all_together):
         if together:
             seconds += sum(stage_seconds(stage, cluster) for stage in some)
         else:
             seconds += replay_seconds([stage for stage in some for _ in range(stage.repeat)], links)
     return float(seconds)
-
-
-def replay_links(cluster: Cluster, library: str) -> Links:
-    return Links(
-        np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
-        cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
-        RENDEZVOUS_BYTES[library], cluster.queue_bytes, cluster.tcp,
-    )  # fmt: skip
 
 
 def stage_seconds(stage: Stage, cluster: Cluster) -> float:

@@ -9,7 +9,7 @@ communication operations in MPICH", IJHPCA 19(1), 2005.
 import numpy as np
 
 from dist.cost.mpi_calls import Call
-from dist.cost.stages import Stage, backwards, stage
+from dist.cost.stages import Stage, doublings, stage
 
 # UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
 # answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB under MPICH 5.0.2 and
@@ -68,51 +68,32 @@ def chain_reduce(call: Call) -> list[Stage]:
     return [stage(order[place], order[place - 1], call.size, added=call.size) for place in range(call.count - 1, 0, -1)]
 
 
-def chain_bcast(call: Call) -> list[Stage]:
-    return backwards(chain_reduce(call))
-
-
 def binomial_reduce(call: Call) -> list[Stage]:
     """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
-    order, stages, distance = call.from_root, [], 1
-    while distance < call.count:
+    order, stages = call.from_root, []
+    for distance in doublings(call.count):
         senders = np.arange(distance, call.count, 2 * distance)
         stages.append(stage(order[senders], order[senders - distance], call.size, added=call.size))
-        distance *= 2
     return stages
-
-
-def binomial_bcast(call: Call) -> list[Stage]:
-    """binomial_reduce backwards: the farthest first."""
-    return backwards(binomial_reduce(call))
 
 
 def doubling_bcast(call: Call) -> list[Stage]:
     """The binomial tree grown the other way: in round k the 2^k members that have it send it 2^k further."""
-    order, stages, distance = call.from_root, [], 1
-    while distance < call.count:
+    order, stages = call.from_root, []
+    for distance in doublings(call.count):
         receivers = np.arange(distance, min(2 * distance, call.count))
         stages.append(stage(order[receivers - distance], order[receivers], call.size))
-        distance *= 2
     return stages
 
 
-def scatter_ring_bcast(call: Call) -> list[Stage]:
-    """van de Geijn's: blocks scattered down a binomial tree, then gathered on a ring."""
-    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
-    return binomial_scatter(order, blocks) + ring_rounds(order, blocks)
+def scattered_bcast(call: Call, gather) -> list[Stage]:
+    """van de Geijn's: blocks scattered down a binomial tree, then gathered.
 
-
-def scatter_doubling_bcast(call: Call) -> list[Stage]:
-    """The same with the blocks gathered by recursive doubling, for a power of two of members."""
-    order, blocks = call.from_root, scattered_blocks(call.count, call.size)
-    return binomial_scatter(order, blocks) + doubling_all_gather(order, blocks)
-
-
-def scattered_blocks(count: int, size: int) -> np.ndarray:
-    """Bytes of each member's block: all as large as the first, until nothing is left."""
-    block = -(-size // count)
-    return np.clip(size - block * np.arange(count), 0, block)
+    gather(members, blocks): ring_rounds, or doubling_all_gather for a power of two of members.
+    """
+    order, block = call.from_root, -(-call.size // call.count)
+    blocks = np.clip(call.size - block * np.arange(call.count), 0, block)  # alike, until nothing is left
+    return binomial_scatter(order, blocks) + gather(order, blocks)
 
 
 def binomial_scatter(order, blocks) -> list[Stage]:
@@ -151,35 +132,31 @@ def pairwise_reduce_scatter(call: Call) -> list[Stage]:
 def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
     """Pairs at growing distance exchange what they have; for a power of two of members."""
     edges = np.concatenate([[0], np.cumsum(blocks)])
-    index, stages, distance = np.arange(len(members)), [], 1
-    while distance < len(members):
+    index, stages = np.arange(len(members)), []
+    for distance in doublings(len(members)):
         first = index - index % distance
         sent = edges[first + distance] - edges[first]
         apart = bool(sent.max() >= RENDEZVOUS_BYTES[library])
         stages.append(stage(members, members[index ^ distance], sent, exchange_apart=apart))
-        distance *= 2
     return stages
 
 
 def bruck_all_gather(call: Call) -> list[Stage]:
     """In round k everybody sends what it has 2^k members back, the last round only what is missing."""
-    stages, distance = [], 1
-    while distance < call.count:
-        sent = call.block * min(distance, call.count - distance)
-        stages.append(stage(call.members, np.roll(call.members, distance), sent))
-        distance *= 2
-    return stages
+    return [
+        stage(call.members, np.roll(call.members, distance), call.block * min(distance, call.count - distance))
+        for distance in doublings(call.count)
+    ]
 
 
 def doubling_allreduce(call: Call) -> list[Stage]:
     """Recursive doubling of whole vectors; members beyond a power of two are folded into others and served last."""
     size, (core, fold) = call.size, folded(call.members, keep=1)
-    index, distance = np.arange(len(core)), 1
-    stages = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
-    while distance < len(core):
-        stages.append(stage(core, core[index ^ distance], size, added=size, exchange_apart=len(fold) > 0))
-        distance *= 2
-    return stages + ([stage(fold[:, 1], fold[:, 0], size)] if len(fold) else [])
+    index, apart = np.arange(len(core)), len(fold) > 0
+    before = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
+    after = [stage(fold[:, 1], fold[:, 0], size)] if len(fold) else []
+    pairs = [core[index ^ distance] for distance in doublings(len(core))]
+    return [*before, *(stage(core, other, size, added=size, exchange_apart=apart) for other in pairs), *after]
 
 
 def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:

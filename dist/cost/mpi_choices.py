@@ -15,7 +15,7 @@ from dist.cost import mpi_algorithms as flat
 from dist.cost import mpi_compositions as composed
 from dist.cost.mpi_calls import Call
 from dist.cost.rabenseifner import rabenseifner_allreduce, rabenseifner_reduce
-from dist.cost.stages import Stage
+from dist.cost.stages import Stage, backwards
 from dist.probe.programs import OPEN_MPI, mpi_family
 
 MPICH = "src/mpi/coll/coll_selection.json"
@@ -146,10 +146,10 @@ ALGORITHMS = {
     "reduce rabenseifner": rabenseifner_reduce,
     "reduce han": composed.han,
     "bcast linear": flat.linear_bcast,
-    "bcast chain": flat.chain_bcast,
-    "bcast binomial": flat.binomial_bcast,
-    "bcast scatter-ring": flat.scatter_ring_bcast,
-    "bcast scatter-doubling": flat.scatter_doubling_bcast,
+    "bcast chain": lambda call: backwards(flat.chain_reduce(call)),
+    "bcast binomial": lambda call: backwards(flat.binomial_reduce(call)),
+    "bcast scatter-ring": lambda call: flat.scattered_bcast(call, flat.ring_rounds),
+    "bcast scatter-doubling": lambda call: flat.scattered_bcast(call, flat.doubling_all_gather),
     "bcast han": composed.han,
     "allreduce doubling": flat.doubling_allreduce,
     "allreduce rabenseifner": rabenseifner_allreduce,

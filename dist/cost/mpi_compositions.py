@@ -11,19 +11,18 @@ import numpy as np
 from dist.cost import mpi_algorithms
 from dist.cost.mpi_calls import Call
 from dist.cost.rabenseifner import rabenseifner_reduce
-from dist.cost.stages import Stage, backwards, stage
+from dist.cost.stages import Stage, backwards, doublings, stage
 
 
 def local_reduce(call: Call) -> list[Stage]:
     """Every node's sum on its leader."""
     place, leader = call.group.local_places
     by_place = np.argsort(leader * call.count + place)  # node by node, each node's members in their order
-    stages, distance = [], 1
-    while distance <= place.max():
+    stages = []
+    for distance in doublings(int(place.max()) + 1):
         senders = np.flatnonzero(place[by_place] % (2 * distance) == distance)
         source, destination = call.members[by_place[senders]], call.members[by_place[senders - distance]]
         stages.append(stage(source, destination, call.size, added=call.size))
-        distance *= 2
     return stages
 
 
@@ -63,13 +62,9 @@ def han(call: Call) -> list[Stage]:
     if call.collective in ("bcast", "allreduce"):
         bcast = mpi_algorithms.linear_bcast if leaders.count <= 4 else mpi_algorithms.doubling_bcast
         parts += bcast(leaders)
-    return [together(parts)]
-
-
-def together(stages: list[Stage]) -> Stage:
-    """One stage of all messages: what a pipeline of small segments comes to."""
-    joined = [np.concatenate([getattr(one, name) for one in stages]) for name in ("source", "destination", "size")]
-    return stage(*joined, steps=sum(one.steps for one in stages), all_together=True)
+    # One stage of all messages: what a pipeline of small segments comes to.
+    joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("source", "destination", "size")]
+    return [stage(*joined, steps=sum(part.steps for part in parts), all_together=True)]
 
 
 def _han_all_gather(call: Call) -> list[Stage]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES, folded
 from dist.cost.mpi_calls import Call
-from dist.cost.stages import Stage, stage
+from dist.cost.stages import Stage, doublings, stage
 
 
 def rabenseifner_reduce(call: Call) -> list[Stage]:
@@ -85,8 +85,8 @@ def halving(core, call: Call, out_of_step) -> tuple[list[Stage], np.ndarray, np.
     elements = call.size // call.item
     edges = call.item * (index * (elements // count) + np.minimum(index, elements % count))
     edges = np.append(edges, call.size)
-    first, left, stages, distance = np.zeros(count, np.int64), count, [], 1
-    while distance < count:
+    first, left, stages = np.zeros(count, np.int64), count, []
+    for distance in doublings(count):
         left //= 2
         upper = (index // distance) % 2
         given = first + (1 - upper) * left
@@ -95,19 +95,16 @@ def halving(core, call: Call, out_of_step) -> tuple[list[Stage], np.ndarray, np.
         most = int(sent.max(initial=0))
         apart = out_of_step(len(stages), most)
         stages.append(stage(core, core[index ^ distance], sent, added=most, exchange_apart=apart))
-        distance *= 2
     return stages, first, edges
 
 
 def binomial_gather(core, root, first, edges) -> list[Stage]:
     """Halving's blocks to the root: its partner of the last exchange first, with twice as much each time."""
-    stages, distance, blocks = [], len(core) // 2, 1
-    start, active = first.copy(), np.arange(len(core))
-    while distance:
+    stages, start, active = [], first.copy(), np.arange(len(core))
+    for distance in reversed(doublings(len(core))):
         leaves = (active & distance) != (root & distance)
         senders, active = active[leaves], active[~leaves]
-        sent = edges[start[senders] + blocks] - edges[start[senders]]
+        sent = edges[start[senders] + len(core) // (2 * distance)] - edges[start[senders]]
         stages.append(stage(core[senders], core[senders ^ distance], sent))
         start[active] = np.minimum(start[active], start[active ^ distance])
-        distance, blocks = distance // 2, blocks * 2
     return stages

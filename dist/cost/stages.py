@@ -33,6 +33,11 @@ def backwards(stages: list[Stage]) -> list[Stage]:
     return [stage(one.destination, one.source, one.size) for one in reversed(stages)]
 
 
+def doublings(count: int) -> list[int]:
+    """1, 2, 4 and so on below `count`: how far partners are from each other, round by round."""
+    return [1 << number for number in range((count - 1).bit_length())]
+
+
 def barrier() -> Stage:
     """All ranks wait for one another. The few bytes that this takes are not counted."""
     return stage([], [], [], all_together=True)

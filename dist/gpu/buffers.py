@@ -20,7 +20,7 @@ def device_zeros(device, length: int, dtype=np.float32):
 
 
 class OnDevice:
-    """What makes buffers of buffers.py or sharded.py, the next class of a subclass, those of a GPU.
+    """What makes buffers of dist/buffers.py or dist/sharded.py, the class after it in DEVICE_BUFFERS, those of a GPU.
 
     host_parameters: room on the host for the ranges in use, filled in before training and fetched for a checkpoint.
     """
@@ -40,20 +40,7 @@ class OnDevice:
         self.host_parameters[start:stop][:] = self._device.download(self.parameters[start:stop])
 
 
-class DeviceBuffers(OnDevice, OwnBuffers):
-    """`parameters` and `gradients` whole."""
-
-
-class DeviceShardedGradients(OnDevice, ShardedGradients):
-    """Of the gradients the ranges that backward is at."""
-
-
-class DeviceShardedParameters(OnDevice, ShardedParameters):
-    """Of both the ranges that are in use."""
-
-
-DEVICE_BUFFERS = {  # by the kind that a strategy names
-    OwnBuffers: DeviceBuffers,
-    ShardedGradients: DeviceShardedGradients,
-    ShardedParameters: DeviceShardedParameters,
+DEVICE_BUFFERS = {  # by the kind that a strategy names: the same on a GPU
+    kind: type(f"Device{kind.__name__}", (OnDevice, kind), {})
+    for kind in (OwnBuffers, ShardedGradients, ShardedParameters)
 }

@@ -5,7 +5,6 @@ Their sums are float32, and so is what they send.
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
-from dist.gpu.stream_progress import StreamProgress
 from dist.mpi import MPI
 from dist.ranges import cut, longest
 
@@ -14,11 +13,10 @@ class AllreduceCall:
     """An exchange, see exchange.py, of whole ranges alone; it needs no memory."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None):
-        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+        self._comm = comm
 
-    def allreduce(self, flat):
+    def allreduce(self, flat) -> None:
         self._comm.Allreduce(MPI.IN_PLACE, flat)
-        yield from ()  # nothing that the host would wait for
 
 
 class DeviceCalls:
@@ -26,7 +24,6 @@ class DeviceCalls:
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
         self._comm, self._owners = comm, owners or comm.size
-        self.progress = StreamProgress(comm.device, comm.stream)
         most = -(-longest(ranges) // self._owners) if comm.size > 1 else 0
         self._landing = device_zeros(comm.device, most)
 
@@ -34,7 +31,7 @@ class DeviceCalls:
         low, high = self._parts(stop - start)[self._comm.rank]
         return start + low, start + high
 
-    def reduce_scatter(self, flat):
+    def reduce_scatter(self, flat) -> None:
         if self._comm.size > 1:
             start, stop = self.own_part(0, len(flat))
             landing, counts = self._landing[: stop - start], self._counts(flat)
@@ -43,16 +40,14 @@ class DeviceCalls:
             else:
                 self._comm.Reduce_scatter(flat, landing, counts)
             flat[start:stop] = landing
-        yield from ()  # nothing that the host would wait for
 
-    def all_gather(self, flat):
+    def all_gather(self, flat) -> None:
         if self._comm.size > 1:
             counts = self._counts(flat)
             if len(set(counts)) == 1:
                 self._comm.Allgather(MPI.IN_PLACE, flat)
             else:
                 self._comm.Allgatherv(MPI.IN_PLACE, [flat, counts])
-        yield from ()
 
     def _counts(self, flat) -> list[int]:
         return [stop - start for start, stop in self._parts(len(flat))]

@@ -1,4 +1,4 @@
-"""What the communicators for arrays on GPUs have in common."""
+"""Communicators for arrays on GPUs: what they have in common, and the one of a rank that is alone."""
 
 from dist.mpi import MPI
 
@@ -38,3 +38,23 @@ class DeviceComm:
 
     def _alike(self, comm):
         return type(self)(comm, self.device, self.stream)
+
+
+class AloneComm(DeviceComm):
+    """One rank, and arrays of any kind: nobody is there to exchange with, and every sum is this rank's own vector."""
+
+    def Allreduce(self, send, receive, counts=None, root=0) -> None:
+        if send is not MPI.IN_PLACE and receive is not None:
+            receive[:] = send
+
+    Reduce = Reduce_scatter = Reduce_scatter_block = Allgather = Allreduce
+
+    def Allgatherv(self, send, receive) -> None:
+        """receive: [array, counts], as in mpi4py."""
+        self.Allreduce(send, receive[0])
+
+    def Bcast(self, buffer, root: int) -> None:
+        """The only rank has it."""
+
+    def allreduce(self, number, op=None):
+        return number

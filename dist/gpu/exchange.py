@@ -1,5 +1,5 @@
 """Exchanges of ranges of vectors on GPUs, as strategies use them: what dist/host/exchange.py describes, by calls and
-messages that are queued on a stream."""
+messages that are queued on a stream. So nobody on the host moves them on, or waits."""
 
 from dist.gpu.buffers import device_zeros
 from dist.host.exchange import FLOAT32
@@ -14,8 +14,8 @@ class StreamExchange:
     """
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
-        self._exchange = kind(comm, ranges, wire_format)
-        self.progress, self.rounds = self._exchange.progress, wire_format.rounds
+        self._exchange, self.rounds = kind(comm, ranges, wire_format), wire_format.rounds
+        self.progress = StreamProgress(comm.device, comm.stream)
         size = max(stop for _, stop in ranges)
         self.errors = device_zeros(comm.device, size) if wire_format.error_feedback else None
 
@@ -25,15 +25,54 @@ class StreamExchange:
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         self.progress.start(self.allreduce(vector, start, stop))
 
+    # Generators, as the host's are: nothing is queued before `progress` starts them. The host waits for nothing.
+
     def allreduce(self, vector, start: int, stop: int):
-        return self._exchange.allreduce(vector[start:stop], *self._errors_of(start, stop))
+        self._exchange.allreduce(vector[start:stop], *self._errors_of(start, stop))
+        yield from ()
 
     def reduce_scatter(self, vector, start: int, stop: int):
-        return self._exchange.reduce_scatter(vector[start:stop], *self._errors_of(start, stop))
+        self._exchange.reduce_scatter(vector[start:stop], *self._errors_of(start, stop))
+        yield from ()
 
     def all_gather(self, vector, start: int, stop: int):
-        return self._exchange.all_gather(vector[start:stop])
+        self._exchange.all_gather(vector[start:stop])
+        yield from ()
 
     def _errors_of(self, start: int, stop: int) -> list:
         """What an exchange that rounds is to have beside a range's gradients."""
         return [] if self.errors is None else [self.errors[start:stop]]
+
+
+class StreamProgress:
+    """Exchanges under way on a stream, in place of dist.progress.Progress.
+
+    device: has `stream`, on which it computes, and `cupy`. stream: of the exchanges, that one or one beside it. Then
+    events keep the two in order: an exchange comes after all that was to be computed when it was begun, and what is to
+    be computed after `finish` comes after it.
+    """
+
+    def __init__(self, device, stream):
+        self._computes, self._stream = device.stream, stream
+        self._new_event = lambda: device.cupy.cuda.Event(disable_timing=True)
+
+    def start(self, exchange):
+        """Queue all of an exchange, with what it computes itself. Returns its end, to be given to `finish`."""
+        self._stream.wait_event(self._mark(self._computes))
+        with self._stream:
+            for _ in exchange:
+                pass
+        return self._mark(self._stream)
+
+    def finish(self, end=None) -> None:
+        """What is queued to be computed from here on comes after that exchange, or all."""
+        self._computes.wait_event(end or self._mark(self._stream))
+
+    def poke(self) -> bool:
+        """There is nothing to be moved on."""
+        return False
+
+    def _mark(self, stream):
+        event = self._new_event()
+        event.record(stream)
+        return event

@@ -48,36 +48,26 @@ def is_proven(comm, device) -> bool:
     return comm.allreduce(bool((device.download(own) == expected).all()), MPI.LAND)
 
 
+def _after_the_stream(name: str):
+    """The communicator's call of that name, with its arguments."""
+
+    def call(self, *arguments, **options) -> None:
+        self.device.synchronize()
+        getattr(self._comm, name)(*arguments, **options)
+
+    return call
+
+
 class GpuAwareComm(DeviceComm):
     """The communicator's calls on arrays on the GPU: each after all that is queued on the device's stream is done."""
 
-    def Reduce(self, send, receive, root: int) -> None:
-        self.device.synchronize()
-        self._comm.Reduce(send, receive, root=root)
-
-    def Bcast(self, buffer, root: int) -> None:
-        self.device.synchronize()
-        self._comm.Bcast(buffer, root=root)
-
-    def Allreduce(self, send, receive) -> None:
-        self.device.synchronize()
-        self._comm.Allreduce(send, receive)
-
-    def Reduce_scatter_block(self, send, receive) -> None:
-        self.device.synchronize()
-        self._comm.Reduce_scatter_block(send, receive)
-
-    def Reduce_scatter(self, send, receive, counts) -> None:
-        self.device.synchronize()
-        self._comm.Reduce_scatter(send, receive, counts)
-
-    def Allgather(self, send, receive) -> None:
-        self.device.synchronize()
-        self._comm.Allgather(send, receive)
-
-    def Allgatherv(self, send, receive) -> None:
-        self.device.synchronize()
-        self._comm.Allgatherv(send, receive)
+    Reduce = _after_the_stream("Reduce")
+    Bcast = _after_the_stream("Bcast")
+    Allreduce = _after_the_stream("Allreduce")
+    Reduce_scatter_block = _after_the_stream("Reduce_scatter_block")
+    Reduce_scatter = _after_the_stream("Reduce_scatter")
+    Allgather = _after_the_stream("Allgather")
+    Allgatherv = _after_the_stream("Allgatherv")
 
     def send_and_receive(self, sends, receives) -> None:
         self.device.synchronize()

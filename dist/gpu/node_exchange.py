@@ -25,25 +25,24 @@ class NodeExchange:
         self._in_node = DeviceCalls(in_node, ranges, owners=lanes)
         parts = [self._in_node.own_part(*part) for part in ranges]
         self._between = None if between is None else DeviceRing(between, parts, wire_format)
-        self.progress = self._in_node.progress
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         lane_part = self._in_node.own_part(start, stop)
         return lane_part if self._between is None else self._between.own_part(*lane_part)
 
-    def allreduce(self, flat, errors=None):
-        yield from self.reduce_scatter(flat, errors)
-        yield from self.all_gather(flat, errors)
+    def allreduce(self, flat, errors=None) -> None:
+        self.reduce_scatter(flat, errors)
+        self.all_gather(flat, errors)
 
-    def reduce_scatter(self, flat, errors=None):
-        yield from self._in_node.reduce_scatter(flat)
+    def reduce_scatter(self, flat, errors=None) -> None:
+        self._in_node.reduce_scatter(flat)
         if self._between is not None:
-            yield from self._between.reduce_scatter(*self._lane_parts(flat, errors))
+            self._between.reduce_scatter(*self._lane_parts(flat, errors))
 
-    def all_gather(self, flat, errors=None):
+    def all_gather(self, flat, errors=None) -> None:
         if self._between is not None:
-            yield from self._between.all_gather(*self._lane_parts(flat, errors))
-        yield from self._in_node.all_gather(flat)
+            self._between.all_gather(*self._lane_parts(flat, errors))
+        self._in_node.all_gather(flat)
 
     def _lane_parts(self, flat, errors):
         part = slice(*self._in_node.own_part(0, len(flat)))

@@ -7,7 +7,6 @@ brings, so between nodes there is nothing to be won, and within one NCCL's own c
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
-from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
 from dist.host import ring
 from dist.ranges import cut, longest
@@ -19,7 +18,7 @@ class DeviceRing:
     when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
-        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+        self._comm = comm
         most = longest(ranges) if comm.size > 1 else 0
         chunk = -(-most // comm.size)
         self._wire = new_device_wire(comm.device, wire_format, most, chunk)
@@ -28,27 +27,25 @@ class DeviceRing:
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
 
-    def allreduce(self, flat, errors=None):
-        yield from self.reduce_scatter(flat, errors)
-        yield from self.all_gather(flat, errors)
+    def allreduce(self, flat, errors=None) -> None:
+        self.reduce_scatter(flat, errors)
+        self.all_gather(flat, errors)
 
-    def reduce_scatter(self, flat, errors=None):
+    def reduce_scatter(self, flat, errors=None) -> None:
         """Each chunk goes round from the rank after its owner to its owner."""
         for sent, received in self._steps(len(flat), self._comm.rank - 1):
             landing = self._landing[: received.stop - received.start]
             self._pass_on(self._wire.packed(flat, sent, errors), landing)
             total = flat[received]
             total += self._wire.unpacked(landing)
-        yield from ()  # nothing that the host would wait for
 
-    def all_gather(self, flat, errors=None):
+    def all_gather(self, flat, errors=None) -> None:
         """Each chunk goes round from its owner to the rank before its owner."""
         if self._comm.size > 1:
             self._wire.packed(flat, slice(*self.own_part(0, len(flat))), errors)
             for sent, received in self._steps(len(flat), self._comm.rank):
                 self._pass_on(self._wire.gathered(flat, sent), self._wire.gathered(flat, received))
             self._wire.arrived(flat, slice(0, len(flat)))
-        yield from ()
 
     def _steps(self, length: int, first: int):
         """(what is sent, what is received) in each step, as slices; the chunk of rank `first` is sent in the first."""

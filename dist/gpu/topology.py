@@ -40,29 +40,22 @@ def parse_matrix(text: str) -> dict | None:
     lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     header = next((line for line in lines if "CPU Affinity" in line), "")
     devices = header.partition("CPU Affinity")[0].split()
-    rows = {cells[0]: cells[1:] for cells in map(_cells, lines) if cells[0] in devices}
-    gpus = [name for name in devices if name.startswith("GPU")]
-    if not gpus or not all(_is_row(rows.get(name, []), len(devices)) for name in gpus):
+    rows = {name: cells for name, *cells in map(_cells, lines) if name in devices}
+    links = {name: dict(zip(devices, rows.get(name, []), strict=False)) for name in devices if name.startswith("GPU")}
+    paths = [row.get(device, "") for row in links.values() for device in devices]
+    if not paths or not all(map(_LINK.fullmatch, paths)):
         return None
     cards = dict(match.groups() for match in map(_NETWORK_CARD.fullmatch, lines) if match)
     return {
-        "gpus": [{"name": name, **_affinity(rows[name][len(devices) :])} for name in gpus],
-        "nics": [{"name": name, "device": cards.get(name, name)} for name in devices if name not in gpus],
-        "links": {name: _links(name, devices, rows[name]) for name in gpus},
+        "gpus": [{"name": name, **_affinity(rows[name][len(devices) :])} for name in links],
+        "nics": [{"name": name, "device": cards.get(name, name)} for name in devices if name not in links],
+        "links": {name: {other: row[other] for other in row if other != name} for name, row in links.items()},
     }
 
 
 def _cells(line: str) -> list[str]:
     """A line's cells: between tabs, or between spaces where a terminal has made spaces of them."""
     return [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
-
-
-def _is_row(cells: list[str], devices: int) -> bool:
-    return len(cells) >= devices and all(_LINK.fullmatch(cell) for cell in cells[:devices])
-
-
-def _links(name: str, devices: list[str], cells: list[str]) -> dict[str, str]:
-    return {other: cell for other, cell in zip(devices, cells, strict=False) if other != name}
 
 
 def _affinity(cells: list[str]) -> dict[str, str | None]:

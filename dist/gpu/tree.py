@@ -1,6 +1,6 @@
 """The double tree between GPUs: what tree.py does in host memory, as messages and additions queued on one stream.
 
-Half of a range is summed up one tree of double_tree.py and sent down it again, the other half by the other, in pieces
+Half of a range is summed up one tree of double_tree and sent down it again, the other half by the other, in pieces
 that follow each other. In a stage each rank sends and receives what it has to in both trees, up and down, as one group
 of messages, and then adds what came up. In which stage a piece crosses an edge follows from the edge's depth: both its
 ranks have it in the same one, so nobody waits for what another rank does in a later stage, and none in a circle.
@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
-from dist.gpu.stream_progress import StreamProgress
 from dist.gpu.wire import new_device_wire
-from dist.host.double_tree import double_tree
-from dist.ranges import cut, longest
+from dist.host.tree import children_of, double_tree
+from dist.ranges import cut, cut_range, longest
 from dist.wire import WireFormat
 
 PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
@@ -35,31 +34,29 @@ class DeviceTree:
     by the root. The additions have the order of tree.py, and their bits."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
-        self._comm, self.progress = comm, StreamProgress(comm.device, comm.stream)
+        self._comm = comm
         trees = double_tree(comm.size)
-        self._places = [_place(parents, comm.rank) for parents in trees]
+        self._places = [
+            Place(parents[comm.rank], children_of(comm.rank, parents), _depth(parents, comm.rank)) for parents in trees
+        ]
         self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have one shape
         most = longest(ranges) if comm.size > 1 else 0
         self._piece_length = min(PIECE_BYTES // wire_format.item_bytes, -(-most // 2))
         self._wire = new_device_wire(comm.device, wire_format, most, self._piece_length)
         self._landings = [device_zeros(comm.device, self._piece_length, self._wire.dtype) for _ in range(MOST_CHILDREN)]
 
-    def allreduce(self, flat, errors=None):
+    def allreduce(self, flat, errors=None) -> None:
         if self._comm.size > 1:
             halves = self._halves(len(flat))
             for stage in range(len(halves[0]) + 2 * self._height - 1):
                 self._exchange(flat, errors, halves, stage - self._height)
             self._wire.arrived(flat, slice(0, len(flat)))
-        yield from ()  # nothing that the host would wait for
 
     def _halves(self, length: int) -> list[dict[int, slice]]:
         """By tree its pieces of a range, numbered; both have as many."""
         halves = cut(length, len(self._places))
-        count = -(-max(stop - start for start, stop in halves) // self._piece_length)
-        return [
-            {number: slice(start + low, start + high) for number, (low, high) in enumerate(cut(stop - start, count))}
-            for start, stop in halves
-        ]
+        count = -(-longest(halves) // self._piece_length)
+        return [{number: slice(*piece) for number, piece in enumerate(cut_range(*half, count))} for half in halves]
 
     def _exchange(self, flat, errors, halves, turn: int) -> None:
         """One stage: a rank passes piece turn + depth up, and piece turn - depth down.
@@ -85,11 +82,6 @@ class DeviceTree:
             self._comm.send_and_receive(sends, receives)
         for total, landing in sums:
             total += self._wire.unpacked(landing)
-
-
-def _place(parents: list[int | None], rank: int) -> Place:
-    children = [child for child, above in enumerate(parents) if above == rank]
-    return Place(parents[rank], children, _depth(parents, rank))
 
 
 def _depth(parents: list[int | None], rank: int) -> int:

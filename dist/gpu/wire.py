@@ -18,7 +18,7 @@ from dist.wire import WireFormat
 class DeviceFloat32Wire:
     """Sends the vector's own memory, and receives final values straight into it."""
 
-    rounds, dtype = False, np.dtype(np.float32)
+    dtype = np.dtype(np.float32)
 
     def packed(self, flat, part: slice, errors=None):
         return flat[part]
@@ -39,7 +39,7 @@ class DeviceBFloat16Wire:
     size: elements of the longest vector. longest: elements of the longest partial sum that is received at once.
     """
 
-    rounds, dtype = True, np.dtype(np.uint16)
+    dtype = np.dtype(np.uint16)
 
     def __init__(self, device, size: int, longest: int):
         self._half = device_zeros(device, size, array_dtype("bfloat16"))

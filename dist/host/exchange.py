@@ -25,16 +25,12 @@ FLOAT32 = WireFormat()
 TAGS = 1 << 14  # of exchanges that may be under way together; every MPI allows twice as many
 
 
-def nothing(start: int, stop: int) -> None:
-    """What is called halfway when nobody asked for anything."""
-
-
 class RingExchange:
     """Around one ring of the ranks of comm (ring.py). Collective.
 
-    addends: more vectors of this rank's node, which are
-    added to its own on the way. one_at_a_time: no exchange begins before the last one has ended, so the wire's memory
-    is that of the longest range, and a vector need only exist where it is exchanged (dist/sharded.py).
+    addends: more vectors of this rank's node, which are added to its own on the way. one_at_a_time: no exchange begins
+    before the last one has ended, so the wire's memory is that of the longest range, and a vector need only exist where
+    it is exchanged (dist/sharded.py).
     """
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
@@ -56,7 +52,7 @@ class RingExchange:
     # Not generators themselves: a tag is taken when an exchange is made, which all ranks do in the same order, and not
     # when it begins to move.
 
-    def allreduce(self, vector, start: int, stop: int, summed=nothing):
+    def allreduce(self, vector, start: int, stop: int, summed=ring.nothing):
         """summed(start, stop) is called halfway: the own part is the sum, and on its way to the others."""
         flat, start, stop = self._place(vector, start, stop)
         return ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags), summed)

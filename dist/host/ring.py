@@ -12,10 +12,14 @@ from collections import deque
 
 import numpy as np
 
-from dist.ranges import cut
+from dist.ranges import cut_range
 
 
-def allreduce(comm, flat, addends, start, stop, wire, tag, summed=lambda start, stop: None):
+def nothing(start: int, stop: int) -> None:
+    """What is called halfway when nobody asked for anything."""
+
+
+def allreduce(comm, flat, addends, start, stop, wire, tag, summed=nothing):
     """Generator: flat[start:stop], float32, becomes the sum over the ranks of comm of flat and their `addends`.
 
     addends: more vectors of this rank's node to be added to its own (hierarchical), or none. Each sum is made once, in
@@ -23,8 +27,7 @@ def allreduce(comm, flat, addends, start, stop, wire, tag, summed=lambda start, 
     is called halfway: `own_chunk` is the sum, and on its way to the others.
     """
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
-    sends = yield from _all_gather(comm, flat, start, stop, wire, tag, sends, summed)
-    yield from sends
+    yield from all_gather(comm, flat, start, stop, wire, tag, sends, summed)
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
@@ -33,18 +36,13 @@ def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     yield from sends
 
 
-def all_gather(comm, flat, start, stop, wire, tag):
-    """Generator: every rank gets every owner's chunk of flat[start:stop]."""
-    sends = yield from _all_gather(comm, flat, start, stop, wire, tag)
-    yield from sends
-
-
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Returns the sends that may not have ended yet, in the order in which _all_gather needs their memory."""
+    """Returns the sends that may not have ended yet, in the order in which all_gather needs their memory."""
     size, rank = comm.size, comm.rank
-    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
-    landing = [np.empty(_longest(chunks), wire.dtype) for _ in range(min(wire.receives_ahead, len(arriving)))]
+    longest = max((high - low for low, high in arriving), default=0)
+    landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(arriving)))]
     sends = []
 
     def send(segment):
@@ -65,10 +63,14 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     return sends
 
 
-def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=lambda start, stop: None):
-    """earlier_sends: of the same vector, in the order in which its segments come back."""
+def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=nothing):
+    """Generator: every rank gets every owner's chunk of flat[start:stop].
+
+    earlier_sends: of the same vector, in the order in which its segments come back. own_is_sent(start, stop) is called
+    when the own chunk is on its way.
+    """
     size, rank = comm.size, comm.rank
-    chunks = [wire.segments(*chunk) for chunk in _chunks(size, start, stop)]
+    chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 1 - step) % size]]
     sends = []
 
@@ -88,7 +90,7 @@ def _all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sen
         comm, arriving, wire.receives_ahead, lambda i, low, high: wire.gathered(flat, low, high), take, tag,
         earlier_sends,
     )  # fmt: skip
-    return sends
+    yield from sends
 
 
 def _add(flat, segment, addends, *received) -> None:
@@ -116,12 +118,4 @@ def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
 
 def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
     """The part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
-    return _chunks(size, start, stop)[rank]
-
-
-def _chunks(size: int, start: int, stop: int) -> list[tuple[int, int]]:
-    return [(start + low, start + high) for low, high in cut(stop - start, size)]
-
-
-def _longest(chunks) -> int:
-    return max((high - low for chunk in chunks for low, high in chunk), default=0)
+    return cut_range(start, stop, size)[rank]

@@ -1,14 +1,20 @@
-"""All-reduce over two binary trees: half of the vector is summed up and sent down each (double_tree.py).
+"""All-reduce over two binary trees of the same ranks: half of the vector is summed up and sent down each.
+
+In one binary tree half of the ranks are leaves, which forward nothing, while every inside rank passes on what it got
+from two. With a second tree in which the parts are exchanged all ranks send and receive alike (Sanders, Speck and
+Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's
+double binary tree).
 
 2 D in and out of a rank that is inside in one of them, in about 2 log2(N) dependent messages instead of the ring's
 2 (N-1): for many ranks and small vectors. Segments follow each other, so that all levels work at once, and up and down
 too. Written as generators (progress.py): up and down of each tree move on by themselves.
 """
 
+from collections import deque
+
 import numpy as np
 
-from dist.host.double_tree import double_tree
-from dist.ranges import cut
+from dist.ranges import cut_range
 
 
 def allreduce(comm, flat, start, stop, wire, tags):
@@ -17,10 +23,9 @@ def allreduce(comm, flat, start, stop, wire, tags):
     The additions have the same order in every run. tags: two, for this exchange alone; the same on all ranks.
     """
     exchanges = []
-    for parents, (low, high), tag in zip(double_tree(comm.size), cut(stop - start, 2), tags, strict=True):
-        parent = parents[comm.rank]
-        children = [rank for rank, above in enumerate(parents) if above == comm.rank]
-        pieces, partial_sends = wire.segments(start + low, start + high), []
+    for parents, half, tag in zip(double_tree(comm.size), cut_range(start, stop, 2), tags, strict=True):
+        parent, children = parents[comm.rank], children_of(comm.rank, parents)
+        pieces, partial_sends = wire.segments(*half), []
         exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
         if parent is not None:
             exchanges.append(_down(comm, flat, pieces, parent, children, wire, tag, partial_sends))
@@ -29,13 +34,13 @@ def allreduce(comm, flat, start, stop, wire, tags):
 
 def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Add what the children have to each piece and pass it up; at the root it is final, and goes down."""
-    incoming = [_Incoming(comm, child, tag, pieces, wire) for child in children]
+    incoming = [_incoming(comm, child, tag, pieces, wire) for child in children]
     final_sends = []
-    for index, piece in enumerate(pieces):
-        for child in incoming:
-            yield child.request(index)
-            flat[slice(*piece)] += wire.unpacked(child.buffer(index))
-            child.post_next(index)
+    # zip asks all children before one is waited for: so their receives are posted.
+    for piece, *arriving in zip(pieces, *incoming, strict=True):
+        for request, buffer in arriving:
+            yield request
+            flat[slice(*piece)] += wire.unpacked(buffer)
         if parent is not None:
             partial_sends.append(comm.Isend(wire.packed(flat, *piece), parent, tag))
         elif children:
@@ -46,41 +51,61 @@ def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Take each final piece from above, and pass it on."""
-    incoming = _Incoming(comm, parent, tag, pieces, wire)
-    sends = []
-    for index, piece in enumerate(pieces):
-        yield incoming.request(index)
+    incoming, sends = _incoming(comm, parent, tag, pieces, wire), []
+    for index, (piece, (request, buffer)) in enumerate(zip(pieces, incoming, strict=True)):
+        yield request
         yield partial_sends[index]  # the same memory; it has long arrived, as the sum holds it
         final = wire.gathered(flat, *piece)
-        final[:] = incoming.buffer(index)
-        incoming.post_next(index)
+        final[:] = buffer
         sends += [comm.Isend(final, child, tag) for child in children]
         wire.arrived(flat, *piece)
     yield from sends
 
 
-class _Incoming:
-    """The pieces one rank sends, in their order, with receives posted ahead."""
+def _incoming(comm, source, tag, pieces, wire):
+    """(request, buffer) of each piece that one rank sends, with receives posted ahead.
 
-    def __init__(self, comm, source, tag, pieces, wire):
-        self._comm, self._source, self._tag, self._pieces = comm, source, tag, pieces
-        longest = max(high - low for low, high in pieces)
-        self._landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
-        self._requests = []
-        for index in range(len(self._landing)):
-            self._post(index)
+    A buffer may be used again as soon as the next pair is asked for.
+    """
+    longest = max(high - low for low, high in pieces)
+    landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
+    posted = deque()
+    for index in range(len(pieces) + len(landing)):
+        if index >= len(landing):
+            yield posted.popleft()
+        if index < len(pieces):
+            low, high = pieces[index]
+            buffer = landing[index % len(landing)][: high - low]
+            posted.append((comm.Irecv(buffer, source, tag), buffer))
 
-    def request(self, index: int):
-        return self._requests[index]
 
-    def buffer(self, index: int) -> np.ndarray:
-        low, high = self._pieces[index]
-        return self._landing[index % len(self._landing)][: high - low]
+def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
+    """(parents in tree A, parents in tree B) of ranks 0 .. size-1; None for a tree's root.
 
-    def post_next(self, index: int) -> None:
-        """The buffer of this piece may be used again."""
-        if index + len(self._landing) < len(self._pieces):
-            self._post(index + len(self._landing))
+    In each tree a rank has at most two children and is at most ceil(log2(size)) edges below the root. Every rank is
+    inside (has children) in one tree and a leaf in the other, but for rank 0 of an odd size, which has one child in
+    each: so no rank has more than two children in all.
+    """
+    parents = [_in_order_parent(rank, size) for rank in range(size)]
+    if size % 2:  # tree B is tree A with everybody's place taken by the next rank
+        shifted = [parents[rank - 1] for rank in range(size)]
+        return parents, [None if parent is None else (parent + 1) % size for parent in shifted]
+    mirrored = reversed(parents)  # rank r takes the place of size-1-r
+    return parents, [None if parent is None else size - 1 - parent for parent in mirrored]
 
-    def _post(self, index):
-        self._requests.append(self._comm.Irecv(self.buffer(index), self._source, self._tag))
+
+def children_of(rank: int, parents: list[int | None]) -> list[int]:
+    return [child for child, above in enumerate(parents) if above == rank]
+
+
+def _in_order_parent(rank: int, size: int) -> int | None:
+    """A rank's parent in the tree whose leaves are the odd ranks and whose root is rank 0.
+
+    A rank's lowest set bit is its height; the parent's is one higher. Where that rank does not exist, the bit is only
+    cleared, which gives the nearest ancestor that does.
+    """
+    if rank == 0:
+        return None
+    lowest = rank & -rank
+    parent = (rank ^ lowest) | (lowest << 1)
+    return parent if parent < size else rank ^ lowest

@@ -135,26 +135,24 @@ def probe_local_rates(world: World) -> dict[str, float]:
     share cores with those that work, an addition takes many times as long as on a free core.
     """
     vector, other = np.ones(LOCAL_BYTES // 4, np.float32), np.ones(LOCAL_BYTES // 4, np.float32)
-    comm, seconds = world.local_comm, {"local_rate": [], "local_reduce_rate": [], "add_rate": []}
+    works = {
+        "local_rate": lambda: world.local_comm.Bcast(vector),
+        "local_reduce_rate": lambda: world.local_comm.Reduce(vector, other),
+        "add_rate": lambda: np.add(vector, other, out=vector),
+    }
+    seconds = {name: [] for name in works}
     for _ in range(LOCAL_ROUNDS + 1):
-        world.comm.Barrier()  # waiting ranks spin, as they do in an exchange
-        seconds["local_rate"].append(_timed(lambda: comm.Bcast(vector)))
-        world.comm.Barrier()
-        seconds["local_reduce_rate"].append(_timed(lambda: comm.Reduce(vector, other)))
-        world.comm.Barrier()
-        seconds["add_rate"].append(_timed(lambda: np.add(vector, other, out=vector)))
+        for name, work in works.items():
+            world.comm.Barrier()  # waiting ranks spin, as they do in an exchange
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
         vector.fill(1.0)
     shares = world.comm.allreduce(world.local_size, MPI.MAX) > 1
     own = [statistics.median(values[1:]) for values in seconds.values()]
     slowest = [world.comm.allreduce(value, MPI.MAX) for value in own]
     rates = {name: LOCAL_BYTES / value for name, value in zip(seconds, slowest, strict=True)}
     return rates if shares else {"add_rate": rates["add_rate"]}
-
-
-def _timed(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def clock_offset(world: World) -> dict[str, int]:
@@ -169,17 +167,13 @@ def clock_offset(world: World) -> dict[str, int]:
     answer = {"offset_ns": 0, "error_ns": 0, "at_ns": time.perf_counter_ns()}
     for leader in leaders:
         if world.rank == 0:
-            _tell_time(world.comm, leader)
+            for _ in range(CLOCK_ROUNDS):
+                world.comm.recv(source=leader)
+                world.comm.send(time.perf_counter_ns(), dest=leader)
         elif world.rank == leader:
             answer = _ask_time(world.comm)
         barrier(world.comm)  # those who wait for their turn leave the cores to the two
     return world.local_comm.bcast(answer)
-
-
-def _tell_time(comm, leader: int) -> None:
-    for _ in range(CLOCK_ROUNDS):
-        comm.recv(source=leader)
-        comm.send(time.perf_counter_ns(), dest=leader)
 
 
 def _ask_time(comm) -> dict[str, int]:

@@ -87,7 +87,9 @@ class Watchdog:
         self._all.look(self._live.read(range(self._world.node_count)), time.monotonic())
         if not all(self._all.is_silent(rank) for rank in self._before):
             return  # a rank that comes before this one does it
-        stall = self._all.find_stall() or self._find_standstill()
+        # Only where all of several nodes are seen: between ranks of one node no port carries anything.
+        sees_all_ports = self._world.node_count > 1 and not self._live.unseen
+        stall = self._all.find_stall() or (self._all.find_standstill() if sees_all_ports else None)
         if stall and self._ends_job:
             end_job(self._world.comm, f"{self._tell(stall)}; the job ends, as --end-on-stall says\n")
         elif stall and not self._told:
@@ -95,11 +97,6 @@ class Watchdog:
             _say(f"{self._tell(stall)}; --end-on-stall ends such a job")
         elif not stall:
             self._tell_the_end()
-
-    def _find_standstill(self) -> Stall | None:
-        """Only where all of several nodes are seen: between ranks of one node no port carries anything."""
-        sees_all = self._world.node_count > 1 and not self._live.unseen
-        return self._all.find_standstill() if sees_all else None
 
     def _tell_the_end(self) -> None:
         if self._told:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dist.alone import AloneComm
+from dist.gpu.comm import AloneComm
 from dist.gpu.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.gpu.nccl import NcclComm, missing_nccl
 from dist.world import World

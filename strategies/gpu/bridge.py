@@ -40,14 +40,12 @@ class Bridge(Strategy):
         place = (start, stop) if self.place_of is None else self.place_of[start, stop]
         if self.there.get(place) == (start, stop):
             return
-        if parts := self._missing(start, stop):
+        parts = [(start, stop)] if self.rounded is None else self.rounded.missing(start, stop)
+        if parts:
             with self.tracer.interruption("copy_in", bytes=4 * sum(high - low for low, high in parts)):
                 for part in parts:
                     self._bring(*part)
         self.there[place] = (start, stop)
-
-    def _missing(self, start, stop):
-        return [(start, stop)] if self.rounded is None else self.rounded.missing(start, stop)
 
     def _bring(self, start, stop) -> None:
         """Queue a part of a range of the new parameters for the model."""

@@ -10,6 +10,7 @@ import pytest
 
 from dist.gpu import tree as device_tree
 from dist.gpu.calls import AllreduceCall, DeviceCalls
+from dist.gpu.exchange import StreamProgress
 from dist.gpu.gpu_aware import GpuAwareComm
 from dist.gpu.nccl import NcclComm
 from dist.gpu.node_exchange import NodeExchange
@@ -66,11 +67,16 @@ def cases(comm, new_comm, exchanges):
                     yield exchange, device_comm, wire, f"{kind.__name__} {wire} {transport}, {per_node} a node"
 
 
-def run(device_comm, progress, exchange, values, *errors) -> np.ndarray:
+def run(device_comm, exchange, values, *errors) -> np.ndarray:
     """What an exchange makes of them, `exchange` being a method of one."""
     flat = device_comm.device.empty((len(values),), np.float32)
     flat.set(values)
-    progress.finish(progress.start(exchange(flat, *errors)))
+
+    def queued():
+        yield exchange(flat, *errors)
+
+    progress = StreamProgress(device_comm.device, device_comm.stream)
+    progress.finish(progress.start(queued()))
     return device_comm.device.download(flat)
 
 
@@ -88,11 +94,11 @@ def test_all_ranks_get_the_same_sum(comm, new_comm):
         for length in LENGTHS:
             own = rank_values(comm.rank, length)
             total = sum(rank_values(rank, length).astype(float) for rank in range(comm.size))
-            found = run(device_comm, exchange.progress, exchange.allreduce, own)
+            found = run(device_comm, exchange.allreduce, own)
             tolerance = 1e-6 if wire == "float32" else 2e-2
             np.testing.assert_allclose(found, total, atol=tolerance * np.abs(total).max(), err_msg=case)
             assert len(set(comm.allgather(found.tobytes()))) == 1, case
-            again = run(device_comm, exchange.progress, exchange.allreduce, own)
+            again = run(device_comm, exchange.allreduce, own)
             np.testing.assert_array_equal(again, found, err_msg=case)
 
 
@@ -121,7 +127,7 @@ def test_ring_and_tree_have_the_bits_of_those_in_host_memory(comm, new_comm):
                 errors = [device_comm.device.empty((length,), np.float32)] if feedback else []
                 for step in range(3 if feedback else 1):
                     values = rank_values(comm.rank, length, step)
-                    found = run(device_comm, exchange.progress, exchange.allreduce, values, *errors)
+                    found = run(device_comm, exchange.allreduce, values, *errors)
                     expected = in_host_memory(type(exchange), comm, values, host_wire, (1, 2))
                     np.testing.assert_array_equal(found, expected, err_msg=f"{case}, step {step}")
                     for kept in errors:
@@ -153,8 +159,7 @@ def test_the_tree_sums_at_every_number_of_ranks(monkeypatch):
 
     def summed(rank, size, boxes):
         flat = (np.arange(length) % (rank + 2)).astype(np.float32)
-        for _ in DeviceTree(ThreadsComm(rank, size, boxes), [(0, length)], WireFormat()).allreduce(flat):
-            pass
+        DeviceTree(ThreadsComm(rank, size, boxes), [(0, length)], WireFormat()).allreduce(flat)
         return flat
 
     for size in range(1, 18):
@@ -175,12 +180,12 @@ def test_a_sum_comes_in_parts_and_parts_come_together(comm, new_comm):
             tiles = np.sort(np.concatenate(comm.allgather(np.arange(length)[own])))
             np.testing.assert_array_equal(tiles, np.arange(length), err_msg=case)
             total = sum(rank_values(rank, length).astype(float) for rank in range(comm.size))
-            part = run(device_comm, exchange.progress, exchange.reduce_scatter, rank_values(comm.rank, length))[own]
+            part = run(device_comm, exchange.reduce_scatter, rank_values(comm.rank, length))[own]
             tolerance = 1e-6 if wire == "float32" else 2e-2
             np.testing.assert_allclose(part, total[own], atol=tolerance * np.abs(total).max(), err_msg=case)
             values, filled = rank_values(9, length), np.full(length, JUNK, np.float32)
             filled[own] = values[own]
-            found = run(device_comm, exchange.progress, exchange.all_gather, filled)
+            found = run(device_comm, exchange.all_gather, filled)
             one_node = isinstance(exchange, NodeExchange) and case.endswith(f", {comm.size} a node")
             is_rounded = wire == "bfloat16" and comm.size > 1 and not one_node
             np.testing.assert_array_equal(found, rounded(values) if is_rounded else values, err_msg=case)

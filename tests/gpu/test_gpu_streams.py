@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dist.gpu.stream_progress import StreamProgress
+from dist.gpu.exchange import StreamProgress
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 
 pytestmark = [

@@ -242,7 +242,7 @@ def test_a_node_shares_its_memory(comm):
 def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
     from dist import buffers
 
-    monkeypatch.setattr(buffers, "_free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(buffers.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=1000, f_frsize=1))
     with pytest.raises(SystemExit):
         NodeBuffers(world_of(comm, comm.Split(0, comm.rank)), 1000)
     printed = capsys.readouterr().err

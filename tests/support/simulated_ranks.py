@@ -5,7 +5,7 @@ Written from the algorithms' descriptions, not from dist/: recursively and messa
 
 import numpy as np
 
-from dist.host.double_tree import double_tree
+from dist.host.tree import double_tree
 
 
 def depth(parents, rank):

@@ -9,7 +9,7 @@ from dist.cost.mpi_algorithms import pairwise_reduce_scatter
 from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
 from dist.cost.stages import node_traffic, stage
-from dist.host.double_tree import double_tree
+from dist.host.tree import double_tree
 from dist.wire import WIRE_BYTES
 from strategies import STRATEGIES
 from tests.support.simulated_ranks import MPICH_RUNS, RUNS, Ranks, depth, leaders_of, run_rabenseifner_allreduce
