@@ -49,14 +49,8 @@ class Calls:
         return self.records["root"] == self.rank
 
     @property
-    def is_waited_for(self) -> np.ndarray:
-        """(C,) bool: others of the collective may have to wait for this one."""
-        return ~self.has_root | (self.is_root == (self.records["phase"] == INDEX["bcast"]))
-
-    @property
-    def may_wait(self) -> np.ndarray:
-        """(C,) bool: this one may have to wait for others."""
-        return ~self.has_root | (self.is_root != (self.records["phase"] == INDEX["bcast"]))
+    def is_bcast(self) -> np.ndarray:
+        return self.records["phase"] == INDEX["bcast"]
 
     def waited_for(self, last: bool) -> np.ndarray:
         """(C,) indices of calls: the last, or first, to enter of those that others of the collective wait for.
@@ -64,7 +58,9 @@ class Calls:
         A call in whose collective there is none stands for itself.
         """
         order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
-        order = order[self.is_waited_for[order]]
+        # Others wait for the root of a bcast, and for all but the root of a reduce.
+        is_waited_for = ~self.has_root | (self.is_root == self.is_bcast)
+        order = order[is_waited_for[order]]
         found = np.full(self.collective.max(initial=-1) + 1, -1)
         found[self.collective[order]] = order  # of several assignments the last one stays
         return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
@@ -72,7 +68,8 @@ class Calls:
     def until_ns(self, others: np.ndarray) -> np.ndarray:
         """(C,) nanoseconds from each call's entry until that of the other, at most its duration; 0 where none waits."""
         start, end = self.records["start"], self.records["end"]
-        return np.where(self.may_wait, np.clip(start[others] - start, 0, end - start), 0)
+        may_wait = ~self.has_root | (self.is_root != self.is_bcast)
+        return np.where(may_wait, np.clip(start[others] - start, 0, end - start), 0)
 
 
 def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
@@ -149,11 +146,11 @@ def find_wait_states(run: Run) -> WaitStates:
     calls = collect_calls(run, SYNCHRONIZING)
     last, first = calls.waited_for(last=True), calls.waited_for(last=False)
     is_reduce_root = calls.is_root & (calls.records["phase"] == INDEX["reduce"])
-    is_bcast = calls.has_root & (calls.records["phase"] == INDEX["bcast"])
     waits = calls.until_ns(last)
     early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(first)), 0)
-    late_state = np.full(len(waits), STATES.index("wait_at_nxn"))
-    late_state[is_bcast], late_state[is_reduce_root] = STATES.index("late_broadcast"), STATES.index("late_sender")
+    kinds = [calls.has_root & calls.is_bcast, is_reduce_root]
+    late_states = [STATES.index("late_broadcast"), STATES.index("late_sender")]
+    late_state = np.select(kinds, late_states, STATES.index("wait_at_nxn"))
     early_state = np.full(len(waits), STATES.index("early_reduce"))
     # Each call twice: what it waited for the last to come, and what for the first.
     call = np.tile(np.arange(len(waits)), 2)

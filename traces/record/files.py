@@ -99,7 +99,7 @@ class CounterFile:
         path = counters_path(folder, identity["node"])
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._file.write(json.dumps(header).encode() + b"\n")
+        append(self._file, json.dumps(header).encode() + b"\n")
         self._read, self._records, self._sampled_at = read, [], 0
         self.spent_ns = 0
 
@@ -114,9 +114,8 @@ class CounterFile:
     def write(self) -> None:
         """Hand the records so far to the operating system."""
         if self._records:
-            self._file.write(np.array(self._records, COUNTERS))
+            append(self._file, np.array(self._records, COUNTERS))
             self._records.clear()
-        self._file.flush()
 
     def close(self) -> None:
         self.write()

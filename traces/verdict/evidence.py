@@ -170,12 +170,7 @@ class Evidence:
         }
 
     def _rank_rows(self) -> list[dict]:
-        columns = (
-            self.run.rank_numbers,
-            self.run.rank_nodes,
-            _quartiles(self.compute),
-            _quartiles(self.phase("data")),
-        )
+        columns = (self.run.rank_numbers, self.run.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
         names = ("rank", "node", "compute_s", "data_s")
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
