@@ -15,8 +15,6 @@ from pathlib import Path
 from scripts.reports.verdict import as_text, diagnose
 from traces import RunError, read_run
 
-USER_MISTAKE = 2  # exit code, as argparse's
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used."""
@@ -25,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         answer = diagnose(read_run(settings.run, allow_missing=True))
     except RunError as error:
         print(f"diagnose.py: error: {error}", file=sys.stderr)
-        return USER_MISTAKE
+        return 2
     print(json.dumps(answer, indent=1) if settings.json else as_text(answer))
     return 0
 

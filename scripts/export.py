@@ -22,39 +22,7 @@ from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.read.runs import read_config, read_log
 
-
-def export_paraver(settings) -> list[Path]:
-    return paraver.export(read_run(settings.run, allow_missing=True), settings.out)
-
-
-def export_perfetto(settings) -> list[Path]:
-    return chrome.export(read_run(settings.run, allow_missing=True), settings.out)
-
-
-def export_llmc(settings) -> list[Path]:
-    llmc.write_parameters(settings.out, weights.load(settings.run), stored=settings.dtype or WRITTEN[0])
-    return [settings.out]
-
-
-def export_huggingface(settings) -> list[Path]:
-    shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
-    parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
-    huggingface_export.write_parameters(settings.out, parameters, stored=stored, shard_bytes=shard_bytes)
-    return sorted(settings.out.iterdir())
-
-
-def export_tensorboard(settings) -> list[Path]:
-    return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
-
-
-# Each takes the parsed flags and returns the paths that it wrote.
-FORMATS = {
-    "llmc": export_llmc,
-    "huggingface": export_huggingface,
-    "paraver": export_paraver,
-    "perfetto": export_perfetto,
-    "tensorboard": export_tensorboard,
-}
+FORMATS = ("llmc", "huggingface", "paraver", "perfetto", "tensorboard")
 # Flags that only some of the formats take.
 FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
 
@@ -63,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where the run cannot be used or the file not be written."""
     settings = parse(arguments)
     try:
-        paths = FORMATS[settings.format](settings)
+        paths = export(settings)
     except (RunError, UserError) as error:
         print(f"export.py: error: {error}", file=sys.stderr)
         return 2
@@ -73,6 +41,22 @@ def main(arguments: list[str] | None = None) -> int:
     for path in paths:
         print(path)
     return 0
+
+
+def export(settings: argparse.Namespace) -> list[Path]:
+    """Write what the flags ask for; returns the paths. RunError, UserError, OSError."""
+    if settings.format in ("paraver", "perfetto"):
+        write_trace = paraver.export if settings.format == "paraver" else chrome.export
+        return write_trace(read_run(settings.run, allow_missing=True), settings.out)
+    if settings.format == "tensorboard":
+        return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
+    parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
+    if settings.format == "llmc":
+        llmc.write_parameters(settings.out, parameters, stored=stored)
+        return [settings.out]
+    shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
+    huggingface_export.write_parameters(settings.out, parameters, stored=stored, shard_bytes=shard_bytes)
+    return sorted(settings.out.iterdir())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

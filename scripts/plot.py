@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse(arguments)
     try:
         measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
-        for path in plot(measured, settings.out or default_folder(settings.runs)):
+        of_one = len(settings.runs) == 1
+        folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
+        for path in plot(measured, settings.out or folder / "plots"):
             print(path)
     except RunError as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
@@ -42,22 +44,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def default_folder(runs: list[Path]) -> Path:
-    return runs[0] / "plots" if len(runs) == 1 else runs[0].resolve().parent / "plots"
-
-
 def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
-    from scripts.reports import figures as run_figures
+    from scripts.reports.figures import of_one, of_several
+    from scripts.reports.html_page import write_report
+    from scripts.reports.verdict import diagnose
     from traces.plots import look
 
-    figures = run_figures.of_one(measured[0]) if len(measured) == 1 else run_figures.of_several(measured)
+    figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
     saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}
     paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
-        paths.append(run_figures.report(measured[0], pictures))
+        run = measured[0].run
+        page = run.path / "report.html"
+        paths.append(write_report(page, measured[0].figures, diagnose(run), pictures, run.config))
     return paths
 
 

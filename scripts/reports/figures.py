@@ -1,9 +1,6 @@
 """Which figures are drawn of one run and of several, and what each is given."""
 
-from pathlib import Path
-
 from scripts.prediction.of_run import message_matrix, own_exchange, own_schedule
-from scripts.reports.html_page import write_report
 from scripts.reports.verdict import diagnose
 from traces.plots import comparison, expected, loss_curves, ranks, timeline, traffic
 from traces.read.traffic import node_traffic
@@ -19,7 +16,16 @@ def of_one(measured: TimedRun) -> dict:
         "waits": ranks.draw_waits(measured),
         "loss": loss_curves.draw([measured]),
     }
-    return figures | _ports(measured) | _messages(measured)
+    if counted := node_traffic(measured.run, measured.times):
+        links = [measured.run.links.get(node) for node in counted.nodes]
+        predicted = own_schedule(measured.run)
+        sent = None if predicted is None else {"in": predicted.bytes_in, "out": predicted.bytes_out}
+        figures["ports"] = traffic.draw_ports(measured, counted, links if all(links) else [], sent)
+    matrix = message_matrix(measured.run)
+    if matrix is not None:
+        nodes = [place["node"] for place in measured.run.config["ranks"]]
+        figures["messages"] = traffic.draw_messages(measured.label, matrix, nodes)
+    return figures
 
 
 def of_several(measured: list[TimedRun]) -> dict:
@@ -33,31 +39,6 @@ def of_several(measured: list[TimedRun]) -> dict:
     if has_rates and len({one.figures["ranks"] for one in measured}) > 1:
         figures["scaling"] = expected.draw_scaling(measured)
     return figures
-
-
-def report(measured: TimedRun, pictures: dict[str, Path]) -> Path:
-    """Write RUN/report.html."""
-    run = measured.run
-    return write_report(run.path / "report.html", measured.figures, diagnose(run), pictures, run.config)
-
-
-def _ports(measured: TimedRun) -> dict:
-    counted = node_traffic(measured.run, measured.times)
-    if counted is None:
-        return {}
-    links = [measured.run.links.get(node) for node in counted.nodes]
-    known = links if all(links) else []
-    predicted = own_schedule(measured.run)
-    sent = None if predicted is None else {"in": predicted.bytes_in, "out": predicted.bytes_out}
-    return {"ports": traffic.draw_ports(measured, counted, known, sent)}
-
-
-def _messages(measured: TimedRun) -> dict:
-    matrix = message_matrix(measured.run)
-    if matrix is None:
-        return {}
-    nodes = [place["node"] for place in measured.run.config["ranks"]]
-    return {"messages": traffic.draw_messages(measured.label, matrix, nodes)}
 
 
 def _model_point(measured: TimedRun) -> tuple[str, float, float] | None:

@@ -53,12 +53,13 @@ def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Pat
 
 
 def _verdict(title: str, answer: dict) -> str:
+    sentence = answer["verdict"]
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
     uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
     also = other_findings(answer["evidence"], 3)
     more = f"<p>Also: {escape('; '.join(also))}.</p>" if also else ""
     return (
-        f'<h1>{escape(title)}</h1><p class="verdict">{escape(_capital(answer["verdict"]))}.</p>'
+        f'<h1>{escape(title)}</h1><p class="verdict">{escape(sentence[:1].upper() + sentence[1:])}.</p>'
         f'<p class="where">{escape(place_text(answer["bottleneck"]))}</p>{more}{uncertain}'
     )
 
@@ -80,10 +81,6 @@ def _peak(config: dict) -> str:
     if not peak.get("tflops"):
         return peak.get("source", "")
     return f"{sum(filter(None, peak['tflops'])):.3g} TFLOP/s ({peak['source']})"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _pictures(figures: dict[str, Path]) -> str:

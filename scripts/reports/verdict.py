@@ -19,7 +19,10 @@ def as_text(answer: dict) -> str:
     evidence = answer["evidence"]
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
-    lines += _node_lines(evidence["nodes"]) + _advice_lines(answer["advice"])
+    lines += _node_lines(evidence["nodes"])
+    rows = answer["advice"]
+    others = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in rows]
+    lines += [f"others      {', '.join(others)}"] if others else []
     lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
@@ -47,18 +50,15 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
     step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
+    # Rates are there as far as the log has them.
+    step += f"; {evidence['tokens_per_s']:,.0f} tokens/s" if evidence["tokens_per_s"] else ""
+    step += f", MFU {mfu_text(evidence['mfu'])}" if evidence["mfu"] else ""
     return {
-        "step": step + _rates(evidence),
+        "step": step,
         "exchange": exchange or "none",
         "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
         "waiting": f"{waits or 'none'}, mean over ranks",
     }
-
-
-def _rates(evidence: dict) -> str:
-    """As far as the log has them."""
-    rate, mfu = evidence["tokens_per_s"], evidence["mfu"]
-    return (f"; {rate:,.0f} tokens/s" if rate else "") + (f", MFU {mfu_text(mfu)}" if mfu else "")
 
 
 def _node_lines(nodes: list[dict]) -> list[str]:
@@ -73,8 +73,3 @@ def _node_lines(nodes: list[dict]) -> list[str]:
 
 def _amount(amounts: dict | None, way: str) -> str:
     return bytes_text(amounts[way]) if amounts else "?"
-
-
-def _advice_lines(advice: list[dict]) -> list[str]:
-    cells = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in advice]
-    return [f"others      {', '.join(cells)}"] if cells else []

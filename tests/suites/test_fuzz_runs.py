@@ -122,7 +122,7 @@ class Following:
             chrome_check.check(path)
 
     def diagnose(self, run, measured) -> None:
-        json.dumps(find_bottleneck(run, measured.times).numbers(), allow_nan=False)
+        json.dumps(find_bottleneck(run, measured.times).answer([]), allow_nan=False)
 
 
 class FollowingConfig(Following):

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
-from scripts.prediction.of_run import message_matrix
 
 from scripts import plot
+from scripts.prediction.of_run import message_matrix
 from scripts.reports.html_page import write_report
 from scripts.reports.verdict import diagnose
 from tests.support.drawn import is_inside, title_of

@@ -20,7 +20,7 @@ from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
 # Of slices that begin together the outer one comes first.
 STEP, PHASE, WAIT, TRANSFER, RATE = range(5)
 MOVES = (*EXCHANGE, *COPY)
-CATEGORIES = {"compute": COMPUTE, "exchange": EXCHANGE, "copy": COPY}
+CATEGORY_OF = dict.fromkeys(COMPUTE, "compute") | dict.fromkeys(EXCHANGE, "exchange") | dict.fromkeys(COPY, "copy")
 
 
 def export(run: Run, path) -> list[Path]:
@@ -76,13 +76,9 @@ def _chosen(spans: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
 
 def _phases(rank: RankSpans, spans: np.ndarray, arguments: tuple[str, ...]) -> Lines:
     shown = ",".join(f'"{name}":%d' for name in arguments)
-    templates = [f'"cat":"{_category(name)}","name":"{name}","args":{{{shown}}}' for name in NAMES]
+    templates = [f'"cat":"{CATEGORY_OF.get(name, "other")}","name":"{name}","args":{{{shown}}}' for name in NAMES]
     values = tuple(spans[name] for name in arguments)
     return _timed(rank, PHASE, templates, spans["start"], spans["end"], values, spans["phase"])
-
-
-def _category(phase: str) -> str:
-    return next((name for name, group in CATEGORIES.items() if phase in group), "other")
 
 
 def _timed(rank: RankSpans, order: int, about: list[str], start, end, values=(), kinds=None) -> Lines:

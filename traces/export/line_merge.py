@@ -6,7 +6,7 @@ as fast as Python gets; memory does not grow with the file.
 
 import gzip
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +37,6 @@ class Lines:
     templates: list[str]
     values: tuple[np.ndarray, ...]
     kinds: np.ndarray | None = None
-    width: int = field(init=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "width", len(self.values))
 
 
 def write_merged(file, sources: list[Lines]) -> None:
@@ -72,14 +68,14 @@ def _window_edges(sources: list[Lines]) -> np.ndarray:
 def _format(parts: list[tuple[Lines, int, slice]], templates: list[str]) -> str:
     count = sum(part.stop - part.start for _, _, part in parts)
     keys, kinds = np.empty(count, np.int64), np.empty(count, np.int64)
-    values = np.empty((count, max(source.width for source, _, _ in parts)), np.int64)
+    values = np.empty((count, max(len(source.values) for source, _, _ in parts)), np.int64)
     widths = np.empty(count, np.int64)
     at = 0
     for source, base, part in parts:
         rows = slice(at, at + part.stop - part.start)
         keys[rows] = source.times[part] * (HIGHEST_ORDER + 1) + source.order
         kinds[rows] = base if source.kinds is None else base + source.kinds[part]
-        widths[rows] = source.width
+        widths[rows] = len(source.values)
         for column, numbers in enumerate(source.values):
             values[rows, column] = numbers[part]
         at = rows.stop

@@ -98,9 +98,13 @@ THREAD_FUNC         State As Is
 
 def export(run: Run, path) -> list[Path]:
     """Write the three files; path: of the .prv (or .prv.gz), or without the ending. Returns their paths."""
-    base, prv = _names(Path(path))
+    path = Path(path)
+    base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
+    prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
     spans = lay_out(run)
-    cpus = _number_cpus([rank.place for rank in spans.ranks])
+    # CPUs are counted over all nodes, one node after another.
+    by_node = sorted((rank.place["node"], rank.place["rank"]) for rank in spans.ranks)
+    cpus = {rank: cpu for cpu, (_, rank) in enumerate(by_node, start=1)}
     with text_file(prv) as file:
         file.write(_header(run, spans))
         write_merged(file, _sources(spans, cpus))
@@ -110,33 +114,18 @@ def export(run: Run, path) -> list[Path]:
     return [prv, pcf, row]
 
 
-def _names(path: Path) -> tuple[Path, Path]:
-    """The files' common beginning, and the .prv."""
-    base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
-    return base, path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
-
-
-def _number_cpus(places: list[dict]) -> dict[int, int]:
-    """Each rank's CPU: counted over all nodes, one node after another."""
-    ranks = sorted((place["node"], place["rank"]) for place in places)
-    return {rank: cpu for cpu, (_, rank) in enumerate(ranks, start=1)}
-
-
 def _header(run: Run, spans: Spans) -> str:
     nodes = [rank.place["node"] for rank in spans.ranks]
     cpus_of_nodes = ",".join(str(nodes.count(node)) for node in sorted(set(nodes)))
     tasks = ",".join(f"1:{node + 1}" for node in nodes)
     members = ":".join(str(task) for task in range(1, len(nodes) + 1))
+    started = datetime.fromtimestamp(run.path.stat().st_mtime)
+    if "started" in run.config:
+        started = datetime.fromisoformat(run.config["started"])
     return (
-        f"#Paraver ({_started(run):%d/%m/%Y at %H:%M}):{spans.end}_ns:{len(set(nodes))}({cpus_of_nodes}):"
+        f"#Paraver ({started:%d/%m/%Y at %H:%M}):{spans.end}_ns:{len(set(nodes))}({cpus_of_nodes}):"
         f"1:{len(nodes)}({tasks}),1\nc:1:{WORLD}:{len(nodes)}:{members}\n"
     )
-
-
-def _started(run: Run) -> datetime:
-    if "started" in run.config:
-        return datetime.fromisoformat(run.config["started"])
-    return datetime.fromtimestamp(run.path.stat().st_mtime)
 
 
 def _sources(spans: Spans, cpus: dict[int, int]) -> list[Lines]:

@@ -73,7 +73,9 @@ def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
 
 def draw_comparison(measured: list[TimedRun]) -> Figure:
     """All runs, the slowest first, bars and timelines from the same zero."""
-    measured = _sorted(measured)
+    ranked = [figures["label"] for figures in from_slow_to_fast([one.figures for one in measured])]
+    # Runs that exchange nothing, a yardstick, come last.
+    measured = sorted(measured, key=lambda one: ranked.index(one.label) if one.label in ranked else len(ranked))
     # Without exchanges nothing holds the ranks together: such a run's steps have no common time axis.
     stepped = [one for one in measured if one.figures["exchanges"]] or measured
     cuts = [parts(one.figures) for one in measured]
@@ -101,12 +103,6 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
         panels[-1].set_xlabel("milliseconds since the start of the step", labelpad=2)
         panels[-1].set_xlim(0, limit)
     return figure
-
-
-def _sorted(measured: list[TimedRun]) -> list[TimedRun]:
-    """The slowest first; runs that exchange nothing, a yardstick, last."""
-    order = [figures["label"] for figures in from_slow_to_fast([one.figures for one in measured])]
-    return sorted(measured, key=lambda one: order.index(one.label) if one.label in order else len(order))
 
 
 def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], limit: float) -> None:
@@ -148,13 +144,7 @@ def _finding(measured: list[TimedRun]) -> tuple[str, str]:
     slowest, fastest = ranked[0], ranked[-1]
     ratio = slowness(slowest, runs) / slowness(fastest, runs)
     title = f"{fastest['label']} is fastest: {speed_text(fastest, runs)}, {ratio_text(ratio)} than {slowest['label']}"
-    return title, _reason(slowest, fastest)
-
-
-def _reason(slowest: dict, fastest: dict) -> str:
-    """What the two spend on exchange, which is where strategies differ."""
-    slow, fast = (figures["exchange_share"] * figures["step_ms"] for figures in (slowest, fastest))
-    return (
-        f"Exchanging gradients and parameters takes {short_ms(fast)} ms of its step; "
-        f"{short_ms(slow)} ms with {slowest['label']}"
-    )
+    # Exchanging is where strategies differ.
+    slow, fast = (short_ms(figures["exchange_share"] * figures["step_ms"]) for figures in (slowest, fastest))
+    its = f"Exchanging gradients and parameters takes {fast} ms of its step"
+    return title, f"{its}; {slow} ms with {slowest['label']}"

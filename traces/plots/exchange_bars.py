@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.units import short_ms
+from traces.units import count_text, short_ms
 
 ROW_INCHES, BETWEEN_INCHES = 0.235, 0.75  # of a bar, and around the bars of one size
 # A full Ethernet frame of 1514 bytes carries 1448 of data, the rest is headers down to TCP's time stamps.
@@ -30,7 +30,13 @@ def draw(report: dict) -> Figure:
     columns = {"ncols": 2, "width_ratios": (2.2, 1)} if is_bounded else {}
     handles = _handles([one for _, contenders in sizes for one in contenders.values()])
     inches = sum(heights) + BETWEEN_INCHES * len(sizes)
-    with look.page(9, inches, finding(report), _subtitle(report), handles, _facts(report)) as figure:
+    notes = [
+        f"median of {report['settings']['repeat']} in turns, line from shortest to longest",
+        look.short_library(report["mpi_library"]),
+        f"{report['machine']['processor']}, {report['machine']['cores']} cores",
+        "bytes by the nodes' interface counters; every sum checked on every rank",
+    ]
+    with look.page(9, inches, finding(report), _subtitle(report), handles, notes) as figure:
         rows = figure.subplots(len(sizes), height_ratios=heights, squeeze=False, **columns)
         for (left, *right), (size, contenders) in zip(rows, sizes, strict=True):
             _draw_times(left, size, contenders)
@@ -69,9 +75,7 @@ def _from_fast_to_slow(size: dict) -> dict[str, dict]:
 
 def _subtitle(report: dict) -> str:
     sizes = " and ".join(_megabytes(size) for size in report["sizes"])
-    nodes = report["nodes"]
-    place = f"{report['ranks']} ranks on {nodes} node{'s' * (nodes > 1)}"
-    text = f"one exchange of {sizes} of gradients, {place}"
+    text = f"one exchange of {sizes} of gradients, {report['ranks']} ranks on {count_text(report['nodes'], 'node')}"
     if report["sizes"][-1]["bound_s"] is None:
         return text
     probed = "" if report["link"]["nominal"] else " as probed"
@@ -105,15 +109,8 @@ def _draw_times(axes, size: dict, contenders: dict[str, dict]) -> None:
     for label in axes.get_yticklabels():
         label.set_weight("bold" if label.get_text() == fastest else "normal")
     if bound_s:
-        _draw_limits(axes, bound_s)
-
-
-def _draw_limits(axes, bound_s: float) -> None:
-    axes.axvline(1, color=look.VERMILLION, linewidth=1.4)
-    axes.axvline(HEADERS, color=look.VERMILLION, linewidth=1.2, linestyle=":")
-    style = {"textcoords": "offset points", "xycoords": ("data", "axes fraction"), "size": 8, "color": look.VERMILLION}
-    axes.annotate(f"bound, {bound_s * 1e3:.0f} ms", (1, 1), (-3, 4), ha="right", **style)
-    axes.annotate(f"{HEADERS:.3f}: with TCP/IP headers", (HEADERS, 1), (3, 4), ha="left", **style)
+        _draw_limit(axes, 1, f"bound, {bound_s * 1e3:.0f} ms", (-3, 4), "right")
+        _draw_limit(axes, HEADERS, f"{HEADERS:.3f}: with TCP/IP headers", (3, 4), "left", linewidth=1.2, linestyle=":")
 
 
 def _draw_bytes(axes, size: dict, contenders: dict[str, dict], report: dict) -> None:
@@ -124,10 +121,15 @@ def _draw_bytes(axes, size: dict, contenders: dict[str, dict], report: dict) -> 
     _style_rows(axes, [""] * len(contenders), max(into) * 1.25)
     axes.set_xlabel("MB into the busiest node")
     least = size["bound_s"] * report["link"]["bytes_per_s"] / 1e6
-    axes.axvline(least, color=look.VERMILLION, linewidth=1.4)
+    _draw_limit(axes, least, f"least, {least:.1f}", (0, 4), "center")
+
+
+def _draw_limit(axes, at: float, text: str, points: tuple[int, int], align: str, **line) -> None:
+    """A line with its text above it, `points` from the line's end."""
+    axes.axvline(at, color=look.VERMILLION, **{"linewidth": 1.4} | line)
     axes.annotate(
-        f"least, {least:.1f}", (least, 1), (0, 4), textcoords="offset points", xycoords=("data", "axes fraction"),
-        ha="center", size=8, color=look.VERMILLION,
+        text, (at, 1), points, textcoords="offset points", xycoords=("data", "axes fraction"), ha=align, size=8,
+        color=look.VERMILLION,
     )  # fmt: skip
 
 
@@ -146,12 +148,3 @@ def _style_rows(axes, names: list[str], right: float) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(range(len(names)), names, size=9)
     axes.tick_params(axis="y", length=0)
-
-
-def _facts(report: dict) -> list[str]:
-    return [
-        f"median of {report['settings']['repeat']} in turns, line from shortest to longest",
-        look.short_library(report["mpi_library"]),
-        f"{report['machine']['processor']}, {report['machine']['cores']} cores",
-        "bytes by the nodes' interface counters; every sum checked on every rank",
-    ]

@@ -65,8 +65,10 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
     arrived = lanes.start + lanes.wait
 
     def fill(chosen, left, right, **style):
-        corners = _rectangles(left[chosen], right[chosen], lanes.rank[chosen], height)
-        axes.add_collection(PolyCollection(corners, rasterized=pixels, **style), autolim=False)
+        left, right, row = left[chosen], right[chosen], lanes.rank[chosen]
+        low, high = row - height / 2, row + height / 2
+        x, y = np.stack([left, right, right, left], axis=1), np.stack([low, low, high, high], axis=1)
+        axes.add_collection(PolyCollection(np.stack([x, y], axis=2), rasterized=pixels, **style), autolim=False)
 
     for name in PHASES:
         # The phases a strategy puts side by side get an edge, so that they are two in a grey print as well.
@@ -77,14 +79,6 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
     fill(is_wide, lanes.start, arrived, **WAITING_STYLE)
     axes.set_xlim(0, lanes.length)
     axes.set_ylim(ranks - 0.4, -0.6)
-
-
-def _rectangles(left: np.ndarray, right: np.ndarray, row: np.ndarray, height: float) -> np.ndarray:
-    """(n, 4, 2) corners of n bars, each centred on its row."""
-    low, high = row - height / 2, row + height / 2
-    return np.stack(
-        [np.stack(corner, axis=1) for corner in ((left, low), (right, low), (right, high), (left, high))], 1
-    )
 
 
 def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:

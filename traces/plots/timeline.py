@@ -26,7 +26,9 @@ def draw(measured: TimedRun) -> Figure:
     heights = [lane * ranks, *([PORT_INCHES * len(ports)] if ports else [])]
     first, count = _window(measured)
     lanes = lanes_of(measured, first, count)
-    notes = [*look.facts([measured]), *_clock_error(measured)]
+    notes, error_ns = look.facts([measured]), measured.run.clock_error_ns
+    if error_ns:
+        notes.append(f"clocks aligned to {error_ns * 1e-3:.0f} µs")
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
     with look.page(9, inches, _finding(measured), "", look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -67,11 +69,6 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
             f"step {times.steps[index]}", (left, 1), (3, 2), xycoords=("data", "axes fraction"),
             textcoords="offset points", size=8, color=look.FAINT, annotation_clip=False,
         )  # fmt: skip
-
-
-def _clock_error(measured: TimedRun) -> list[str]:
-    error_ns = measured.run.clock_error_ns
-    return [f"clocks aligned to {error_ns * 1e-3:.0f} µs"] if error_ns else []
 
 
 def _shown_ports(measured: TimedRun) -> list[NodeCounters]:

@@ -82,8 +82,10 @@ def draw_messages(title: str, matrix: np.ndarray, nodes: list[int]) -> Figure:
         sums = {way: between.sum(axis=axis) * 1e-6 for axis, way in enumerate(WAYS)}
         texts = [f"{way}: {one.min():.3g} to {one.max():.3g} MB a node" for way, one in sums.items()]
         right.set_title("   ".join(texts), size=8.5, loc="left")
-        if len(between) <= MOST_WITH_NUMBERS:
-            _write_numbers(right, between * 1e-6, norm)
+        for (row, column), value in np.ndenumerate(between * 1e-6):
+            if value > 0 and len(between) <= MOST_WITH_NUMBERS:
+                ink = "white" if norm(value) > 0.5 else look.INK
+                right.text(column, row, f"{value:.2g}", ha="center", va="center", size=7.5, color=ink)
         look.draw_colours(right, image, "MB")
     return figure
 
@@ -104,13 +106,6 @@ def _draw_table(axes, table: np.ndarray, norm, what: str):
     axes.set_xticks(range(0, len(table), every))
     axes.set_yticks(range(0, len(table), every))
     return image
-
-
-def _write_numbers(axes, table: np.ndarray, norm) -> None:
-    for (row, column), value in np.ndenumerate(table):
-        if value > 0:
-            ink = "white" if norm(value) > 0.5 else look.INK
-            axes.text(column, row, f"{value:.2g}", ha="center", va="center", size=7.5, color=ink)
 
 
 def _busiest(title: str, between: np.ndarray) -> str:

@@ -55,10 +55,9 @@ class StepTimes:
 
 def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
     """Take a run's steps apart. The first `warm_up` traced steps are left out where enough others remain."""
-    steps = _complete_steps(run)
+    steps, start, end = _complete_steps(run)
     dropped = warm_up if len(steps) >= warm_up + FEWEST_STEPS else 0
-    steps = steps[dropped:]
-    start, end = _envelopes(run, steps)
+    steps, start, end = steps[dropped:], start[dropped:], end[dropped:]
     waits = find_waits(run)
     seconds = np.empty((len(steps), len(run.ranks), len(NAMES)))
     waiting = np.empty_like(seconds)
@@ -70,26 +69,17 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
     return StepTimes(steps, dropped, start, end, seconds, waiting, waits)
 
 
-def _complete_steps(run: Run) -> np.ndarray:
-    """(S,) numbers of the steps whose envelope every rank has written."""
-    per_rank = [trace.records["step"][trace.records["phase"] == INDEX[STEP]] for trace in run.ranks]
-    steps = reduce(np.intersect1d, per_rank).astype(np.int64)
+def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(S,) numbers of the steps whose envelope every rank has written, and its start and end in ns, (S, R) each."""
+    envelopes = [trace.records[trace.records["phase"] == INDEX[STEP]] for trace in run.ranks]
+    steps = reduce(np.intersect1d, [one["step"] for one in envelopes]).astype(np.int64)
     if not len(steps):
         raise RunError(
             f"{run.path / 'traces'}: no step is complete on all {len(run.ranks)} ranks; train for a few steps more, "
             f"and check that --trace FROM:TO lies inside --steps"
         )
-    return steps
-
-
-def _envelopes(run: Run, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end in ns of each step on each rank: two (S, R) int64 arrays."""
-    bounds = np.empty((2, len(steps), len(run.ranks)), np.int64)
-    for rank, trace in enumerate(run.ranks):
-        envelopes = trace.records[trace.records["phase"] == INDEX[STEP]]
-        chosen = envelopes[np.searchsorted(envelopes["step"], steps)]
-        bounds[:, :, rank] = chosen["start"], chosen["end"]
-    return bounds[0], bounds[1]
+    complete = np.stack([one[np.searchsorted(one["step"], steps)] for one in envelopes], axis=1)
+    return steps, complete["start"], complete["end"]
 
 
 def cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -128,13 +118,12 @@ def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list
     steps = times.phase(STEP).sum(axis=0)
     phases = times.seconds[:, :, [INDEX[name] for name in PHASES]].sum(axis=(0, 2))
     difference = np.abs(steps - phases) / steps
-    worst, count = int(np.argmax(difference)), int((difference > tolerance).sum())
-    found = []
-    if count:
-        rank, more = run.rank_numbers[worst], f", {count - 1} other ranks likewise" if count > 1 else ""
-        text = f"rank {rank}: phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps{more}"
-        found.append(text)
-    return found + _check_log(run, times, tolerance)
+    found = _check_log(run, times, tolerance)
+    if count := int((difference > tolerance).sum()):
+        worst, more = int(np.argmax(difference)), f", {count - 1} other ranks likewise" if count > 1 else ""
+        sums = f"phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps"
+        found.insert(0, f"rank {run.rank_numbers[worst]}: {sums}{more}")
+    return found
 
 
 def _check_log(run: Run, times: StepTimes, tolerance: float) -> list[str]:

@@ -29,10 +29,6 @@ def shown(value) -> str:
     return reprlib.repr(value)
 
 
-def shown_list(values: list) -> str:
-    return ", ".join(value if _is_name(value) else shown(value) for value in values[:5])
-
-
 @dataclass(frozen=True)
 class Rule:
     """What a value must be: the test, and how to say it."""
@@ -149,13 +145,6 @@ def check_fields(what: str, found, required: dict[str, Rule], optional: dict[str
             raise ValueError(f"{what} says {name} {shown(found[name])}, expected {rule.expected}")
 
 
-def read_config(path) -> dict:
-    """config.json, checked. OSError, or ValueError with what is wrong."""
-    config = parse(path.read_bytes())
-    check_config(config)
-    return config
-
-
 def check_config(config) -> None:
     """config.json: settings.strategy must be there; of all else what is there must be right."""
     check_fields("it", config, {"settings": Rule(lambda value: type(value) is dict, "an object")}, CONFIG)
@@ -165,7 +154,12 @@ def check_config(config) -> None:
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
     if config.get("peak") is not None:
         check_fields("peak", config["peak"], PEAK)
-    places, links = (_objects(config, name, rules) for name, rules in (("ranks", PLACE), ("links", LINK)))
+    places, links = (config.get(name) or [] for name in ("ranks", "links"))
+    for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK)):
+        if type(found) is not list:
+            raise ValueError(f"{name} is {shown(found)}, expected a list")
+        for one in found:
+            check_fields(f"an entry of {name}", one, rules)
     if [place["rank"] for place in places] != list(range(len(places))):
         raise ValueError("ranks are not numbered 0, 1, ... in order")
     nodes, linked = {place["node"] for place in places}, [link["node"] for link in links]
@@ -173,19 +167,6 @@ def check_config(config) -> None:
         raise ValueError("the ranks' nodes are not numbered from 0 without gaps")
     if len(set(linked)) < len(linked) or (places and not set(linked) <= nodes):
         raise ValueError("a link is of a node that has one already, or has no rank")
-
-
-def _objects(config: dict, name: str, rules: dict[str, Rule]) -> list[dict]:
-    found = config.get(name) or []
-    if type(found) is not list:
-        raise ValueError(f"{name} is {shown(found)}, expected a list")
-    for one in found:
-        check_fields(f"an entry of {name}", one, rules)
-    return found
-
-
-def check_log_row(row) -> None:
-    check_fields("it", row, {"step": STEP_NUMBER}, LOG_ROW)
 
 
 def check_identity(identity) -> None:

@@ -98,17 +98,15 @@ def read_run(path, allow_missing: bool = False) -> Run:
     left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    config, log = _read_config(path, gaps), _read_log(path, gaps)
-    end_clocks = _try_end_clocks(path / "traces", gaps)
+    config, log, end_clocks = read_config(path, gaps), _read_log(path, gaps), {}
+    try:
+        end_clocks = read_end_clocks(path / "traces")
+    except (OSError, ValueError) as error:
+        gaps.left_out(path / "traces" / "clocks.json", error)
     ranks = _read_traces(path / "traces", end_clocks, gaps)
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
     return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
-
-
-def read_config(path) -> dict:
-    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line."""
-    return _read_config(Path(path), _Gaps(allowed=False))
 
 
 def read_log(path, allow_missing: bool = False) -> list[dict]:
@@ -133,20 +131,17 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
             )
 
 
-def _try_end_clocks(folder: Path, gaps: _Gaps) -> dict[int, dict]:
-    try:
-        return read_end_clocks(folder)
-    except (OSError, ValueError) as error:
-        gaps.left_out(folder / "clocks.json", error)
-        return {}
-
-
 def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
     """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
         raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
-    traces = {path: trace for path in found if (trace := _try_trace(path, end_clocks, gaps))}
+    traces = {}
+    for path in found:
+        try:
+            traces[path] = read_trace(path, end_clocks)
+        except RunError as error:
+            gaps.add(str(error))
     if not traces:
         raise RunError(gaps.found[-1])
     first, ranks = next((path, trace.identity["ranks"]) for path, trace in traces.items())
@@ -157,23 +152,14 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
                 f"{first.name} says {ranks} ranks); remove it"
             )
             del traces[path]
-    there = set(found)
-    missing = [rank for rank in range(ranks) if trace_path(folder, rank) not in there]
+    missing = sorted({trace_path(folder, rank) for rank in range(ranks)} - set(found))
     if missing:
-        names = ", ".join(trace_path(folder, rank).name for rank in missing[:3])
+        names = ", ".join(path.name for path in missing[:3])
         gaps.add(
             f"{folder} lacks {len(missing)} of {ranks} ranks' files ({names}{', ...' if missing[3:] else ''}); "
             f"copy them from the nodes, or put --out on a file system that all nodes share"
         )
     return list(traces.values())
-
-
-def _try_trace(path: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrace | None:
-    try:
-        return read_trace(path, end_clocks)
-    except RunError as error:
-        gaps.add(str(error))
-        return None
 
 
 def _read_all_counters(
@@ -195,13 +181,19 @@ def _read_all_counters(
     return counters
 
 
-def _read_config(folder: Path, gaps: _Gaps) -> dict:
-    """{} where it is missing or damaged and that is allowed. What is no folder is never allowed."""
+def read_config(path, gaps: _Gaps | None = None) -> dict:
+    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line.
+
+    {} where it is missing or damaged and `gaps` allows that. What is no folder is never allowed.
+    """
+    folder, gaps = Path(path), gaps or _Gaps(allowed=False)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
     path = folder / "config.json"
     try:
-        return checks.read_config(path)
+        config = checks.parse(path.read_bytes())
+        checks.check_config(config)
+        return config
     except FileNotFoundError:
         gaps.add(f"{path} is missing, so {folder} is not a run folder; give what --out named")
     except (OSError, ValueError) as error:
@@ -225,7 +217,7 @@ def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
     for number, line in enumerate(lines[:-1], start=1):
         try:
             row = checks.parse(line)
-            checks.check_log_row(row)
+            checks.check_fields("it", row, {"step": checks.STEP_NUMBER}, checks.LOG_ROW)
             rows[row["step"]] = row
         except ValueError as error:
             gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")

@@ -12,7 +12,6 @@ from traces.read import checks
 from traces.record.files import COUNTERS, COUNTERS_FORMAT, RECORD, TRACE_FORMAT, VERSION, RunError
 from traces.record.phases import INDEX, NAMES
 
-TRACE_HEADER = ("identity", "phases", "fields", "clock")
 COUNTERS_HEADER = {
     "format": checks.one_of(COUNTERS_FORMAT),
     "version": checks.one_of(VERSION),
@@ -133,13 +132,14 @@ def _parse_header(path, line: bytes) -> dict:
     if header.get("version") != VERSION:
         found = checks.shown(header.get("version"))
         raise RunError(f"{path} has trace version {found}, this program reads {VERSION}; update the older one")
-    missing = [name for name in TRACE_HEADER if name not in header]
+    missing = [name for name in ("identity", "phases", "fields", "clock") if name not in header]
     if missing:
         raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
     phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
     unknown = [name for name in phases if type(name) is not str or name not in INDEX]
     if unknown:
-        raise RunError(f"{path} holds phases unknown here: {checks.shown_list(unknown)}; update this program")
+        names = ", ".join(name if checks.NAME.accepts(name) else checks.shown(name) for name in unknown[:5])
+        raise RunError(f"{path} holds phases unknown here: {names}; update this program")
     if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
         raise RunError(f"{path} is damaged: its header lists other phases or fields; run the training again")
     return header

@@ -10,7 +10,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, cells, sum_by_cell
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PHASES
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, PHASES
 
 WAYS = ("in", "out")
 
@@ -53,20 +53,14 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     if set(nodes) - set(counters):
         return None
     places = [run.rank_nodes.index(node) for node in nodes]  # ranks are in order: the first one is the leader
-    tables = [_phase_bytes(run, times, place, counters[node]) for node, place in zip(nodes, places, strict=True)]
-    into, out = (np.stack([table[way] for table in tables], axis=1) for way in range(2))
-    return NodeTraffic(nodes, places, into, out, times.seconds[:, places])
-
-
-def _phase_bytes(run: Run, times: StepTimes, place: int, counters: np.ndarray) -> list[np.ndarray]:
-    """[in, out], each (S, P): a node's bytes during its leader's phases."""
-    records = run.ranks[place].records
-    cell = cells(records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
-    tables = []
-    for way in WAYS:
-        start, end = (np.interp(records[edge], counters["time"], counters[way]) for edge in ("start", "end"))
-        tables.append(sum_by_cell(cell, end - start, len(times.steps)))
-    return tables
+    amounts = np.empty((len(WAYS), len(times.steps), len(nodes), len(NAMES)))
+    for index, (node, place) in enumerate(zip(nodes, places, strict=True)):
+        records, samples = run.ranks[place].records, counters[node]
+        cell = cells(records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
+        for way, counter in enumerate(WAYS):
+            start, end = (np.interp(records[edge], samples["time"], samples[counter]) for edge in ("start", "end"))
+            amounts[way, :, index] = sum_by_cell(cell, end - start, len(times.steps))
+    return NodeTraffic(nodes, places, *amounts, times.seconds[:, places])
 
 
 def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray:

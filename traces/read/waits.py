@@ -24,7 +24,6 @@ from traces.record.phases import EXCHANGE, INDEX, NAMES
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
 # The phases in which ranks meet.
 SYNCHRONIZING = (*EXCHANGE, "wait")
-_LONG_AGO, _FAR_OFF = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -50,41 +49,27 @@ class Calls:
         return self.records["root"] == self.rank
 
     @property
-    def is_waited_for(self) -> np.ndarray:
-        """(C,) bool: others of the collective may have to wait for this one."""
-        return ~self.has_root | (self.is_root == (self.records["phase"] == INDEX["bcast"]))
+    def is_bcast(self) -> np.ndarray:
+        return self.records["phase"] == INDEX["bcast"]
 
-    @property
-    def may_wait(self) -> np.ndarray:
-        """(C,) bool: this one may have to wait for others."""
-        return ~self.has_root | (self.is_root != (self.records["phase"] == INDEX["bcast"]))
+    def waited_for(self, last: bool) -> np.ndarray:
+        """(C,) indices of calls: the last, or first, to enter of those that others of the collective wait for.
 
-    def last_entry(self) -> np.ndarray:
-        """(C,) when the last rank that others of the collective wait for had entered, ns."""
-        return self._entry(np.maximum, _LONG_AGO)
-
-    def first_entry(self) -> np.ndarray:
-        """(C,) when the first of them had entered, ns."""
-        return self._entry(np.minimum, _FAR_OFF)
-
-    def _entry(self, choose: np.ufunc, worst: int) -> np.ndarray:
-        chosen = np.full(self.collective.max(initial=-1) + 1, worst)
-        waited_for = self.is_waited_for
-        choose.at(chosen, self.collective[waited_for], self.records["start"][waited_for])
-        return chosen[self.collective]
-
-    def until_ns(self, moment: np.ndarray) -> np.ndarray:
-        """(C,) nanoseconds from each call's entry until `moment`, at most its duration; 0 for who need not wait."""
-        wait = np.clip(moment - self.records["start"], 0, self.records["end"] - self.records["start"])
-        return np.where(self.may_wait, wait, 0)
-
-    def who(self, last: bool) -> np.ndarray:
-        """(C,) index in run.ranks of the last, or first, to enter of those that others of the collective wait for."""
+        A call in whose collective there is none stands for itself.
+        """
         order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
-        order = order[self.is_waited_for[order]]
-        who = np.zeros(self.collective.max(initial=-1) + 1, np.int64)
-        who[self.collective[order]] = self.place[order]  # of several assignments the last one stays
-        return who[self.collective]
+        # Others wait for the root of a bcast, and for all but the root of a reduce.
+        is_waited_for = ~self.has_root | (self.is_root == self.is_bcast)
+        order = order[is_waited_for[order]]
+        found = np.full(self.collective.max(initial=-1) + 1, -1)
+        found[self.collective[order]] = order  # of several assignments the last one stays
+        return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
+
+    def until_ns(self, others: np.ndarray) -> np.ndarray:
+        """(C,) nanoseconds from each call's entry until that of the other, at most its duration; 0 where none waits."""
+        start, end = self.records["start"], self.records["end"]
+        may_wait = ~self.has_root | (self.is_root != self.is_bcast)
+        return np.where(may_wait, np.clip(start[others] - start, 0, end - start), 0)
 
 
 def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
@@ -119,7 +104,7 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
 def find_waits(run: Run) -> list[np.ndarray]:
     """Nanoseconds each record spent waiting: per rank an int64 array as long as its records, 0 outside exchanges."""
     calls = collect_calls(run, EXCHANGE)
-    waits = calls.until_ns(calls.last_entry())
+    waits = calls.until_ns(calls.waited_for(last=True))
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
     for place, all_waits in enumerate(result):
         own = calls.place == place
@@ -159,18 +144,19 @@ class WaitStates:
 
 def find_wait_states(run: Run) -> WaitStates:
     calls = collect_calls(run, SYNCHRONIZING)
+    last, first = calls.waited_for(last=True), calls.waited_for(last=False)
     is_reduce_root = calls.is_root & (calls.records["phase"] == INDEX["reduce"])
-    is_bcast = calls.has_root & (calls.records["phase"] == INDEX["bcast"])
-    waits = calls.until_ns(calls.last_entry())
-    early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(calls.first_entry())), 0)
-    late_state = np.full(len(waits), STATES.index("wait_at_nxn"))
-    late_state[is_bcast], late_state[is_reduce_root] = STATES.index("late_broadcast"), STATES.index("late_sender")
+    waits = calls.until_ns(last)
+    early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(first)), 0)
+    kinds = [calls.has_root & calls.is_bcast, is_reduce_root]
+    late_states = [STATES.index("late_broadcast"), STATES.index("late_sender")]
+    late_state = np.select(kinds, late_states, STATES.index("wait_at_nxn"))
     early_state = np.full(len(waits), STATES.index("early_reduce"))
     # Each call twice: what it waited for the last to come, and what for the first.
     call = np.tile(np.arange(len(waits)), 2)
     nanoseconds = np.concatenate([waits - early, early])
     state = np.concatenate([late_state, early_state])
-    cause = np.concatenate([calls.who(last=True), calls.who(last=False)])
+    cause = calls.place[np.concatenate([last, first])]
     kept = nanoseconds > 0
     call = call[kept]
     return WaitStates(

@@ -64,18 +64,15 @@ def create(folder, identity: dict, clock: dict):
     path = trace_path(folder, identity["rank"])
     path.parent.mkdir(parents=True, exist_ok=True)
     if identity["rank"] == 0:
-        _remove_surplus(path.parent, identity["ranks"])
+        # What an earlier run in the same folder left: end clocks, files of ranks that this one does not have.
+        (path.parent / "clocks.json").unlink(missing_ok=True)
+        for earlier in path.parent.glob("rank-*.trace"):
+            rank = earlier.stem.removeprefix("rank-")
+            if rank.isdecimal() and int(rank) >= identity["ranks"]:
+                earlier.unlink()
     file = path.open("wb")
     append(file, json.dumps(header).encode() + b"\n")
     return file
-
-
-def _remove_surplus(folder: Path, ranks: int) -> None:
-    """Remove what an earlier run in the same folder left: files of ranks that this one does not have, end clocks."""
-    (folder / "clocks.json").unlink(missing_ok=True)
-    for path in folder.glob("rank-*.trace"):
-        if path.stem.removeprefix("rank-").isdecimal() and int(path.stem.removeprefix("rank-")) >= ranks:
-            path.unlink()
 
 
 def append(file, data) -> None:
@@ -102,7 +99,7 @@ class CounterFile:
         path = counters_path(folder, identity["node"])
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._file.write(json.dumps(header).encode() + b"\n")
+        append(self._file, json.dumps(header).encode() + b"\n")
         self._read, self._records, self._sampled_at = read, [], 0
         self.spent_ns = 0
 
@@ -117,9 +114,8 @@ class CounterFile:
     def write(self) -> None:
         """Hand the records so far to the operating system."""
         if self._records:
-            self._file.write(np.array(self._records, COUNTERS))
+            append(self._file, np.array(self._records, COUNTERS))
             self._records.clear()
-        self._file.flush()
 
     def close(self) -> None:
         self.write()

@@ -49,8 +49,8 @@ class StreamTimes:
         self._edges = deque()
         self._latest_ns = 0
         self._anchors = [device.new_event() for _ in range(ANCHOR_TRIES)]
-        self._range_push = getattr(device, "range_push", _mark_nothing)
-        self._range_pop = getattr(device, "range_pop", _mark_nothing)
+        self._range_push = getattr(device, "range_push", lambda name: None)
+        self._range_pop = getattr(device, "range_pop", lambda: None)
         self._settle_and_anchor()
 
     def begin_step(self, number: int) -> None:
@@ -124,7 +124,8 @@ class StreamTimes:
             if edge.event is not None:
                 passing = waited or (passing and _has_passed(edge.event))
                 if passing:
-                    edge.ns = max(edge.ns, self._time_of(edge.event))
+                    since_anchor_ns = round(self._device.elapsed_ms(self._anchor, edge.event) * 1e6)
+                    edge.ns = max(edge.ns, self._anchor_ns + since_anchor_ns)
                 elif edge.report:
                     edge.ns = now
                 self._free.append(edge.event)
@@ -132,16 +133,9 @@ class StreamTimes:
             if edge.report:
                 edge.report(edge.begin.ns, edge.ns)
 
-    def _time_of(self, event) -> int:
-        return self._anchor_ns + round(self._device.elapsed_ms(self._anchor, event) * 1e6)
-
 
 def _has_passed(event) -> bool:
     try:
         return bool(event.done)
     except Exception:  # whatever kept the GPU from going on is what the caller is to hear of, and is on its way already
         return False
-
-
-def _mark_nothing(*name) -> None:
-    """No profiler's ranges on this device."""

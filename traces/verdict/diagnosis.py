@@ -38,57 +38,33 @@ class Diagnosis:
     evidence: Evidence
 
     def answer(self, advice: list[dict]) -> dict:
-        """The object that scripts/diagnose.py --json prints.
+        """The object that scripts/diagnose.py --json prints; times in seconds, rates in bytes/s.
 
         advice: [{"strategy", "predicted_step_s", "speedup"}, ...], the shortest step first: what others would take.
         """
-        return {
-            "verdict": self.verdict(advice),
-            "bottleneck": self.bottleneck,
-            "evidence": self.numbers(),
-            "advice": advice,
-        }
-
-    @property
-    def bottleneck(self) -> dict:
-        one = self.finding
-        share = min(1.0, max(0.0, one.seconds / self.evidence.step_s))
-        return {
-            "kind": one.kind, "phase": one.phase, "node": one.node, "rank": one.rank, "direction": one.direction,
-            "share": share,
-        }  # fmt: skip
-
-    def numbers(self) -> dict:
-        """The numbers behind the verdict, ready for JSON; times in seconds, rates in bytes/s."""
-        evidence = self.evidence
-        return evidence.numbers() | {
-            "finding": self.finding.facts,
+        chosen, evidence = self.finding, self.evidence
+        bottleneck = {name: getattr(chosen, name) for name in ("kind", "phase", "node", "rank", "direction")}
+        bottleneck["share"] = min(1.0, max(0.0, chosen.seconds / evidence.step_s))
+        numbers = evidence.numbers() | {
+            "finding": chosen.facts,
             "also": [{"kind": one.kind, "seconds": one.seconds, "sentence": one.sentence} for one in self.others],
             "sums": check_sums(evidence.run, evidence.times),
             "thin": evidence.thin,
         }
+        return {"verdict": self.verdict(advice), "bottleneck": bottleneck, "evidence": numbers, "advice": advice}
 
     def verdict(self, advice: list[dict]) -> str:
         """One sentence: the finding, what another strategy would do about it, and what is uncertain."""
         sentence, evidence = self.finding.sentence, self.evidence
-        if self.finding.kind in NETWORK_KINDS and advice and self._is_worth_saying(advice[0]):
-            best = advice[0]
-            sentence += f"; {best['strategy']} would take {seconds_text(best['predicted_step_s'])} a step "
-            sentence += f"instead of {seconds_text(evidence.step_s)}"
+        if self.finding.kind in NETWORK_KINDS and advice and evidence.predicted is not None:
+            best, own_step_s = advice[0], evidence.step_s - evidence.transfer_s + evidence.predicted.seconds
+            # It must beat the run's own both as measured and in the model: the model's error must not look like a gain.
+            if best["predicted_step_s"] * WORTH_SAYING <= min(evidence.step_s, own_step_s):
+                sentence += f"; {best['strategy']} would take {seconds_text(best['predicted_step_s'])} a step "
+                sentence += f"instead of {seconds_text(evidence.step_s)}"
         if evidence.thin:
             sentence += f" (uncertain: {'; '.join(evidence.thin)})"
         return sentence
-
-    def _is_worth_saying(self, best: dict) -> bool:
-        """Whether a strategy beats the run's own, both as measured and in the model.
-
-        The model's error must not look like a gain.
-        """
-        evidence = self.evidence
-        if evidence.predicted is None:
-            return False
-        own_step_s = evidence.step_s - evidence.transfer_s + evidence.predicted.seconds
-        return best["predicted_step_s"] * WORTH_SAYING <= min(evidence.step_s, own_step_s)
 
 
 def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Diagnosis:
@@ -105,14 +81,11 @@ def compute_or_none(evidence: Evidence) -> Finding:
     seconds = evidence.compute_s
     share = seconds / evidence.step_s
     if share < COMPUTE_BOUND:
-        return Finding("none", 0.0, "nothing stands out: " + _parts_text(evidence))
+        shares = {name: float(np.median(evidence.phase(name).mean(axis=1))) / evidence.step_s for name in PHASES}
+        largest = sorted(shares, key=shares.get, reverse=True)[:3]
+        parts = ", ".join(f"{name} {shares[name]:.0%}" for name in largest if shares[name] > 0)
+        return Finding("none", 0.0, f"nothing stands out: {parts} of the step")
     phase = max(COMPUTE, key=lambda name: np.median(evidence.phase(name).max(axis=1)))
     exchange = evidence.transfer_s / evidence.step_s
     text = f"computing takes {share:.0%} of the step ({seconds_text(seconds)}), exchanging {exchange:.0%}: "
     return Finding("compute-bound", seconds, text + "faster kernels, more cores or more ranks would help", phase)
-
-
-def _parts_text(evidence: Evidence) -> str:
-    shares = {name: float(np.median(evidence.phase(name).mean(axis=1))) / evidence.step_s for name in PHASES}
-    largest = sorted(shares, key=shares.get, reverse=True)[:3]
-    return ", ".join(f"{name} {shares[name]:.0%}" for name in largest if shares[name] > 0) + " of the step"

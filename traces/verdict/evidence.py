@@ -3,6 +3,7 @@
 The rules read the evidence and nothing else. `Evidence.numbers` is all of it as plain values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
 from traces.read.waits import STATES, WaitStates, find_wait_states
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, STEP
+from traces.units import count_text
 
 FEW_STEPS = 5
 UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
@@ -132,22 +134,16 @@ class Evidence:
         found = list(self.run.missing)
         steps = len(self.times.steps)
         if steps < FEW_STEPS:
-            found.append(f"only {steps} step{'s' * (steps > 1)} measured")
+            found.append(f"only {count_text(steps, 'step')} measured")
         if len(self.run.nodes) > 1:
-            found += self._thin_network()
+            waits, error_s = self.wait_states.seconds, self.run.clock_error_ns * 1e-9
+            if len(waits) and error_s > np.median(waits):
+                found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
+            if not self.run.links:
+                found.append("no links were measured: config.json has none")
+            if self.traffic is None:
+                found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
         return found + check_sums(self.run, self.times, UNEXPLAINED)
-
-    def _thin_network(self) -> list[str]:
-        found = []
-        waits = self.wait_states.seconds
-        error_s = self.run.clock_error_ns * 1e-9
-        if len(waits) and error_s > np.median(waits):
-            found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
-        if not self.run.links:
-            found.append("no links were measured: config.json has none")
-        if self.traffic is None:
-            found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
-        return found
 
     @property
     def compute_s(self) -> float:
@@ -156,6 +152,7 @@ class Evidence:
 
     def numbers(self) -> dict:
         """All of it ready for JSON; times in seconds, rates in bytes/s."""
+        ranks = len(self.run.ranks)
         return {
             "steps": len(self.times.steps),
             "step_s": self.step_s,
@@ -164,8 +161,9 @@ class Evidence:
             "exchange_s": self.transfer_s,
             "exchange_by_phase_s": self.transfer_by_phase,
             "hidden_exchange_s": hidden_exchange_s(self.times, self.traffic),
-            "waiting_s": self._waiting(),
-            "waited_for_s": self._waited_for(),
+            # How long ranks waited on average, by wait state; how long others together waited for each rank.
+            "waiting_s": _medians(STATES, self.wait_states.per_step(self.times.steps, ranks).mean(axis=1)),
+            "waited_for_s": _medians(self.run.rank_numbers, self.wait_states.caused(self.times.steps, ranks)),
             "efficiency": self.efficiency.as_dict(),
             "ranks": self._rank_rows(),
             "nodes": self._node_rows(),
@@ -176,19 +174,14 @@ class Evidence:
         names = ("rank", "node", "compute_s", "data_s")
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _waiting(self) -> dict[str, float]:
-        """Median over steps of the seconds that ranks waited on average, by wait state."""
-        per_step = self.wait_states.per_step(self.times.steps, len(self.run.ranks)).mean(axis=1)
-        return {name: float(s) for name, s in zip(STATES, np.median(per_step, axis=0), strict=True) if s > 0}
-
-    def _waited_for(self) -> dict[str, float]:
-        """Median over steps of the seconds that others together waited for a rank, for each that anyone waited for."""
-        medians = np.median(self.wait_states.caused(self.times.steps, len(self.run.ranks)), axis=0)
-        return {str(rank): float(s) for rank, s in zip(self.run.rank_numbers, medians, strict=True) if s > 0}
-
     def _node_rows(self) -> list[dict]:
         """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""
-        used, over = self._port_use(), self._counted_over_predicted()
+        traffic, predicted, links = self.traffic, self.predicted, list(self.run.links.values())
+        used = over = None
+        if traffic is not None and links:
+            used = {way: utilisation(traffic, links, way) for way in WAYS}
+        if traffic is not None and predicted is not None and predicted.nodes == traffic.nodes:
+            over = against_schedule(traffic, predicted.bytes_in, predicted.bytes_out)
         rows = []
         for index, node in enumerate(self.run.nodes):
             row, link = {"node": node, "host": self.run.hosts[node]}, self.run.links.get(node)
@@ -199,33 +192,22 @@ class Evidence:
             if self.node_bytes is not None:
                 row["bytes_a_step"] = {way: float(amounts[index]) for way, amounts in self.node_bytes.items()}
             if over is not None:
-                row["bytes_over_schedule"] = {way: _number(over[way][index]) for way in over}
+                ratios = {way: float(over[way][index]) for way in over}
+                # JSON has no nan.
+                row["bytes_over_schedule"] = {way: one if np.isfinite(one) else None for way, one in ratios.items()}
             rows.append(row)
         return rows
 
-    def _port_use(self) -> dict[str, np.ndarray] | None:
-        """{"in", "out"}: (M,) the part of its link's rate used in its busiest exchange phase."""
-        if self.traffic is None or not self.run.links:
-            return None
-        return {way: utilisation(self.traffic, list(self.run.links.values()), way) for way in WAYS}
 
-    def _counted_over_predicted(self) -> dict[str, np.ndarray] | None:
-        """{"in", "out"}: (M,) bytes that a node's ports counted over those of the strategy's messages."""
-        predicted = self.predicted
-        if self.traffic is None or predicted is None or predicted.nodes != self.traffic.nodes:
-            return None
-        return against_schedule(self.traffic, predicted.bytes_in, predicted.bytes_out)
+def _medians(names: Sequence, seconds: np.ndarray) -> dict[str, float]:
+    """Median over the steps by name, where it is more than none, from (S, names) seconds."""
+    return {str(name): float(s) for name, s in zip(names, np.median(seconds, axis=0), strict=True) if s > 0}
 
 
 def _quartiles(seconds: np.ndarray) -> list[dict[str, float]]:
     """Median, low and high quartile over the steps for each rank, from (S, R) seconds."""
     quartiles = np.quantile(seconds, (0.5, 0.25, 0.75), axis=0).T.tolist()
     return [dict(zip(("median", "low", "high"), row, strict=True)) for row in quartiles]
-
-
-def _number(value: float) -> float | None:
-    """JSON has no nan."""
-    return float(value) if np.isfinite(value) else None
 
 
 def gather(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Evidence:

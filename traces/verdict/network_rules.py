@@ -24,9 +24,11 @@ def slow_link(evidence: Evidence) -> list[Finding]:
     if len(links) < 2:
         return []
     ratios = link_ratios(links)
-    rates = {way: np.array([link[way] for link in links]) for way in ratios}
-    for way in ratios:
-        ratios[way] = np.where(_is_contradicted(evidence, rates[way], way), 1.0, ratios[way])
+    for way in ratios if evidence.traffic else ():
+        # A port that carried far more during the run than the probe saw is not slow.
+        carried = dict(zip(evidence.traffic.nodes, evidence.traffic.exchange_rate(way), strict=True))
+        is_contradicted = [carried.get(link["node"], 0.0) > CONTRADICTED * link[way] for link in links]
+        ratios[way] = np.where(is_contradicted, 1.0, ratios[way])
     # A slow port makes its neighbours' probes look slow at times, one way; its own both ways together most.
     index = int(np.argmin(sum(np.log(np.minimum(ratio, 1.0)) for ratio in ratios.values())))
     slow = [way for way in ratios if ratios[way][index] < SLOW_PORT]
@@ -50,21 +52,14 @@ def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
     return {way: rates[way] / usual for way in rates}
 
 
-def _is_contradicted(evidence: Evidence, rates: np.ndarray, way: str) -> np.ndarray:
-    """(M,) bool, in the order of the links: the port carried far more during the run than the probe saw."""
-    if evidence.traffic is None:
-        return np.zeros(len(rates), bool)
-    carried = dict(zip(evidence.traffic.nodes, evidence.traffic.exchange_rate(way), strict=True))
-    return np.array([carried.get(node, 0.0) for node in evidence.run.links]) > CONTRADICTED * rates
-
-
 def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
     links = list(evidence.run.links.values())
     link = links[index]
     ways, node = " and ".join(slow), link["node"]
     others = [one for one in links if one is not link]
-    rate, usual = (min(one[way] for way in slow) for one in (link, _medians(others)))
-    facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": _medians(others)}
+    usual_rates = {way: float(np.median([one[way] for one in others])) for way in ("in", "out")}
+    rate, usual = (min(one[way] for way in slow) for one in (link, usual_rates))
+    facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": usual_rates}
     sentence = (
         f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, the other nodes' {bytes_text(usual)}/s, and every "
         f"exchange waits for it: check its cable, switch port and negotiated speed"
@@ -75,10 +70,6 @@ def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -
         node = None
     direction = slow[0] if len(slow) == 1 and node is not None else None
     return Finding("slow-link", lost_s, sentence, evidence.transfer_phase, node, None, direction, facts)
-
-
-def _medians(links: list[dict]) -> dict[str, float]:
-    return {way: float(np.median([link[way] for link in links])) for way in ("in", "out")}
 
 
 def _is_long(evidence: Evidence) -> bool:
@@ -151,14 +142,11 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
         text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
     else:
         busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
-        text = f"up to {bytes_text(busiest)} a step go {direction} through a node's port{_port_rate(evidence)}: "
+        rates = [link["both"] for link in evidence.run.links.values()]
+        port = f"a node's port, which carries {bytes_text(np.median(rates))}/s" if rates else "a node's port"
+        text = f"up to {bytes_text(busiest)} a step go {direction} through {port}: "
         text += f"exchanging takes {share:.0%} of the step, {phase} most of it"
     return [Finding("network-congestion", evidence.transfer_s, text, phase, facts={"exchange_s": evidence.transfer_s})]
-
-
-def _port_rate(evidence: Evidence) -> str:
-    rates = [link["both"] for link in evidence.run.links.values()]
-    return f", which carries {bytes_text(np.median(rates))}/s" if rates else ""
 
 
 def latency_bound(evidence: Evidence) -> list[Finding]:

@@ -24,13 +24,30 @@ DATA_ON_ALL = 0.25  # of a step
 def straggler(evidence: Evidence) -> list[Finding]:
     """One rank, or the ranks of one node, compute longer than the others in almost every step."""
     slow = slow_ranks(evidence)
-    nodes = {evidence.run.rank_nodes[place] for place in slow}
+    run, nodes = evidence.run, {evidence.run.rank_nodes[place] for place in slow}
+    if len(nodes) != 1:
+        return []
+    node, own_s = nodes.pop(), float(np.median(evidence.compute[:, slow]))
     if len(slow) == 1:
-        return [_slow_rank(evidence, slow[0])]
-    everyone = [place for place in evidence.workers if evidence.run.rank_nodes[place] in nodes]
-    if len(nodes) == 1 and len(slow) == len(everyone) < len(evidence.workers):
-        return [_slow_node(evidence, nodes.pop(), slow)]
-    return []
+        rank, whom = run.rank_numbers[slow[0]], "it"
+        who = f"rank {rank} on {run.hosts[node]} computes"
+        _, excess = against_others(evidence.compute[:, evidence.workers])
+        lost_s = float(np.median(excess[:, evidence.workers == slow[0]]))
+        others_s = own_s - lost_s
+    else:
+        others = [place for place in evidence.workers if place not in slow]
+        if not others or node in {run.rank_nodes[place] for place in others}:
+            return []
+        rank, whom = None, "them"
+        numbers = " and ".join(str(run.rank_numbers[place]) for place in slow)
+        who = f"the ranks of {run.hosts[node]} ({numbers}) compute"
+        others_s = float(np.median(evidence.compute[:, others]))
+        lost_s = own_s - others_s
+    text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
+    text += "check that host's clock rate, cores and other jobs"
+    phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
+    facts = {"compute_s": own_s, "others_compute_s": others_s}
+    return [Finding("straggler", lost_s, text, phase, node, rank, facts=facts)]
 
 
 def slow_ranks(evidence: Evidence) -> list[int]:
@@ -56,33 +73,6 @@ def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     middle = [index + (index >= place) for index in ((others - 1) // 2, others // 2)]
     median = sum(np.take_along_axis(ranked, index, 1) for index in middle) / 2
     return seconds / np.maximum(median, 1e-9), seconds - median
-
-
-def _slow_rank(evidence: Evidence, place: int) -> Finding:
-    _, excess = against_others(evidence.compute[:, evidence.workers])
-    lost_s = float(np.median(excess[:, evidence.workers.tolist().index(place)]))
-    own_s = float(np.median(evidence.compute[:, place]))
-    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
-    who = f"rank {rank} on {evidence.run.hosts[node]} computes"
-    return _straggler(evidence, place, who, "it", own_s, own_s - lost_s, lost_s, rank)
-
-
-def _slow_node(evidence: Evidence, node: int, slow: list[int]) -> Finding:
-    others = [place for place in evidence.workers if place not in slow]
-    own_s, others_s = (float(np.median(evidence.compute[:, places])) for places in (slow, others))
-    ranks = " and ".join(str(evidence.run.rank_numbers[place]) for place in slow)
-    who = f"the ranks of {evidence.run.hosts[node]} ({ranks}) compute"
-    return _straggler(evidence, slow[0], who, "them", own_s, others_s, own_s - others_s)
-
-
-def _straggler(
-    evidence: Evidence, place: int, who: str, whom: str, own_s: float, others_s: float, lost_s: float, rank=None
-) -> Finding:
-    text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
-    text += "check that host's clock rate, cores and other jobs"
-    phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
-    facts = {"compute_s": own_s, "others_compute_s": others_s}
-    return Finding("straggler", lost_s, text, phase, evidence.run.rank_nodes[place], rank, facts=facts)
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
@@ -160,18 +150,15 @@ def data(evidence: Evidence) -> list[Finding]:
         lost = np.median(excess, axis=0)
         late = evidence.workers[lost >= LEAST_SHARE * evidence.step_s].tolist()
         if len(late) == 1:
-            return [_starved(evidence, late[0], float(lost.max()), typical_s)]
+            rank, node = evidence.run.rank_numbers[late[0]], evidence.run.rank_nodes[late[0]]
+            own_s = float(lost.max()) + typical_s
+            text = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data, the "
+            text += f"others {seconds_text(typical_s)}: check that host's file system"
+            facts = {"data_s": own_s, "others_data_s": typical_s}
+            return [Finding("data", float(lost.max()), text, "data", node, rank, facts=facts)]
     slowest_s = float(np.median(seconds.max(axis=1)))
     if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
         return []
     text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
     text += "put the shards on a faster file system, or nearer"
     return [Finding("data", slowest_s, text, "data", facts={"data_s": slowest_s})]
-
-
-def _starved(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
-    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
-    own_s = lost_s + typical_s
-    text = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data, the others "
-    text += f"{seconds_text(typical_s)}: check that host's file system"
-    return Finding("data", lost_s, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s})

@@ -141,9 +141,5 @@ def table(runs: list[dict]) -> str:
     if all(figures["mfu"] is None for figures in runs):
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
-
-
-def _line(row: list[str], widths: list[int]) -> str:
-    cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    return "  ".join(cells)
+    # Labels stand at the left of their column, numbers at the right.
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
