@@ -60,10 +60,16 @@ def slow_links(ranks, model):
 
 def ports(ranks, model):
     """Links measured far below what the interface in use says of itself; InfiniBand that is there and idle."""
-    using = Ranks(facts | {"port": _port_in_use(facts)} for facts in ranks.leaders.where("link"))
-    if slow := Ranks(facts for facts in using.where("port/rate") if _best(facts) < _said(facts) * SLOWER_THAN_SAID):
-        slowest = min(slow, key=_best)
-        best, said = bytes_text(_best(slowest)), bytes_text(_said(slowest))
+    using = Ranks(
+        facts | {"port": _port_in_use(facts), "best": max(facts["link"]["out"], facts["link"]["in"])}
+        for facts in ranks.leaders.where("link")
+    )
+    slow = Ranks(
+        facts for facts in using.where("port/rate") if facts["best"] < facts["port"]["rate"] * SLOWER_THAN_SAID
+    )
+    if slow:
+        slowest = min(slow, key=lambda facts: facts["best"])
+        best, said = bytes_text(slowest["best"]), bytes_text(slowest["port"]["rate"])
         text = f"{best}/s through {slowest['port']['name']} of {slow.hosts}, which is a link of {said}/s"
         fix = "look who else uses the network, and whether MPI takes the fast path (UCX_NET_DEVICES; RDMA, not TCP)"
         yield Finding(SLOW, "network", text, fix)
@@ -80,14 +86,6 @@ def _port_in_use(facts: dict) -> dict | None:
     total = sum(traffic.values())
     found = (port for port in facts.get("interfaces", []) if traffic.get(port["name"], 0) > MOSTLY * total)
     return next(found, None)
-
-
-def _best(facts: dict) -> float:
-    return max(facts["link"]["out"], facts["link"]["in"])
-
-
-def _said(facts: dict) -> float:
-    return facts["port"]["rate"]
 
 
 def infiniband_cards(ports: list[dict]) -> list[str]:
