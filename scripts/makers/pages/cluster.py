@@ -12,6 +12,7 @@ from scripts.makers.pages.page import (
     Part,
     comparison_table,
     log_of,
+    markdown,
     measured_on,
     measured_with,
     on_hosts,
@@ -78,14 +79,11 @@ def model(part: Part, folder: Path) -> str:
             for size in reports[-1]["sizes"]:
                 found[library, layout, round(size["bytes"] / 1e6)] = size["strategies"]
     names = [*next(iter(found.values()))]
-    lines = [f"| MPI library | hosts | MB | {' | '.join(f'`{name}`' for name in names)} |"]
-    lines.append("|" + "---|" * (3 + len(names)))
-    for place, one in found.items():
-        lines.append(f"| {' | '.join([*map(str, place), *(model_cell(one[name]) for name in names)])} |")
+    table = [[*place, *(model_cell(one[name]) for name in names)] for place, one in found.items()]
     libraries = dict.fromkeys(report["mpi_library"] for report in reports)
     return part.filled(
         **deviations(found, part.far_off),
-        table="\n".join(lines),
+        table=markdown(("MPI library", "hosts", "MB", *(f"`{name}`" for name in names)), *table),
         measured_on=measured_with(reports[0]["machine"], *libraries),
     )
 
