@@ -31,7 +31,7 @@ def interfaces() -> list[dict]:
 def clocks(ranks, model):
     if vague := ranks.where("clock/error_s", lambda error: error > CLOCK_ERROR_S):
         worst = max(vague.values("clock/error_s"))
-        text = f"the clock of {vague.hosts} is known to {_milliseconds(worst)} only"
+        text = f"the clock of {vague.hosts} is known to {worst * 1e3:.3g} ms only"
         fix = "read waiting times between nodes in the traces with that error; a quieter network makes it smaller"
         yield Finding(NOTE, "clocks", text, fix)
     if ahead := ranks.where("clock/ahead_s", lambda seconds: abs(seconds) > TIME_OF_DAY_S):
@@ -54,7 +54,7 @@ def slow_links(ranks, model):
     late, usual = leaders.far_from_median("link/latency_s", lambda latency, usual: latency > LATER * usual)
     if late:
         worst = max(late.values("link/latency_s"))
-        text = f"{_milliseconds(worst)} of latency at {late.hosts}, {_milliseconds(usual)} elsewhere"
+        text = f"{worst * 1e3:.3g} ms of latency at {late.hosts}, {usual * 1e3:.3g} ms elsewhere"
         yield Finding(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")
 
 
@@ -91,10 +91,6 @@ def _port_in_use(facts: dict) -> dict | None:
 def infiniband_cards(ports: list[dict]) -> list[str]:
     """The names of a node's InfiniBand ports."""
     return [port["name"] for port in ports if port["kind"] == "infiniband"]
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 SECTIONS = {"interfaces": interfaces}
