@@ -128,7 +128,7 @@ class OurStep:
             {"work": work, "shape": shape, "theirs_ms": None if isinf(theirs_ms) else theirs_ms, "ours_ms": ours_ms}
             for (work, shape, _), (theirs_ms, ours_ms) in device.faster_of.times_ms.items()
         ]
-        return {"phases_ms": phases, "rows": times.rows(), "choices": choices}
+        return {"phases_ms": phases, "rows": times.rows, "choices": choices}
 
 
 def pytorch(shape, compiled):
