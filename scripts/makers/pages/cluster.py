@@ -12,7 +12,6 @@ from scripts.makers.pages.page import (
     Part,
     comparison_table,
     log_of,
-    markdown,
     measured_on,
     measured_with,
     on_hosts,
@@ -79,11 +78,14 @@ def model(part: Part, folder: Path) -> str:
             for size in reports[-1]["sizes"]:
                 found[library, layout, round(size["bytes"] / 1e6)] = size["strategies"]
     names = [*next(iter(found.values()))]
-    table = [[*place, *(model_cell(one[name]) for name in names)] for place, one in found.items()]
+    lines = [f"| MPI library | hosts | MB | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append("|" + "---|" * (3 + len(names)))
+    for place, one in found.items():
+        lines.append(f"| {' | '.join([*map(str, place), *(model_cell(one[name]) for name in names)])} |")
     libraries = dict.fromkeys(report["mpi_library"] for report in reports)
     return part.filled(
         **deviations(found, part.far_off),
-        table=markdown(("MPI library", "hosts", "MB", *(f"`{name}`" for name in names)), *table),
+        table="\n".join(lines),
         measured_on=measured_with(reports[0]["machine"], *libraries),
     )
 

@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from scripts.makers.pages.page import FIGURES, ROOT, Part, fenced, markdown, measured_on, on_hosts, read, shown
+from scripts.makers.pages.page import FIGURES, ROOT, Part, fenced, measured_on, on_hosts, read, shown
 
 OWN = "hierarchical,hierarchical-sharded,hierarchical/bfloat16,hierarchical-sharded/bfloat16"
 # What takes several times as long at 64 MB is left to 8 MB, but for what MPI's two usual ways take.
@@ -56,11 +56,11 @@ def choice_table(page: str) -> str:
     """A line for each contender; those come first that are closest to the bound where all were measured."""
     found = measured(page)
     first = next(iter(found.values()))
-    rows = []
+    lines = [f"| times the bound | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
     for name in sorted(first.keys() - HALVES, key=lambda name: (float(first[name]), name)):
         shown_name = name if name.startswith("MPI_") or name == "gloo" else f"`{name}`"
-        rows.append([shown_name, *(one.get(name, "-") for one in found.values())])
-    return markdown(("times the bound", *found), *rows)
+        lines.append(f"| {shown_name} | {' | '.join(one.get(name, '-') for one in found.values())} |")
+    return "\n".join(lines)
 
 
 def measured(page: str) -> dict[str, dict[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from scripts.makers.pages.page import FIGURES, ROOT, Part, markdown, measured_on, on_hosts, output_of, read
+from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts, output_of, read
 from scripts.reports import figures
 from traces import read_run
 from traces.plots import look
@@ -37,9 +37,10 @@ def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
 
 def made_on(facts: dict) -> str:
     """Machine, MPI library and versions in words."""
-    versions = [f"{name} {facts[name]}" for name in facts if name not in ("processor", "cores", "system", "mpi")]
-    library = [facts["mpi"]] if "mpi" in facts else []
-    return ", ".join([facts["processor"], f"{facts['cores']} cores", *library, *versions])
+    named = [f"{name} {facts[name]}" for name in facts if name not in ("processor", "cores", "system", "mpi")]
+    return ", ".join(
+        [facts["processor"], f"{facts['cores']} cores", *([facts["mpi"]] if "mpi" in facts else []), *named]
+    )
 
 
 def failures(part: Part, folder: Path) -> dict[str, str]:
@@ -51,26 +52,25 @@ def failures(part: Part, folder: Path) -> dict[str, str]:
 def matrix(found: dict) -> str:
     """A line a case, a column a launcher."""
     launchers = sorted(found["made_on"])
-    rows = []
+    lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
     for says, group in groupby(found["rows"], lambda row: row["says"]):
         outcomes = {row["launcher"]: row["outcome"] for row in group}
-        rows.append([says, *(outcomes.get(name, "not run") for name in launchers)])
-    lines = [markdown(["", *(f"`{short(name)}`" for name in launchers)], *rows)]
+        lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
     lines += ["", f"{found['summary']} Made on:", ""]
     return "\n".join(lines + [f"* `{short(name)}`: {made_on(found['made_on'][name])}." for name in launchers])
 
 
 def messages(found: dict) -> str:
     """A line a case: what was printed, once where the job says it; where only a launcher does, what each says."""
-    lines = []
+    lines = ["| | the line |", "|---|---|"]
     for says, group in groupby(found["rows"], lambda row: row["says"]):
         rows = list(group)
         said = [f"`{shortened(row['said'])}`" for row in rows if row["said_by"] == "job"][:1]
         said += [
             f"{short(row['launcher'])}: `{shortened(row['said'])}`" for row in rows if row["said_by"] == "launcher"
         ]
-        lines.append((says, "<br>".join(said) or "nothing"))
-    return markdown(("", "the line"), *lines)
+        lines.append(f"| {says} | {'<br>'.join(said) or 'nothing'} |")
+    return "\n".join(lines)
 
 
 def short(launcher: str) -> str:

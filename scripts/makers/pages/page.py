@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,8 +61,9 @@ def comparison_table(output: str) -> str:
 
 def on_hosts(hosts: str, *command: object, **options) -> str:
     """Run a command on virtual hosts; returns what it printed, without the table of hosts."""
-    output = output_of("virtual_cluster.py", "run", *hosts.split(), "--", *command, **options)
-    return output.partition("\n\n")[2].strip()
+    return (
+        output_of("virtual_cluster.py", "run", *hosts.split(), "--", *command, **options).partition("\n\n")[2].strip()
+    )
 
 
 def shown(command: str, folder: Path = ROOT) -> str:
@@ -79,13 +80,6 @@ def read(path: Path) -> dict:
 def log_of(run: Path) -> list[dict]:
     """The run's steps, one dict each."""
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def markdown(header: Sequence, *rows: Sequence) -> str:
-    """A table of cells; an empty cell takes one space."""
-    lines = [" ".join(["|", *(f"{cell} |".lstrip() for cell in row)]) for row in (header, *rows)]
-    lines.insert(1, "|---" * len(header) + "|")
-    return "\n".join(lines)
 
 
 def fenced(text: str) -> str:

@@ -1,0 +1,49 @@
+"""Parts of make_docs.py: what one program prints, or measures by itself."""
+
+import os
+import shutil
+from pathlib import Path
+
+from scripts.makers.pages.page import FIGURES, SCRIPTS, Part, fenced, measured_on, measured_with, output_of, read, shown
+
+
+def first_run(part: Part, folder: Path) -> dict[str, str]:
+    """The commands of docs/first-run.md in their order; of the second training, much like the first, the last lines."""
+    (folder / "scripts").symlink_to(SCRIPTS)
+    blocks = {}
+    for name, commands in part.commands.items():
+        texts = [shown(command, folder) for command in commands]
+        if name == "compare":
+            command, *lines = texts[0].splitlines()
+            texts[0] = "\n".join([command, "...", *lines[-4:]])
+        where = f"\n\n{measured_on(folder / 'runs' / 'first')}" if name in ("train", "compare") else ""
+        blocks[f"first_run_{name}"] = fenced("\n\n".join(texts)) + where
+    shutil.copy(folder / "runs/first/plots/timeline.png", FIGURES / "first-run.png")
+    return blocks
+
+
+def step(part: Part, folder: Path) -> str:
+    """One step on one rank, in two sizes."""
+    file, tables = folder / "step.json", []
+    for length in part.lengths:
+        tables.append(fenced(output_of("bench_step.py", "--seq-len", length, "--vs", "torch", "--json", file)))
+    machine, contenders = read(file)["machine"], read(file)["contenders"]
+    versions = {name: machine[name] for name in ("python", "numpy", "numba")} | contenders["torch"]["versions"]
+    return "\n\n".join([*tables, measured_with(machine, **versions)])
+
+
+def start(part: Part, folder: Path) -> str:
+    """A process's first step with an empty cache of compiled loops, and with what that left."""
+    environment, file, rows = os.environ | {"NUMBA_CACHE_DIR": str(folder)}, folder / "first.json", []
+    for cache in ("empty", "filled"):
+        output_of("first_step.py", "--json", file, env=environment)
+        rows.append({"cache": cache} | read(file))
+    return part.filled(rows, measured_on=measured_on(file))
+
+
+def prepare(part: Part, folder: Path) -> str:
+    """Text to tokens beside the loop that prepare.py replaces."""
+    file = folder / "prepare.json"
+    output_of("bench_prepare.py", "--json", file)
+    found = read(file)
+    return part.filled(**found | {"rows": found["inputs"]}, measured_on=measured_on(file))
