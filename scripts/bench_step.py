@@ -24,26 +24,19 @@ from scripts.step_bench.process import ContenderError, serve
 
 def main():
     settings = parse()
-    if settings.contender:
-        return be_contender(settings.backend, *settings.contender)
+    if settings.backend == "cupy":
+        from scripts.step_bench import gpu as bench
+        from scripts.step_bench import gpu_contenders as contenders
+    else:
+        from scripts.step_bench import cpu as bench
+        from scripts.step_bench import cpu_contenders as contenders
+    if settings.contender:  # this is a process that measures when it is asked (step_bench/process.py)
+        return serve(contenders.MAKERS, *settings.contender)
     try:
-        if settings.backend == "cupy":
-            from scripts.step_bench.gpu import bench
-        else:
-            from scripts.step_bench.cpu import bench
-        raise SystemExit(bench(settings, PRESETS[settings.model]))
+        raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
     except ContenderError as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def be_contender(backend: str, name: str, shape: str) -> None:
-    """Measure when asked: what a process of its own is started for (step_bench/process.py)."""
-    if backend == "cupy":
-        from scripts.step_bench.gpu_contenders import MAKERS
-    else:
-        from scripts.step_bench.cpu_contenders import MAKERS
-    serve(MAKERS, name, shape)
 
 
 def parse():
@@ -64,22 +57,17 @@ def parse():
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # what each one's process is given: NAME SHAPE
     settings = parser.parse_args()
-    check(parser, settings)
     if settings.backend == "cupy":
+        if settings.threads:
+            parser.error("--threads is for --backend numpy")
         settings.dtype = settings.dtype or "bfloat16"
-    else:
-        settings.dtype, settings.threads = "float32", settings.threads or len(os.sched_getaffinity(0))
-    return settings
-
-
-def check(parser, settings) -> None:
-    """Ends with a line where flags do not fit together."""
-    if settings.backend == "numpy" and settings.dtype == "bfloat16":
+        return settings
+    if settings.dtype == "bfloat16":
         parser.error("--dtype bfloat16 with --backend numpy, which computes in float32: use --backend cupy")
-    if settings.backend == "numpy" and settings.peak_tflops:
+    if settings.peak_tflops:
         parser.error("--peak-tflops is for --backend cupy")
-    if settings.backend == "cupy" and settings.threads:
-        parser.error("--threads is for --backend numpy")
+    settings.dtype, settings.threads = "float32", settings.threads or len(os.sched_getaffinity(0))
+    return settings
 
 
 if __name__ == "__main__":

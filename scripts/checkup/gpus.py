@@ -11,11 +11,7 @@ from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_tex
 from scripts.machine.host import text_of
 from scripts.machine.launcher import LOCAL_RANKS, is_first
 
-QUERY = (
-    "nvidia-smi",
-    "--query-gpu=index,name,driver_version,memory.total,memory.used",
-    "--format=csv,noheader,nounits",
-)
+QUERY = "nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader,nounits"
 ROW = re.compile(r"(\d+), (.+), (.+), (\d+|\[.*\]), (\d+|\[.*\])")  # [N/A], [Insufficient Permissions]
 FAR_LINKS = ("SYS", "NODE", "PHB")  # through the processor
 USED_PART = 0.1
@@ -26,23 +22,21 @@ def gpus() -> dict:
 
     Before MPI starts: a process that has started it should start no other.
     """
-    listed = parse_list(tool_output("nvidia-smi", *QUERY) or "") if is_first(LOCAL_RANKS) else []
+    listed = parse_list(tool_output(*QUERY.split()) or "") if is_first(LOCAL_RANKS) else []
     kernel = re.search(r"\b\d+\.\S+", text_of(Path("/proc/driver/nvidia/version")))
     driver = listed[0]["driver"] if listed else kernel and kernel[0]
+    libraries = {}
+    if driver:
+        from scripts.machine.gpu import PACKAGES  # needs NumPy
+
+        libraries = {name: version for name in PACKAGES if (version := installed(name))}
     return {
         "listed": listed,
         "topology": gpu_topology() if listed else None,
         "driver": driver,
         "variables": variables("CUDA_VISIBLE_DEVICES"),
-        "libraries": _libraries() if driver else {},
+        "libraries": libraries,
     }
-
-
-def _libraries() -> dict[str, str]:
-    """What is installed of the packages that computing on a GPU may use."""
-    from scripts.machine.gpu import PACKAGES
-
-    return {name: version for name in PACKAGES if (version := installed(name))}
 
 
 def parse_list(text: str) -> list[dict]:
@@ -115,8 +109,10 @@ def rank_sections(local_rank: int) -> dict:
 
 def unused(ranks, model):
     """GPUs that the driver lists and CuPy does not compute on."""
-    listing = [members for members in ranks.nodes if members.where("GPUs/listed", bool)]
-    idle = Ranks(facts for members in listing for facts in members.where("own GPU", _is_idle))
+    idle = Ranks()
+    for members in ranks.nodes:
+        if fact(members[0], "GPUs/listed"):
+            idle += members.where("own GPU", lambda own: own["count"] == 0 and not _is_older(own))
     for some in idle.holders("own GPU").values():
         own, shown = some[0]["own GPU"], some.values("GPUs/variables/CUDA_VISIBLE_DEVICES")
         text = f"{some.hosts} has GPUs, and CuPy finds none: {own['problem'] or 'none is visible'}"
@@ -125,10 +121,6 @@ def unused(ranks, model):
             hidden = f"CUDA_VISIBLE_DEVICES is {shown[0]!r}: " if shown else ""
             fix = f"{hidden}ask for GPUs (srun --gpus-per-task=1, or --gres=gpu:N), and check nvidia-smi there"
         yield Finding(FAIL if own["cupy"] else SLOW, "GPU", text, fix)
-
-
-def _is_idle(own: dict) -> bool:
-    return own["count"] == 0 and not _is_older(own)
 
 
 def _is_older(own: dict) -> bool:

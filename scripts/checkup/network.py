@@ -31,7 +31,7 @@ def interfaces() -> list[dict]:
 def clocks(ranks, model):
     if vague := ranks.where("clock/error_s", lambda error: error > CLOCK_ERROR_S):
         worst = max(vague.values("clock/error_s"))
-        text = f"the clock of {vague.hosts} is known to {_milliseconds(worst)} only"
+        text = f"the clock of {vague.hosts} is known to {worst * 1e3:.3g} ms only"
         fix = "read waiting times between nodes in the traces with that error; a quieter network makes it smaller"
         yield Finding(NOTE, "clocks", text, fix)
     if ahead := ranks.where("clock/ahead_s", lambda seconds: abs(seconds) > TIME_OF_DAY_S):
@@ -54,16 +54,22 @@ def slow_links(ranks, model):
     late, usual = leaders.far_from_median("link/latency_s", lambda latency, usual: latency > LATER * usual)
     if late:
         worst = max(late.values("link/latency_s"))
-        text = f"{_milliseconds(worst)} of latency at {late.hosts}, {_milliseconds(usual)} elsewhere"
+        text = f"{worst * 1e3:.3g} ms of latency at {late.hosts}, {usual * 1e3:.3g} ms elsewhere"
         yield Finding(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")
 
 
 def ports(ranks, model):
     """Links measured far below what the interface in use says of itself; InfiniBand that is there and idle."""
-    using = Ranks(facts | {"port": _port_in_use(facts)} for facts in ranks.leaders.where("link"))
-    if slow := Ranks(facts for facts in using.where("port/rate") if _best(facts) < _said(facts) * SLOWER_THAN_SAID):
-        slowest = min(slow, key=_best)
-        best, said = bytes_text(_best(slowest)), bytes_text(_said(slowest))
+    using = Ranks(
+        facts | {"port": _port_in_use(facts), "best": max(facts["link"]["out"], facts["link"]["in"])}
+        for facts in ranks.leaders.where("link")
+    )
+    slow = Ranks(
+        facts for facts in using.where("port/rate") if facts["best"] < facts["port"]["rate"] * SLOWER_THAN_SAID
+    )
+    if slow:
+        slowest = min(slow, key=lambda facts: facts["best"])
+        best, said = bytes_text(slowest["best"]), bytes_text(slowest["port"]["rate"])
         text = f"{best}/s through {slowest['port']['name']} of {slow.hosts}, which is a link of {said}/s"
         fix = "look who else uses the network, and whether MPI takes the fast path (UCX_NET_DEVICES; RDMA, not TCP)"
         yield Finding(SLOW, "network", text, fix)
@@ -82,21 +88,9 @@ def _port_in_use(facts: dict) -> dict | None:
     return next(found, None)
 
 
-def _best(facts: dict) -> float:
-    return max(facts["link"]["out"], facts["link"]["in"])
-
-
-def _said(facts: dict) -> float:
-    return facts["port"]["rate"]
-
-
 def infiniband_cards(ports: list[dict]) -> list[str]:
     """The names of a node's InfiniBand ports."""
     return [port["name"] for port in ports if port["kind"] == "infiniband"]
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 SECTIONS = {"interfaces": interfaces}

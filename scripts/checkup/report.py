@@ -7,13 +7,17 @@ from scripts.checkup.findings import FAIL, SLOW, Finding, Ranks, bytes_text, fac
 
 MOST_ROWS = 40
 LABEL, SEVERITY, WIDTH = 17, 14, 120
-
-
-class Known(dict):
-    """Facts, where what is missing is empty."""
-
-    def __missing__(self, key):
-        return Known()
+# What is printed of rank 0 beside the tables: the line's label, and where the fact is.
+LINES = {
+    "versions": "software/versions", "interpreter": "software/interpreter", "source": "software/source",
+    "BLAS": "BLAS", "numba's cache": "numba's cache/folder", "MPI": "MPI/library", "thread level": "MPI/thread_level",
+    "GPU-aware": "GPU-aware MPI", "launcher": "launcher/kind", "mpirun": "launcher/mpiruns", "srun": "launcher/srun",
+    "environment": "launcher/variables", "processor": "software/processor", "system": "software/system",
+    "threads": "cores/variables", "memory limit": "memory/limit", "CPU quota": "cores/quota", "ulimit": "limits",
+    "run folder in": "run folder/place", "free there": "run folder/free", "tiktoken cache": "tokenizer/folder",
+    "GPU driver": "GPUs/driver", "GPU libraries": "GPUs/libraries",
+}  # fmt: skip
+IN_BYTES = ("memory/limit", "run folder/free")
 
 
 def verdict(findings: list[Finding], place: dict) -> str:
@@ -33,74 +37,38 @@ def as_dict(ranks: list[dict], findings: list[Finding]) -> dict:
 
 
 def as_text(ranks: list[dict], findings: list[Finding]) -> str:
-    ranks, first = Ranks(ranks), Known(ranks[0])
+    ranks = Ranks(ranks)
+    place = ranks[0]["place"]
+    known = [_wrapped(f"  {label:<{LABEL - 2}}", _text(value), LABEL) for label, value in _of_first(ranks) if value]
     said = []
     for finding in findings:
         said += _wrapped(f"{finding.severity:<{SEVERITY}}", finding.text, SEVERITY)
         said += _wrapped(f"{'':<{SEVERITY}}fix: ", finding.fix, SEVERITY + 5)
     parts = [
-        ["software", *_aligned(_software(first))],
-        ["launch", *_aligned(_launch(first))],
-        ["this host" if len(ranks.nodes) == 1 else "rank 0's host", *_aligned(_host(first))],
+        [f"rank 0, on {place['host']}", *(line for lines in known for line in lines)],
         table(_node_rows(ranks)),
         *(table(rows) for rows in (_link_rows(ranks), _gpu_rows(ranks)) if len(rows) > 1),
         said or ["no findings"],
-        [f"verdict: {verdict(findings, first['place'])}"],
+        [f"verdict: {verdict(findings, place)}"],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _software(first: Known) -> dict:
-    software, aware = first["software"], first["GPU-aware MPI"]
-    return {
-        "versions": ", ".join(f"{name} {found}" for name, found in software["versions"].items() if found),
-        "interpreter": software["interpreter"],
-        "source": software["source"],
-        "BLAS": "; ".join(
-            f"{one['name']} {one['version']}, {plural(one['threads'], 'thread')}, held to {one['held_to']}"
-            for one in first["BLAS"]
-        ),
-        "numba's cache": first["numba's cache"]["folder"],
-        "MPI": first["MPI"]["library"] or first["errors"].get("MPI"),
-        "thread level": first["MPI"]["thread_level"],
-        "GPU-aware": aware and f"{'yes' if aware['aware'] else 'no'} ({aware['why']})",
-    }
+def _of_first(ranks: Ranks):
+    """Label and value of each line about rank 0."""
+    first = ranks[0]
+    yield "ranks", f"{first['place']['size']} on {plural(first['place']['nodes'], 'node')}"
+    for label, path in LINES.items():
+        value = fact(first, path)
+        yield label, bytes_text(value) if value and path in IN_BYTES else value
+    yield "interfaces", [f"{port['name']} ({_rate(port['rate'])})" for port in first.get("interfaces", [])]
 
 
-def _launch(first: Known) -> dict:
-    launcher, place = first["launcher"], first["place"]
-    mpiruns = [f"{run['path']} ({run['family']} {run['version']})" for run in launcher["mpiruns"]]
-    return {
-        "ranks": f"{place['size']} on {plural(place['nodes'], 'node')}",
-        "launcher": launcher["kind"],
-        "mpirun": ", ".join(mpiruns) or "not found",
-        "srun": launcher["srun"],
-        "environment": _settings(launcher["variables"]),
-    }
-
-
-def _host(first: Known) -> dict:
-    cores, memory, gpus = first["cores"], first["memory"], first["GPUs"]
-    ulimits = zip(("-l", "-n"), first["limits"].values(), strict=False)  # empty where they are not known
-    ports = [f"{port['name']} ({_rate(port['rate'])})" for port in first["interfaces"]]
-    folder, tokenizer = first["run folder"], first["tokenizer"]
-    return {
-        "processor": first["software"]["processor"],
-        "system": first["software"]["system"],
-        "threads": _settings(Known(cores)["variables"]) or "no variable limits them",
-        "memory limit": memory and (bytes_text(memory["limit"]) if memory["limit"] else "none of a cgroup"),
-        "CPU quota": cores and (f"{cores['quota']:g} cores" if cores["quota"] else "none of a cgroup"),
-        "ulimit": ", ".join(f"{flag} {'unlimited' if limit is None else limit}" for flag, limit in ulimits),
-        "interfaces": ", ".join(ports),
-        "run folder": folder and f"{folder['path']}: {folder['problem'] or bytes_text(folder['free']) + ' free'}",
-        "gpt2 tokenizer": tokenizer and ("needs the network" if tokenizer["missing"] else tokenizer["folder"]),
-        "GPU driver": gpus["driver"] or "no GPU found",
-        "GPU libraries": ", ".join(f"{name} {found}" for name, found in gpus["libraries"].items()),
-    }
-
-
-def _settings(variables: dict) -> str:
-    return " ".join(f"{name}={text}" for name, text in variables.items())
+def _text(value) -> str:
+    """Words as they are; "name=value" of what a dict knows."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={known}" for name, known in value.items() if known is not None)
+    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
 def _node_rows(ranks: Ranks) -> list[list[str]]:
@@ -150,10 +118,6 @@ def table(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     return lines + [f"... and {len(rows) - len(shown)} more: --json has all"] * (len(rows) > len(shown))
-
-
-def _aligned(rows: dict) -> list[str]:
-    return [line for name, text in rows.items() if text for line in _wrapped(f"  {name:<{LABEL - 2}}", text, LABEL)]
 
 
 def _wrapped(label: str, text: str, indent: int) -> list[str]:

@@ -25,9 +25,9 @@ def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
     return next((environment[name] for name in names if name in environment), "0") == "0"
 
 
-def find_launcher(environment=os.environ) -> str:
+def find_launcher() -> str:
     """What started this process, in words."""
-    return launcher_kind(next((name for name in _processes_above() if name in LAUNCHERS), None), environment)
+    return launcher_kind(next((name for name in _processes_above() if name in LAUNCHERS), None), os.environ)
 
 
 def launcher_kind(above: str | None, environment) -> str:
@@ -54,11 +54,7 @@ def find_mpiruns() -> list[dict]:
     for path, where in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):
         if path and not any(os.path.samefile(path, other["path"]) for other in found):
             text = tool_output(path, "--version") or ""
-            found.append({"path": path, "where": where, "family": mpi_family(text), "version": version_in(text)})
+            number = re.search(r"\b\d+\.[^\s,()]+", text)
+            version = number[0] if number else "version unknown"
+            found.append({"path": path, "where": where, "family": mpi_family(text), "version": version})
     return found
-
-
-def version_in(text: str) -> str:
-    """The first word that is a version number."""
-    number = re.search(r"\b\d+\.[^\s,()]+", text)
-    return number[0] if number else "version unknown"

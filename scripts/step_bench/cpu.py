@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from contextlib import ExitStack, closing
 
 from scripts.machine.host import machine, versions
 from scripts.step_bench.process import (
@@ -30,19 +31,18 @@ def bench(settings, config) -> int:
 
 def measure(settings, names) -> dict[str, list[dict]]:
     """Every contender's reports of its counted steps, after two that are not counted."""
-    contenders = {name: Contender(COMMAND, name, chosen(settings, *SHAPE)) for name in names}
-    try:
+    results = {name: [] for name in names}
+    with ExitStack() as stack:
+        contenders = {
+            name: stack.enter_context(closing(Contender(COMMAND, name, chosen(settings, *SHAPE)))) for name in names
+        }
         for contender in contenders.values():
             for _ in range(2):
                 contender.ask("step")
-        results = {name: [] for name in names}
         for _ in range(settings.repeat):
             for name, contender in contenders.items():
                 time.sleep(SETTLE_S)
                 results[name].append(contender.ask("step"))
-    finally:
-        for contender in contenders.values():
-            contender.close()
     return results
 
 

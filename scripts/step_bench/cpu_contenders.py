@@ -93,11 +93,11 @@ def pytorch(shape, compiled):
     """forward, backward, fused AdamW, float32; eager or through torch.compile."""
     torch, torch_gpt2 = import_torch()
     from gpt2.config import PRESETS
+    from gpt2.parameters import Layout
 
     torch.set_num_threads(shape["threads"])
     config = PRESETS[shape["model"]]
-    shapes = torch_gpt2.parameter_shapes(config.n_layer, config.n_embd, config.context, config.padded_vocab_size)
-    p = {name: (0.02 * torch.randn(size)).requires_grad_() for name, size in shapes.items()}
+    p = {tensor.name: (0.02 * torch.randn(tensor.shape)).requires_grad_() for tensor in Layout(config).tensors}
     optimizer = torch_gpt2.new_adamw(p, 0.1, lr=1e-4, fused=True)
     inputs, targets = torch.randint(config.vocab_size, (2, shape["batch_size"], shape["seq_len"]))
     loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of

@@ -5,6 +5,7 @@ steps and one wait for the GPU. What is measured is printed and written at once:
 """
 
 import time
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 
 from gpt2.config import flops_per_token
@@ -37,12 +38,10 @@ def bench(settings, config, command=COMMAND, rates=RATES) -> int:
     """Measure, print, write; the exit code. ContenderError if our own step cannot be measured."""
     session = Session(settings, config, command)
     names = [name for name in CONTENDERS if name not in NEEDED or settings.vs == "torch"]
-    try:
+    with session.started("ours") as session.ours:
         session.measure_ours(rates)
         for name in names[1:]:
             session.measure_beside_ours(name)
-    finally:
-        session.close()
     print(notes(session.report))
     return 1 if any("error" in session.report["contenders"].get(name, {}) for name in NEEDED) else 0
 
@@ -64,10 +63,10 @@ class Session:
 
     def measure_ours(self, rates) -> None:
         """Alone: tokens/s, then what this GPU reaches, then each kernel beside its floor."""
-        self.ours = self._start("ours")
         gpu = self.ours.ask("gpu", limit_s=self._left())
         self.report["machine"] |= gpu["facts"]
-        self._put_peak(gpu["parameters"])
+        self.report["peak_tflops"] = self.settings.peak_tflops or peak_tflops(gpu["facts"]["GPU"])
+        self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, gpu["parameters"])
         print(header(self.report), flush=True)
         turns = [self._turn(self.ours) for _ in range(self.settings.repeat)]
         self._record("ours", list(zip(turns, turns, strict=True)))
@@ -76,36 +75,24 @@ class Session:
         self._write()
         print(kernel_table(self.report), flush=True)
 
-    def _put_peak(self, parameters: int) -> None:
-        peak = self.settings.peak_tflops or peak_tflops(self.report["machine"]["GPU"])
-        self.report["peak_tflops"] = peak
-        self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, parameters)
-
     def measure_beside_ours(self, name: str) -> None:
         """Turns with ours. A failure is a result too: the report gets it, and a line of the table."""
-        other = None
         try:
-            other = self._start(name)
-            turns = [(self._turn(self.ours), self._turn(other)) for _ in range(self.settings.repeat)]
-            self._record(name, turns)
+            with self.started(name) as other:
+                turns = [(self._turn(self.ours), self._turn(other)) for _ in range(self.settings.repeat)]
+                self._record(name, turns)
         except ContenderError as error:
             self.report["contenders"][name] = {"error": str(error)}
             print(failure_line(CONTENDERS[name], str(error)), flush=True)
             self._write()
-        finally:
-            if other is not None:
-                other.close()
 
-    def _start(self, name: str) -> Contender:
-        """A new contender, once its steps that do not count are done."""
+    @contextmanager
+    def started(self, name: str):
+        """A new contender, once its steps that do not count are done; it ends with the block."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
-        contender = Contender(self.command, name, self.shape)
-        try:
+        with closing(Contender(self.command, name, self.shape)) as contender:
             self.first_losses[name] = contender.ask("steps", limit_s=limit_s, count=WARM_UP_STEPS)["loss"]
-        except ContenderError:
-            contender.close()
-            raise
-        return contender
+            yield contender
 
     def _turn(self, contender: Contender) -> dict:
         return contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN)
@@ -134,7 +121,3 @@ class Session:
     def _write(self) -> None:
         self.report["seconds"] = time.perf_counter() - self.start
         write_report(self.settings, self.report)
-
-    def close(self) -> None:
-        if self.ours is not None:
-            self.ours.close()

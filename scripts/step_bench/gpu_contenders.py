@@ -6,8 +6,8 @@ A step is what training does: forward, backward, the gradients clipped to norm 1
 parameters and take the same batch every time, so that their losses can be told to be the same.
 """
 
-import math
 from itertools import pairwise
+from math import isinf
 from time import perf_counter
 
 import numpy as np
@@ -125,15 +125,10 @@ class OurStep:
             self._run(ends)
         phases = {phase: device.elapsed_ms(before, event) for (_, before), (phase, event) in pairwise(events)}
         choices = [
-            {
-                "work": work,
-                "shape": shape,
-                "theirs_ms": None if theirs_ms == math.inf else theirs_ms,
-                "ours_ms": ours_ms,
-            }
+            {"work": work, "shape": shape, "theirs_ms": None if isinf(theirs_ms) else theirs_ms, "ours_ms": ours_ms}
             for (work, shape, _), (theirs_ms, ours_ms) in device.faster_of.times_ms.items()
         ]
-        return {"phases_ms": phases, "rows": times.rows(), "choices": choices}
+        return {"phases_ms": phases, "rows": times.rows, "choices": choices}
 
 
 def pytorch(shape, compiled):

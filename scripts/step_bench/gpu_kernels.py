@@ -5,6 +5,7 @@ in place. Scratch memory does not count. Floating point operations are those of 
 them, with the half below the diagonal. Kernels that only make sense together are one row, with the sums of both.
 """
 
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 
 
@@ -93,10 +94,13 @@ class TimedAttention:
 
 
 class KernelTimes:
-    """Events around every kernel of a gpt2.kernels.cupy.Device while `recording()`."""
+    """Events around every kernel of a gpt2.kernels.cupy.Device while `recording()`.
+
+    rows: after it, the sums of launches, ms, bytes and flops by the name of a row.
+    """
 
     def __init__(self, device):
-        self._device, self._rows = device, {}
+        self._device, self._events, self.rows = device, [], defaultdict(Counter)
 
     @contextmanager
     def recording(self):
@@ -120,6 +124,8 @@ class KernelTimes:
             del device.launch  # the method shows again
             device.matmul, device.cudnn_attention = matmul, cudnn
         device.synchronize()
+        for row, start, stop in self._events:
+            self.rows[row]["ms"] += device.elapsed_ms(start, stop)
 
     @contextmanager
     def _between_events(self, row: str, byte_count: int, flops: int):
@@ -127,19 +133,5 @@ class KernelTimes:
         start.record(self._device.stream)
         yield
         stop.record(self._device.stream)
-        entry = self._rows.setdefault(row, {"bytes": 0, "flops": 0, "events": []})
-        entry["bytes"] += byte_count
-        entry["flops"] += flops
-        entry["events"].append((start, stop))
-
-    def rows(self) -> dict[str, dict]:
-        """launches, ms, bytes and flops of each row, by its name."""
-        return {
-            name: {
-                "launches": len(entry["events"]),
-                "ms": sum(self._device.elapsed_ms(*pair) for pair in entry["events"]),
-                "bytes": entry["bytes"],
-                "flops": entry["flops"],
-            }
-            for name, entry in self._rows.items()
-        }
+        self._events.append((row, start, stop))
+        self.rows[row].update(launches=1, bytes=byte_count, flops=flops)

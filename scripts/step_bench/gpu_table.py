@@ -58,40 +58,29 @@ def kernel_table(report: dict) -> str:
         "of a product:",
         f"    {'':44} {'launches':>8} {'ms':>8} {'of step':>7} {'floor':>8} {'ms/floor':>8}  floor set by",
     ]
-    lines += [_kernel_line(row, step_ms) for row in rows]
+    lines += [f"{_line(row['name'], [row], step_ms)}  {row['limit']}" for row in rows]
     lines.append("")
-    lines += [_group_line(name, group, step_ms) for name, group in groups(rows).items()]
+    lines += [_line(name, group, step_ms) for name, group in groups(rows).items()]
     rest_ms = step_ms - sum(row["ms"] for row in rows)
     lines.append(f"    {'between kernels: copies, fills, waits':53} {rest_ms:8.3f} {rest_ms / step_ms:7.1%}")
     lines += [f"    {f'phase {name}':53} {ms:8.3f} {ms / step_ms:7.1%}" for name, ms in phases.items()]
     lines += ["", "    by a product's epilogue or cuDNN, or by kernels of ours; the faster is taken:"]
-    lines += [_choice_line(entry) for entry in report["kernels"]["choices"]]
+    for entry in report["kernels"]["choices"]:
+        shape, theirs_ms = " x ".join(map(str, entry["shape"])), entry["theirs_ms"]
+        theirs = "not there" if theirs_ms is None else f"{theirs_ms:.3f} ms"
+        lines.append(f"    {entry['work']} {shape}: theirs {theirs}, ours {entry['ours_ms']:.3f} ms")
     return "\n".join([*lines, ""])
 
 
-def _choice_line(entry: dict) -> str:
-    shape, theirs_ms = " x ".join(map(str, entry["shape"])), entry["theirs_ms"]
-    theirs = "not there" if theirs_ms is None else f"{theirs_ms:.3f} ms"
-    return f"    {entry['work']} {shape}: theirs {theirs}, ours {entry['ours_ms']:.3f} ms"
-
-
 def groups(rows: list[dict]) -> dict[str, list[dict]]:
-    found = {"all matrix products": [], "all attention": [], "all other kernels": []}
-    for row in rows:
-        kind = "product" if row["name"].startswith("product") else "attention" if row["flops"] else "other"
-        key = {"product": "all matrix products", "attention": "all attention", "other": "all other kernels"}[kind]
-        found[key].append(row)
-    return found
+    products = [row for row in rows if row["name"].startswith("product")]
+    attention = [row for row in rows if row["flops"] and row not in products]
+    others = [row for row in rows if not row["flops"]]
+    return {"all matrix products": products, "all attention": attention, "all other kernels": others}
 
 
-def _kernel_line(row: dict, step_ms: float) -> str:
-    return (
-        f"    {row['name']:44} {row['launches']:8} {row['ms']:8.3f} {row['ms'] / step_ms:7.1%} "
-        f"{row['floor_ms']:8.3f} {row['ms'] / max(row['floor_ms'], 1e-9):8.2f}  {row['limit']}"
-    )
-
-
-def _group_line(name: str, rows: list[dict], step_ms: float) -> str:
+def _line(name: str, rows: list[dict], step_ms: float) -> str:
+    """A kernel, or some together."""
     launches, ms, floor_ms = (sum(row[key] for row in rows) for key in ("launches", "ms", "floor_ms"))
     return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
 

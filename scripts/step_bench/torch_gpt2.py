@@ -4,22 +4,8 @@ import torch
 import torch.nn.functional as F
 
 
-def parameter_shapes(layers: int, channels: int, context: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter, by our names (gpt2/parameters.py) but without the vocabulary's pad."""
-    C = channels
-    layer = {
-        "ln1_weight": (C,), "ln1_bias": (C,), "qkv_weight": (3 * C, C), "qkv_bias": (3 * C,),
-        "attproj_weight": (C, C), "attproj_bias": (C,), "ln2_weight": (C,), "ln2_bias": (C,),
-        "fc_weight": (4 * C, C), "fc_bias": (4 * C,), "fcproj_weight": (C, 4 * C), "fcproj_bias": (C,),
-    }  # fmt: skip
-    shapes = {"wte": (vocabulary, C), "wpe": (context, C)}
-    for i in range(layers):
-        shapes |= {f"layer.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes | {"lnf_weight": (C,), "lnf_bias": (C,)}
-
-
 def logits_of(p: dict, tokens, layers: int, heads: int):
-    """Logits (B, T, V) of tokens (B, T), with parameters p by name."""
+    """Logits (B, T, V) of tokens (B, T), with parameters p by our names (gpt2/parameters.py), wte padded or not."""
     B, T = tokens.shape
     C = p["wte"].shape[1]
     x = p["wte"][tokens] + p["wpe"][:T]

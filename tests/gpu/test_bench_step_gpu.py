@@ -141,7 +141,7 @@ def test_cudnns_attention_has_rows(monkeypatch):
     with times.recording():
         attention_forward(device, out, logsumexp, qkv, 1)
         attention_backward(device, dqkv, dout, qkv, out, logsumexp, 1)
-    rows = times.rows()
+    rows = times.rows
     assert {name: row["flops"] for name, row in rows.items()} == {
         "cudnn_forward": 2 * B * T * T * 64,
         "cudnn_backward": 5 * B * T * T * 64,
