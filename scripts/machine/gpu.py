@@ -40,21 +40,26 @@ def peak_tflops(name: str) -> float | None:
 
 def dtype_of(storage: str) -> np.dtype:
     """The array dtype of "float32" or "bfloat16"; CuPy's bfloat16 is ml_dtypes'."""
-    import ml_dtypes  # here: the doctor reads PACKAGES where it may be missing
+    if storage == "float32":
+        return np.dtype(np.float32)
+    import ml_dtypes  # here: a stand-in for CuPy puts its own in this place
 
-    return np.dtype(ml_dtypes.bfloat16 if storage == "bfloat16" else storage)
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def on_gpu(device, values, storage: str):
     """A copy of float32 host values on the GPU; bfloat16 is rounded to nearest, ties to even."""
-    dtype = dtype_of(storage)
-    bits = np.asarray(values, np.float32).astype(dtype).view(f"u{dtype.itemsize}")  # what every CuPy takes
-    return device.cupy.asarray(bits).view(dtype)
+    if storage == "float32":
+        return device.cupy.asarray(values)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return device.cupy.asarray(rounded).view(dtype_of(storage))
 
 
 def on_host(device, array) -> np.ndarray:
     """The values of a bfloat16 array on the GPU, in float64."""
-    return device.download(array).astype(np.float64)
+    bits = device.download(array).view(np.uint16)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):
