@@ -36,10 +36,19 @@ __all__ = [
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.name: kind
     for kind in (
-        NoExchange, ReduceBcast, Sliced, ReduceScatter, Allreduce, Ring, Tree, Hierarchical, HierarchicalSharded,
-        Zero2, Zero3,
+        NoExchange,
+        ReduceBcast,
+        Sliced,
+        ReduceScatter,
+        Allreduce,
+        Ring,
+        Tree,
+        Hierarchical,
+        HierarchicalSharded,
+        Zero2,
+        Zero3,
     )
-}  # fmt: skip
+}
 DEFAULT = ReduceScatter.name  # of --strategy
 BASELINE = ReduceBcast.name  # what advice compares with: where everybody starts
 CONTROL = NoExchange.name  # what computing alone takes

@@ -6,16 +6,20 @@ for a layer at a time come on top.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
 VECTOR_BYTES = 4  # of one parameter
+TERM = re.compile(r"(\d+|N|M|L)(/[NML]+)?")  # of a formula
 
 
 @dataclass(frozen=True)
 class Memory:
     """parameters, gradients, optimizer: formulas such as "1 + 1/N". shared_in_node: a node's ranks hold parameters
-    once, in shared memory; they are counted on its leader. on_server: rank 0 alone holds the optimizer's moments."""
+    once, in shared memory; they are counted on its leader. on_server: rank 0 alone holds the optimizer's moments.
+
+    ValueError where a formula is none."""
 
     parameters: str = "1"
     gradients: str = "1"
@@ -23,11 +27,22 @@ class Memory:
     shared_in_node: bool = False
     on_server: bool = False
 
+    def __post_init__(self):
+        for formula in self._formulas:
+            if not all(TERM.fullmatch(term) for term in formula.split(" + ")):
+                raise ValueError(
+                    f"no formula of a rank's memory: {formula!r}; expected terms such as 2, N, 1/N or 2/NL with ' + ' "
+                    "between them (N ranks, M nodes, L ranks of a node)"
+                )
+
+    @property
+    def _formulas(self) -> tuple[str, str, str]:
+        return self.parameters, self.gradients, self.optimizer
+
     def of_rank(self, parameters: int, ranks: int, nodes: int) -> "RankMemory":
         """Of the rank that holds most; shares are rounded up to whole parameters."""
-        formulas = (self.parameters, self.gradients, self.optimizer)
-        amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in formulas)
-        return RankMemory(*map(int, amounts), formula=" + ".join(formulas))
+        amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in self._formulas)
+        return RankMemory(*map(int, amounts), formula=" + ".join(self._formulas))
 
     def of_node(self, parameters: int, members: int, ranks: int, nodes: int) -> int:
         """Bytes that `members` ranks of a node hold together at most."""
@@ -61,5 +76,5 @@ def _vectors(formula: str, ranks: int, nodes: int) -> Fraction:
     total = Fraction(0)
     for term in formula.split(" + "):
         number, _, shared_by = term.partition("/")
-        total += Fraction(int(number), math.prod(sizes[letter] for letter in shared_by))
+        total += Fraction(sizes.get(number) or int(number), math.prod(sizes[letter] for letter in shared_by))
     return total

@@ -69,6 +69,14 @@ def test_the_verdict_names_the_fault(case, tmp_path):
     assert said(tmp_path, **changes) == expected
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_provoked_and_explained(kind):
+    provoked = {expected[0] for _, expected in CASES.values()} | {"none"}
+    assert kind in provoked, "add a run that has it to CASES, and its neighbours"
+    page = (SCRIPTS.parent / "docs" / "diagnosis.md").read_text()
+    assert f"\n| `{kind}` |" in page, "say in the table of kinds in docs/diagnosis.md what it means"
+
+
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_a_clean_run_accuses_nobody(seed, tmp_path):
     rate = FAST if seed % 2 else 50e6

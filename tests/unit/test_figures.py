@@ -12,7 +12,7 @@ from matplotlib.collections import QuadMesh
 
 from scripts import plot
 from scripts.prediction.of_run import message_matrix
-from scripts.reports.html_page import write_report
+from scripts.reports.html_page import CAPTIONS, write_report
 from scripts.reports.verdict import diagnose
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, write_run
@@ -147,9 +147,9 @@ def test_scaling_says_what_eats_the_rest(tmp_path):
 def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):
     assert plot.main([str(run_folder), "--out", str(tmp_path)]) == 0
     names = {path.stem for path in tmp_path.glob("*.svg")}
-    assert names == {"timeline", "phases", "ports", "ranks", "waits", "messages", "loss"}
+    assert names == set(CAPTIONS), "each has a caption"
     report = (run_folder / "report.html").read_text()
-    assert report.count("<img ") == 7
+    assert report.count("<img ") == len(CAPTIONS)
     assert not re.search(r"(src|href)=\"(?!data:)", report), "nothing is loaded from elsewhere"
     assert "What other strategies would take" in report
     assert "<h2>Nodes</h2>" in report
@@ -209,4 +209,4 @@ def test_a_browser_shows_the_report(run_folder, tmp_path):
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     title = re.search("<title>(.*?)</title>", shown.stdout)[1]
-    assert title == ",".join(["true"] * 7) + " true", shown.stderr
+    assert title == ",".join(["true"] * len(CAPTIONS)) + " true", shown.stderr

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from strategies import STRATEGIES
+
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
 # What each floor may import of the others. A package that nobody lists here is imported by nobody.
@@ -84,8 +86,9 @@ def test_parts_of_a_training_run_are_given_values():
             assert "scripts.settings.training" not in text
 
 
-# Other strategies' names mean something else as well: "ring" is an algorithm of MPI libraries, "none" of many things.
-DISTINCT = {"reduce-bcast", "sliced", "hierarchical", "hierarchical-sharded", "zero-2", "zero-3"}
+# These mean something else as well: "none" many things, the others an MPI library's collectives and algorithms.
+AMBIGUOUS = {"none", "reduce-scatter", "allreduce", "ring", "tree"}
+DISTINCT = STRATEGIES.keys() - AMBIGUOUS
 # What is measured for the documentation is named there, as a user names it on a command line.
 MAY_NAME = ("strategies", "scripts/makers")
 

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer
+from traces.export.paraver import STATE_OF
+from traces.plots.look import COLOUR
 from traces.read.trace_files import read_trace
 from traces.record import files, recorder
 from traces.record.phases import NAMES, PHASES, STEP
@@ -211,3 +214,14 @@ def test_every_phase_is_named_in_the_file_header(tmp_path):
     header = json.loads(files.trace_path(tmp_path, 0).read_text())
     assert header["phases"] == [*PHASES, STEP]
     assert header["fields"] == [list(field) for field in files.RECORD.descr]
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_phase_is_known_everywhere(name):
+    formats = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    rows = formats.partition("| phase | what is in it |\n")[2].partition("\n\n")[0].splitlines()
+    assert name in COLOUR, "give it a colour in GROUPS of traces/plots/look.py"
+    assert name in STATE_OF, "give it a state in STATE_OF of traces/export/paraver.py"
+    assert any(f"`{name}`" in row.split("|")[1] for row in rows), (
+        "say what it is in the table of phases in docs/formats.md"
+    )

@@ -20,11 +20,17 @@ from traces.units import count_text
 FEW_STEPS = 5
 UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
 
-
 KINDS = (
-    "network-congestion", "server-hotspot", "slow-link", "straggler", "imbalance", "data", "compute-bound",
-    "latency-bound", "none",
-)  # fmt: skip
+    "network-congestion",
+    "server-hotspot",
+    "slow-link",
+    "straggler",
+    "imbalance",
+    "data",
+    "compute-bound",
+    "latency-bound",
+    "none",
+)
 
 
 @dataclass(frozen=True)

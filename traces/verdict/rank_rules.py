@@ -6,6 +6,7 @@ median over steps is taken: what slows all ranks (other jobs on the machine) can
 
 import numpy as np
 
+from traces.record.phases import COMPUTE, COPY
 from traces.units import seconds_text
 from traces.verdict.evidence import Evidence, Finding
 
@@ -128,10 +129,9 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
     """The phase that is longer in the stalled steps; None where it is outside all phases."""
-    names = ("data", "forward", "backward", "update", "copy_out", "copy_in")
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
-        for name in names
+        for name in ("data", *COMPUTE, *COPY)
         for seconds in [evidence.phase(name)[:, place]]
     }
     longest = max(longer, key=longer.get)

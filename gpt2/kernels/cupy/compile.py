@@ -14,10 +14,7 @@ from pathlib import Path
 from gpt2.kernels.cupy.libraries import find_in_wheels, header_folder, open_library
 
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "embedding", "layernorm", "gelu", "column_sums", "classifier", "attention", "attention_backward", "adamw",
-    "sum_of_squares",
-)  # fmt: skip
+SOURCES = tuple(sorted(path.stem for path in FOLDER.glob("*.cu")))
 STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
 
 # Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
