@@ -34,12 +34,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("read", "values"), READ, ids=str)
+@pytest.mark.parametrize(("read", "values"), READ, ids=lambda one: getattr(one, "__name__", ""))
 def test_notations(read, values):
     assert {text: read(text) for text in values} == values
 
 
-@pytest.mark.parametrize(("read", "texts", "says"), REFUSED, ids=str)
+@pytest.mark.parametrize(("read", "texts", "says"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
 def test_other_text_is_refused_in_one_line(read, texts, says):
     for text in texts:
         with pytest.raises(UnitError, match=says) as error:
