@@ -271,10 +271,11 @@ def test_bytes_through_the_ports_of_a_virtual_cluster(tmp_path):
 @needs_cluster
 def test_without_a_nominal_rate_the_link_is_probed(tmp_path):
     file = tmp_path / "exchange.json"
+    # A rate so low that busy cores do not make it lower.
     command = [sys.executable, BENCH, "--strategies", "ring", "--bytes", "1MB", "--repeat", "1", "--json", str(file)]
-    result = run_on_cluster("run", "--nodes", 2, "--ranks", 2, "--rate", "200mbit", command=command)
+    result = run_on_cluster("run", "--nodes", 2, "--ranks", 2, "--rate", "50mbit", command=command)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "as probed" in result.stdout
     link = json.loads(file.read_text())["link"]
     assert link["bytes_per_s"] == min(one["both"] for one in link["probed"])
-    assert 0.4 < link["bytes_per_s"] / 25e6 < 1.2
+    assert 0.4 < link["bytes_per_s"] / 6.25e6 < 1.2
