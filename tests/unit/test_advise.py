@@ -9,6 +9,7 @@ import pytest
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
+from strategies import STRATEGIES
 from tests.support.make_run import write_run
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -101,8 +102,8 @@ def test_thousands_of_nodes():
     large = ["--nodes", "4096", "--ranks-per-node", "8", "--link", "200gbit", "--latency", "3us"]
     large += ["--parameters", "1.5B"]
     report = answer(*large, "--compute-ms", "400", "--transport", "rdma", "--memory-rate", "300")
-    assert len(report["strategies"]) == 11
     rows = {row["strategy"]: row for row in report["strategies"]}
+    assert rows.keys() >= {name for name, kind in STRATEGIES.items() if kind.exchanges}
     assert rows["hierarchical"]["times_bound"] < rows["ring"]["times_bound"] < rows["reduce-bcast"]["times_bound"]
 
 

@@ -222,6 +222,5 @@ def test_a_phase_is_known_everywhere(name):
     rows = formats.partition("| phase | what is in it |\n")[2].partition("\n\n")[0].splitlines()
     assert name in COLOUR, "give it a colour in GROUPS of traces/plots/look.py"
     assert name in STATE_OF, "give it a state in STATE_OF of traces/export/paraver.py"
-    assert any(f"`{name}`" in row.split("|")[1] for row in rows), (
-        "say what it is in the table of phases in docs/formats.md"
-    )
+    is_explained = any(f"`{name}`" in row.split("|")[1] for row in rows)
+    assert is_explained, "say what is in it in the table of phases in docs/formats.md"
