@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("gpt2", "dist", "traces", "strategies", "scripts")
 FILES = {path.relative_to(ROOT): path.read_text() for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
 FILE_LINES, FUNCTION_LINES, SMALL_LINES = 300, 50, 60
-MOST_SMALL = 40  # files shorter than SMALL_LINES, without __init__.py; this may only become less
+MOST_SMALL = 32  # files shorter than SMALL_LINES, without __init__.py; this may only become less
 
 
 def long_functions(text: str) -> dict[str, int]:
@@ -28,7 +28,9 @@ def test_no_file_and_no_function_is_too_long(path):
 
 
 def test_few_files_are_small():
-    lines = {str(path): len(text.splitlines()) for path, text in FILES.items() if path.name != "__init__.py"}
+    """Strategies are left out: each is a file of its own, and a short one is a good one."""
+    counted = [path for path in FILES if path.name != "__init__.py" and path.parts[0] != "strategies"]
+    lines = {str(path): len(FILES[path].splitlines()) for path in counted}
     small = {path: count for path, count in lines.items() if count < SMALL_LINES}
     assert len(small) <= MOST_SMALL, f"merge some that share a subject: {small}"
 
