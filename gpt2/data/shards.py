@@ -1,4 +1,4 @@
-"""Token shards: files of token ids in llm.c's format, read through the page cache and never loaded whole.
+"""Token shards: files of token ids in llm.c's format, read part by part and never loaded whole.
 
 The format (llm.c, dev/data/data_common.py), little-endian throughout:
 
@@ -8,6 +8,7 @@ The format (llm.c, dev/data/data_common.py), little-endian throughout:
 
 import glob
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, check_size, make
 SHARD_VERSION = 1
 MAX_TOKEN = np.iinfo(np.uint16).max
 MAX_COUNT = np.iinfo(np.int32).max  # the header counts tokens in an int32
+START_AGAIN = "and start again, train.py with --resume"
 
 
 def write_shard(path: Path, tokens) -> None:
@@ -40,11 +42,52 @@ def write_shard(path: Path, tokens) -> None:
         file.write(np.ascontiguousarray(tokens, "<u2"))
 
 
-def open_shard(path: Path) -> np.memmap:
-    """A shard's tokens (n,) uint16, read-only, mapped and not loaded; `.filename` is its path.
+class Shard:
+    """An open shard: a sequence of tokens whose slices are read from the file.
 
-    UserError: missing, unreadable, not a shard, another version, or a size that its header contradicts.
+    It stays what it was when it was opened. A file that is removed, or replaced by a rename, is read on as it was. One
+    that was cut or written to is refused: mapped into memory, it would end the process with SIGBUS, or give other
+    tokens without a word.
     """
+
+    def __init__(self, path: Path, count: int):
+        """count: its tokens, which are all there. OSError: it cannot be opened."""
+        self.path, self._count = path, count
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (open as long as the shard is)
+        self._size, self._changed_ns = self._state()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """A slice without a step, at most 2^30 tokens: (n,) uint16, read-only.
+
+        UserError: the file was changed since it was opened, or cannot be read.
+        """
+        start, stop, _ = part.indices(self._count)
+        size = 2 * max(0, stop - start)
+        with file_errors(self.path, f"cannot read its tokens: see to the disk, {START_AGAIN}"):
+            content = os.pread(self._file.fileno(), size, HEADER_BYTES + 2 * start)
+            found, changed_ns = self._state()  # afterwards: what changed while it was read counts, too
+        if found != self._size or len(content) < size:
+            change = f"{found} bytes, expected the {self._size} that it had when it was opened: it was cut or added to"
+            raise UserError(f"{self.path}: {change} meanwhile: put it back, {START_AGAIN}")
+        if changed_ns != self._changed_ns:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed_ns * 1e-9))
+            raise UserError(
+                f"{self.path}: written to at {at}, expected it to stay as it was when it was opened: put it back, "
+                f"{START_AGAIN}"
+            )
+        return np.frombuffer(content, "<u2")
+
+    def _state(self) -> tuple[int, int]:
+        """The file's size in bytes and when its content was last changed, in ns. Half a microsecond."""
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
+
+
+def open_shard(path: Path) -> Shard:
+    """UserError: missing, unreadable, not a shard, another version, or a size that its header contradicts."""
     header, size = read_header(path, SHARD_MAGIC)
     _, version, count = header[:3]
     if version != SHARD_VERSION:
@@ -52,11 +95,11 @@ def open_shard(path: Path) -> np.memmap:
     if count < 1:
         raise UserError(f"{path}: its header promises {count} tokens, expected at least 1: tokenize the text anew")
     check_size(path, size, HEADER_BYTES + 2 * count, f"{count} tokens")
-    with file_errors(path, "cannot map it; with very many shards raise the limit of open files (ulimit -n)"):
-        return np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    with file_errors(path, "cannot open it; with very many shards raise the limit of open files (ulimit -n)"):
+        return Shard(path, count)
 
 
-def open_shards(pattern: str) -> list[np.memmap]:
+def open_shards(pattern: str) -> list[Shard]:
     """The shards that a path or a glob pattern matches, sorted by path: see open_shard. UserError if there is none."""
     pattern = os.path.expanduser(pattern)  # a quoted pattern reaches us with its ~
     # A path that exists is taken as it stands: its brackets are no pattern.

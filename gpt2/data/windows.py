@@ -4,15 +4,16 @@ One integer, the next window's number, is the whole position: epoch w // count, 
 not depend on the number of ranks, so a run can be split over any number of them, or resumed, and see the same data.
 """
 
+import hashlib
 import zlib
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 
 from gpt2.errors import UserError
 
-SCAN_TOKENS = 1 << 20  # tokens looked at together by check_tokens: 2 MiB
+SCAN_TOKENS = 1 << 20  # tokens that check_tokens reads together, 2 MiB; checkpoints' checksums depend on it
 COMPARED_TOKENS = 4096  # at the beginning of each shard; facts() takes their checksum
 
 
@@ -29,13 +30,12 @@ class Windows:
     """
 
     def __init__(self, shards, sequence_length: int, shuffle: bool = False, seed: int = 0):
-        """shards: arrays (n,) uint16 (shards.py). UserError: T or seed out of range, no shard holds a window."""
+        """shards: sequences of tokens, whose slices are arrays (n,) uint16 (shards.py). UserError: T or seed out of range, no shard holds a window."""
         if sequence_length < 1:
             raise UserError(f"sequence length is {sequence_length}, expected at least 1: change --seq-len")
         if seed < 0:
             raise UserError(f"seed is {seed}, expected 0 or more: change --seed")
         self.shards = list(shards)
-        self._tokens = [np.asarray(shard) for shard in shards]  # slicing a bare array is quicker than a np.memmap
         self.sequence_length, self.shuffle, self.seed = sequence_length, shuffle, seed
         # Shard number s holds an epoch's windows first_window[s] .. first_window[s+1] - 1.
         self.first_window = [0, *accumulate((len(shard) - 1) // sequence_length for shard in self.shards)]
@@ -58,25 +58,29 @@ class Windows:
         others = f" and {len(lengths) - 1} more" if len(lengths) > 1 else ""
         return f"{first}{others}: {sum(lengths)} tokens in shards of at most {max(lengths, default=0)}"
 
-    def facts(self) -> dict[str, int]:
-        """What tells other data from these, at a glance: how much there is, and a checksum of how each shard begins."""
-        checksum = 0
-        for tokens in self._tokens:
-            checksum = zlib.crc32(np.ascontiguousarray(tokens[:COMPARED_TOKENS], "<u2"), checksum)
-        return {"shards": len(self.shards), "tokens": sum(map(len, self.shards)), "crc32": checksum}
+    def facts(self, content: int) -> dict[str, int]:
+        """What tells other data from these: how much there is, how each shard begins, and the checksum of all content.
+
+        content: the sum over all parts of what `check` returns. Checkpoints of before have the beginnings alone.
+        """
+        beginnings = 0
+        for shard in self.shards:
+            beginnings = zlib.crc32(np.ascontiguousarray(shard[:COMPARED_TOKENS], "<u2"), beginnings)
+        tokens = sum(map(len, self.shards))
+        return {"shards": len(self.shards), "tokens": tokens, "crc32": beginnings, "content": content % (1 << 64)}
 
     def read(self, first: int, inputs, targets) -> None:
         """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.
 
         targets[b, t] is the token that follows inputs[b, t]. Any `first` >= 0 in any order; ascending is quickest,
-        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered).
+        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered). UserError:
+        a shard's file was changed since it was opened.
         """
         T = self.sequence_length
         for row in range(len(inputs)):
             shard, start = self.locate(first + row)
-            tokens = self._tokens[shard]
-            inputs[row] = tokens[start : start + T]
-            targets[row] = tokens[start + 1 : start + 1 + T]
+            window = self.shards[shard][start : start + T + 1]
+            inputs[row], targets[row] = window[:-1], window[1:]
 
     def locate(self, number: int) -> tuple[int, int]:
         """(shard, first token within it) of a window of the endless stream."""
@@ -96,37 +100,48 @@ class Windows:
 
 
 def shard_name(shard, number: int) -> str:
-    """A mapped shard's path; its number where it is only an array."""
-    return str(getattr(shard, "filename", None) or f"shard {number}")
+    """A shard's path; its number where it is only an array."""
+    return str(getattr(shard, "path", None) or f"shard {number}")
 
 
-def check(windows: Windows, global_batch: int, vocab_size: int, part: int = 0, parts: int = 1) -> None:
+def check(windows: Windows, global_batch: int, vocab_size: int, part: int = 0, parts: int = 1) -> int:
     """UserError if an epoch is shorter than one global batch (in windows), or a token is beyond the vocabulary.
 
-    Every caller sees the first; the second is looked for in its own part only, see check_tokens.
+    Every caller sees the first; the second is looked for in its own part only. Returns as check_tokens.
     """
     if windows.count < global_batch:
         raise UserError(
             f"{windows.description}, {windows.count} windows of {windows.sequence_length} tokens, expected at least "
             f"{global_batch} for a global batch: give more text, or lower --batch-size, --grad-accum or --seq-len"
         )
-    check_tokens(windows.shards, vocab_size, part, parts)
+    return check_tokens(windows.shards, vocab_size, part, parts)
 
 
-def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> None:
+def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> int:
     """UserError naming shard, position and id of the first token >= vocab_size.
 
-    Looks at part 0 <= part < parts of every shard, so that each rank can read its own share of the files; only the rank
-    that meets the token raises.
+    Looks at part 0 <= part < parts of all blocks of SCAN_TOKENS, so that each rank can read its own share of the files;
+    only the rank that meets the token raises. Returns the part's checksum. The sum of all parts', modulo 2^64, is the
+    checksum of all tokens, however many parts there are.
     """
-    for number, shard in enumerate(shards):
-        stop = len(shard) * (part + 1) // parts
-        for start in range(len(shard) * part // parts, stop, SCAN_TOKENS):
-            tokens = np.asarray(shard[start : min(start + SCAN_TOKENS, stop)])
-            if tokens.max() < vocab_size:
-                continue
+    blocks = ((number, start) for number, shard in enumerate(shards) for start in range(0, len(shard), SCAN_TOKENS))
+    count, checksum = sum(-(-len(shard) // SCAN_TOKENS) for shard in shards), 0
+    for number, start in islice(blocks, count * part // parts, count * (part + 1) // parts):
+        tokens = shards[number][start : start + SCAN_TOKENS]
+        if tokens.max() >= vocab_size:
             position = int(np.argmax(tokens >= vocab_size))
             raise UserError(
-                f"{shard_name(shard, number)}: token {start + position} is {tokens[position]}, expected 0 to "
+                f"{shard_name(shards[number], number)}: token {start + position} is {tokens[position]}, expected 0 to "
                 f"{vocab_size - 1}: tokenize the text with the model's tokenizer, or raise --vocab-size"
             )
+        checksum += block_checksum(number, start, tokens)
+    return checksum
+
+
+def block_checksum(shard: int, start: int, tokens: np.ndarray) -> int:
+    """64 bits of a block and its place, to be added up.
+
+    Not the CRCs themselves: a sum of those stays the same when two blocks change places.
+    """
+    place = f"{shard} {start} {zlib.crc32(np.ascontiguousarray(tokens, '<u2'))}"
+    return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest())

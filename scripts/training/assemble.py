@@ -91,8 +91,8 @@ def assemble(settings, world) -> Parts:
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
-    train, val = open_data(s, config.vocab_size, world)
-    facts = run_facts(s, layout, train, world.size)
+    train, val, data = open_data(s, config.vocab_size, world)
+    facts = run_facts(s, layout, data, world.size)
     checkpoint = checkpoint_to_go_on_from(s, facts, world)
     steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
     backend = resources.enter_context(closing(new_backend()))
@@ -144,8 +144,11 @@ def global_batch(s, ranks: int) -> int:
     return s.batch_size * s.grad_accum * worker_count(s.server, ranks)
 
 
-def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None]:
-    """Training and validation windows, checked. Rank 0 tokenizes a text, if the cache does not hold its tokens yet."""
+def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
+    """Training and validation windows, checked, and the facts of the former.
+
+    Rank 0 tokenizes a text, if the cache does not hold its tokens yet.
+    """
     patterns = s.train_data, s.val_data
     if not s.train_data:
         with world.together(UserError):
@@ -156,17 +159,17 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None]:
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
         val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None
-        windows.check(train, global_batch(s, world.size), vocab_size, world.rank, world.size)
+        content = windows.check(train, global_batch(s, world.size), vocab_size, world.rank, world.size)
         if val:
             windows.check_tokens(val.shards, vocab_size, world.rank, world.size)
-    return train, val
+    return train, val, train.facts(world.comm.allreduce(content))
 
 
-def run_facts(s, layout: Layout, train: Windows, ranks: int) -> dict:
+def run_facts(s, layout: Layout, data: dict, ranks: int) -> dict:
     """What every checkpoint of this run says of it, whatever the step."""
     return {
         "global_batch": global_batch(s, ranks), "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed,
-        "data": train.facts(), "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
+        "data": data, "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
     }  # fmt: skip
 
 

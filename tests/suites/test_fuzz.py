@@ -48,7 +48,7 @@ def test_a_shard(tmp_path):
         inputs, targets = np.zeros((2, windows.count if windows else 0, T), np.int32)
         if windows:
             windows.read(0, inputs, targets)
-        return shard.tolist(), np.hstack([inputs, targets[:, -1:]]).tolist()
+        return shard[:].tolist(), np.hstack([inputs, targets[:, -1:]]).tolist()
 
     for mutant, result in read_mutants(path, lambda mutator, content: mutator.of_bytes(content, 16), read, UserError):
         expected = tokens_in(mutant)

@@ -43,7 +43,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def tokens_in(folder: Path, split: str) -> np.ndarray:
-    return np.concatenate([open_shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))])
+    return np.concatenate([open_shard(path)[:] for path in sorted(folder.glob(f"*_{split}_*.bin"))])
 
 
 def manifest_of(folder: Path) -> dict:

@@ -1,14 +1,17 @@
 """Token shards and the stream of windows, against bytes and lists made by hand."""
 
+import os
 import random
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gpt2.data.shards import open_shard, open_shards, write_shard
-from gpt2.data.windows import Windows, check, check_tokens
+from gpt2.data.windows import SCAN_TOKENS, Windows, check, check_tokens
 from gpt2.errors import UserError
+from scripts.training.start import check_same_run
 
 SHARD = struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 1, 2, 300, 50256, 65535)
 
@@ -36,10 +39,15 @@ def with_header(content: bytes, **fields: int) -> bytes:
 
 def test_reads_a_shard_made_by_hand(tmp_path):
     (tmp_path / "a.bin").write_bytes(SHARD)
-    tokens = open_shard(tmp_path / "a.bin")
-    assert isinstance(tokens, np.memmap)
+    shard = open_shard(tmp_path / "a.bin")
+    assert shard.path == tmp_path / "a.bin"
+    assert len(shard) == 5
+    tokens = shard[:]
     assert tokens.dtype == np.uint16
     assert tokens.tolist() == [1, 2, 300, 50256, 65535]
+    assert shard[1:3].tolist() == [2, 300]
+    assert shard[3:9].tolist() == [50256, 65535]
+    assert shard[5:9].tolist() == shard[3:2].tolist() == []
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 0
 
@@ -54,8 +62,8 @@ def test_writes_the_same_bytes(tmp_path, dtype):
 def test_writes_a_strided_array_and_a_list(tmp_path):
     write_shard(tmp_path / "a.bin", np.arange(10, dtype=np.uint16)[::2])
     write_shard(tmp_path / "b.bin", [3, 4])
-    assert open_shard(tmp_path / "a.bin").tolist() == [0, 2, 4, 6, 8]
-    assert open_shard(tmp_path / "b.bin").tolist() == [3, 4]
+    assert open_shard(tmp_path / "a.bin")[:].tolist() == [0, 2, 4, 6, 8]
+    assert open_shard(tmp_path / "b.bin")[:].tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +118,10 @@ def test_a_pattern_gives_shards_in_sorted_order(tmp_path):
     for number in (10, 2, 1):
         write_shard(tmp_path / f"train_{number:03}.bin", [number])
     write_shard(tmp_path / "val_000.bin", [9])
-    assert [int(shard[0]) for shard in open_shards(str(tmp_path / "train_*.bin"))] == [1, 2, 10]
+    assert [int(shard[:1][0]) for shard in open_shards(str(tmp_path / "train_*.bin"))] == [1, 2, 10]
     assert "no file matches" in refusal(open_shards, str(tmp_path / "test_*.bin"))
     write_shard(tmp_path / "odd[1].bin", [7])
-    assert [int(shard[0]) for shard in open_shards(str(tmp_path / "odd[1].bin"))] == [7]
+    assert [int(shard[:1][0]) for shard in open_shards(str(tmp_path / "odd[1].bin"))] == [7]
 
 
 def test_random_damage_to_a_shard_is_refused_or_harmless(tmp_path):
@@ -124,10 +132,68 @@ def test_random_damage_to_a_shard_is_refused_or_harmless(tmp_path):
             content[source.randrange(16)] = source.randrange(256)
         path.write_bytes(content[: source.choice([len(content), len(content), source.randrange(len(content))])])
         try:
-            outcome = open_shard(path).tolist()
+            outcome = open_shard(path)[:].tolist()
         except UserError as error:
             outcome = str(error).split(":")[0]
         assert outcome in ([1, 2, 300, 50256, 65535], str(path))
+
+
+def test_a_removed_or_replaced_file_is_read_on_as_it_was(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(SHARD)
+    shard = open_shard(path)
+    write_shard(path, [7, 8, 9, 10, 11])
+    assert shard[:].tolist() == [1, 2, 300, 50256, 65535]
+    path.unlink()
+    assert shard[:2].tolist() == [1, 2]
+
+
+def cut(path):
+    os.truncate(path, len(SHARD) - 4)
+
+
+def add_to(path):
+    path.write_bytes(SHARD + SHARD)
+
+
+def write_in_place(path):
+    with open(path, "r+b") as file:
+        file.seek(1024)
+        file.write(b"\x07")
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        (cut, ["1030 bytes", "expected the 1034"]),
+        (add_to, ["2068 bytes", "expected the 1034"]),
+        (write_in_place, ["written to at 20", "expected it to stay"]),
+    ],
+)
+def test_a_changed_file_is_refused(tmp_path, change, facts):
+    path = tmp_path / "a.bin"
+    path.write_bytes(SHARD)
+    os.utime(path, ns=(0, 0))  # the file is old, so that a change is another time however coarse the clock
+    windows = Windows([open_shard(path)], 2)
+    assert read(windows, 0, 1) == [[1, 2, 300]]
+    change(path)
+    message = refusal(read, windows, 0, 1)
+    for fact in [str(path), *facts, "--resume"]:
+        assert fact in message
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path, monkeypatch):
+    """Its size is asked for after its tokens."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(SHARD)
+    shard, pread = open_shard(path), os.pread
+
+    def cut_then_read(*arguments):
+        cut(path)
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", cut_then_read)
+    assert "1030 bytes" in refusal(shard.__getitem__, slice(0, 2))
 
 
 # Windows
@@ -283,3 +349,53 @@ def test_one_part_of_the_scan_finds_the_token(parts):
                 messages.append(str(error))
         assert len(messages) == 1
         assert f"shard 0: token {position} is 9" in messages[0]
+
+
+# What tells one data set from another
+
+
+def content_of(shards, parts: int = 1) -> int:
+    return Windows(shards, 8).facts(sum(check_tokens(shards, 256, part, parts) for part in range(parts)))["content"]
+
+
+@pytest.fixture
+def long_shards():
+    """Three blocks and a bit, two tokens, one block and a bit."""
+    random_tokens = np.random.default_rng(0).integers(0, 256, 5 * SCAN_TOKENS).astype(np.uint16)
+    return np.split(random_tokens, [3 * SCAN_TOKENS + 7, 3 * SCAN_TOKENS + 9])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 50])
+def test_any_number_of_ranks_finds_the_same_content(long_shards, parts):
+    assert content_of(long_shards, parts) == content_of(long_shards)
+
+
+def test_any_other_content_is_noticed(long_shards):
+    first, second, third = long_shards
+    blocks = [first[:SCAN_TOKENS], first[SCAN_TOKENS : 2 * SCAN_TOKENS], first[2 * SCAN_TOKENS :]]
+    changed = first.copy()
+    changed[SCAN_TOKENS + SCAN_TOKENS // 2] ^= 1
+    others = [
+        [changed, second, third],
+        [np.concatenate([blocks[1], blocks[0], blocks[2]]), second, third],
+        [second, first, third],
+        [first, third, second],
+        [first, np.concatenate([second, third])],
+    ]
+    contents = [content_of(shards) for shards in [long_shards, *others]]
+    assert len(set(contents)) == len(contents)
+
+
+def test_a_checkpoint_is_held_to_what_it_says_of_the_data():
+    """Checkpoints of before have a checksum of the shards' beginnings and no other."""
+    facts = {name: 0 for name in ("model", "global_batch", "seq_len", "shuffle", "seed")}
+    old = {"shards": 1, "tokens": 9000, "crc32": 5}
+    for content, same in ((1, True), (2, False)):
+        for said in (old, old | {"content": 1}):
+            checkpoint = SimpleNamespace(path="step-1", facts=facts | {"data": said})
+            run = facts | {"data": old | {"content": content}}
+            if same or said == old:
+                check_same_run(checkpoint, run)
+            else:
+                assert "change the training data" in refusal(check_same_run, checkpoint, run)
+    assert "its data" in refusal(check_same_run, checkpoint, facts | {"data": old | {"content": 1, "tokens": 8}})
