@@ -30,7 +30,10 @@ class Windows:
     """
 
     def __init__(self, shards, sequence_length: int, shuffle: bool = False, seed: int = 0):
-        """shards: sequences of tokens, whose slices are arrays (n,) uint16 (shards.py). UserError: T or seed out of range, no shard holds a window."""
+        """shards: sequences of tokens whose slices are arrays (n,) uint16 (shards.py).
+
+        UserError: T or seed out of range, no shard holds a window.
+        """
         if sequence_length < 1:
             raise UserError(f"sequence length is {sequence_length}, expected at least 1: change --seq-len")
         if seed < 0:
@@ -73,8 +76,8 @@ class Windows:
         """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.
 
         targets[b, t] is the token that follows inputs[b, t]. Any `first` >= 0 in any order; ascending is quickest,
-        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered). UserError:
-        a shard's file was changed since it was opened.
+        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered).
+        UserError: a shard's file was changed since it was opened.
         """
         T = self.sequence_length
         for row in range(len(inputs)):

@@ -43,6 +43,17 @@ def load(path: Path) -> Parameters:
     return parameters
 
 
+def files(path: Path) -> list[Path]:
+    """The files that parameters and shape are read from, or could be. UserError: nothing is there that can be read."""
+    form, place = find(path)
+    if form is llmc:
+        return [place]
+    with file_errors(place, "cannot look into it; check its permissions"):
+        folder, tensors = (place, sorted(place.glob("*.safetensors*"))) if place.is_dir() else (place.parent, [place])
+        described = [folder / name for name in ("config.json", checkpoints.MARKER)]
+        return [*filter(Path.is_file, described), *filter(Path.is_file, tensors)]
+
+
 def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
     """UserError if so many float32 vectors of all parameters do not fit into what memory is available."""
     count, available = llmc.parameter_count(config, config.padded_vocab_size), available_bytes()

@@ -19,6 +19,7 @@ from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError, file_errors
+from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, model_facts
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
@@ -30,6 +31,7 @@ from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
 from scripts.training.meeting import MeetingPoint, Signals
 from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
+from scripts.training.same_files import check_same_files
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
 from scripts.training.utilization import find_peak
 from scripts.training.worker import Server, Worker
@@ -159,6 +161,8 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
         val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None
+    check_same_files(world, [shard.path for part in (train, val) if part for shard in part.shards])
+    with world.together(UserError):
         content = windows.check(train, global_batch(s, world.size), vocab_size, world.rank, world.size)
         if val:
             windows.check_tokens(val.shards, vocab_size, world.rank, world.size)
@@ -189,6 +193,10 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> Checkpoint | None:
 def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
     """The parameters in host memory, filled, also where the strategy and the model have theirs."""
     parameters = Parameters(layout, backend.host_parameters)
+    if s.init != "random" and not checkpoint:
+        with world.together(UserError):
+            files = weights.files(Path(s.init))
+        check_same_files(world, files)
     with world.together(UserError):
         fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
     return parameters

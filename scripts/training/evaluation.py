@@ -25,6 +25,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_kernels
 from scripts.settings.tokenizer import choose_tokenizer
+from scripts.training.same_files import check_same_files
 from scripts.training.worker import Worker
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -69,6 +70,8 @@ def load_model(
         if stride > length:
             raise UserError(f"--stride is {stride}, expected at most --seq-len, {length}: lower it")
         weights.check_memory(path, config, world.local_size)
+        files = weights.files(path)
+    check_same_files(world, files)
     kernels, _ = choose_kernels(backend, config, world, threads)
     with world.together(UserError):
         parameters = Parameters.zeros(Layout(config))
@@ -84,6 +87,8 @@ def of_validation(model: Model, shards: str, world) -> dict:
     """--val-data: the loss that training would validate with, by the same code. shards: their pattern."""
     with world.together(UserError):
         val = Windows(open_shards(shards), model.sequence_length)
+    check_same_files(world, [shard.path for shard in val.shards])
+    with world.together(UserError):
         windows.check_tokens(val.shards, model.config.vocab_size, world.rank, world.size)
         gpt2 = GPT2(model.kernels, model.parameters, None, model.batch_size, model.sequence_length)
         worker = Worker(gpt2, val, val, 1, world.rank, world.size, None)
@@ -97,6 +102,8 @@ def of_text(model: Model, path: Path, tokenizer: str | None, world) -> dict:
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
         text = read_text(path)
+    check_same_files(world, [path])
+    with world.together(UserError):
         tokens = join_tokens(["", text], encoding)
         parts = strided_windows(len(tokens), model.sequence_length, model.stride)[world.rank :: world.size]
         part = text_losses(new_scorer(model, world, "text"), tokens, parts)
@@ -112,6 +119,8 @@ def of_choices(model: Model, path: Path, world) -> dict:
     """--hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
         examples = read_examples(path)
+    check_same_files(world, [path])
+    with world.together(UserError):
         check_examples(path, examples, model.config)
         scorer = new_scorer(model, world, "hellaswag")
         # Dealt one by one to the ranks, and not in blocks: in HellaSwag the long examples come last.

@@ -1,0 +1,49 @@
+"""Do all nodes read the same files? A copy on a node's own disk may be another, or stale, under the same path."""
+
+from pathlib import Path
+
+from dist.world import World, end_with_one_line
+from gpt2.files import fingerprints
+
+NAMED_AT_MOST = 3
+
+
+def check_same_files(world: World, paths: list[Path]) -> None:
+    """The job ends with one line if these files are others on some node than on rank 0's. Collective.
+
+    paths: those that this rank found. They exist; the first rank of each node looks at them. What is compared is what
+    gpt2.files.fingerprints reads of them.
+    """
+    if world.node_count == 1:
+        return
+    found = problem = None
+    if world.local_rank == 0:
+        try:
+            found = fingerprints(paths)
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}"
+    expected = world.comm.bcast(found)
+    if found is not None and expected is not None:
+        problem = difference(found, expected)
+    problems = [(rank, text) for rank, text in enumerate(world.comm.allgather(problem)) if text]
+    if problems:
+        hosts = [world.places[rank]["host"] for rank, _ in problems]
+        more = f" and {len(hosts) - NAMED_AT_MOST} more" if len(hosts) > NAMED_AT_MOST else ""
+        end_with_one_line(
+            world.comm,
+            f"{problems[0][1]} on {', '.join(hosts[:NAMED_AT_MOST])}{more}, expected the same as on "
+            f"{world.places[0]['host']}, where rank 0 is: copy it there again, or use a disk that all nodes share",
+        )
+
+
+def difference(found: list[tuple], expected: list[tuple]) -> str | None:
+    """What is the matter with the first file that differs, None if none does. Both: (path, size, hash) of each file."""
+    paths = {path for path, *_ in found}, {path for path, *_ in expected}
+    for path in sorted(paths[0] ^ paths[1]):  # first: how much is read of each depends on how many there are
+        return f"{path}: {'one file more' if path in paths[0] else 'not there'}"
+    for (path, size, content), (_, expected_size, expected_content) in zip(found, expected, strict=True):
+        if size != expected_size:
+            return f"{path}: {size} bytes, not {expected_size},"
+        if content != expected_content:
+            return f"{path}: other content of the same size"
+    return None

@@ -1,0 +1,155 @@
+"""Files that are to be the same on all nodes: the nodes here are threads, each with a folder of its own."""
+
+import shutil
+import threading
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpt2.data.shards import write_shard
+from gpt2.files import SAMPLE_BYTES, fingerprints
+from gpt2.formats import weights
+from scripts.training import same_files
+from scripts.training.same_files import check_same_files
+from tests.unit.test_huggingface import FIXTURE
+
+PLACES = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # (node, local rank) of each rank
+
+
+class ThreadsComm:
+    """What check_same_files uses of MPI, between threads."""
+
+    def __init__(self, size: int):
+        self._barrier, self._values, self._own = threading.Barrier(size, timeout=20), [None] * size, threading.local()
+
+    def enter(self, rank: int) -> None:
+        self._own.rank = rank
+
+    @property
+    def rank(self) -> int:
+        return self._own.rank
+
+    def allgather(self, value) -> list:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def bcast(self, value):
+        return self.allgather(value)[0]
+
+
+def check_on_nodes(folders: list[Path], monkeypatch, capsys) -> str:
+    """The line that the job ends with, "" if it goes on; each node finds its folder's files under the same names."""
+    monkeypatch.setattr(
+        same_files,
+        "fingerprints",
+        lambda files: [(p.name, *each) for p, (_, *each) in zip(files, fingerprints(files), strict=True)],
+    )
+    comm, codes = ThreadsComm(len(PLACES)), [0] * len(PLACES)
+    places = [{"rank": rank, "host": f"cn{node}"} for rank, (node, _) in enumerate(PLACES)]
+
+    def run(rank: int) -> None:
+        comm.enter(rank)
+        node, local_rank = PLACES[rank]
+        world = SimpleNamespace(comm=comm, node_count=3, local_rank=local_rank, places=places)
+        try:
+            check_same_files(world, sorted(folders[node].iterdir()))
+        except SystemExit as error:
+            codes[rank] = error.code
+
+    threads = [threading.Thread(target=partial(run, rank)) for rank in range(len(PLACES))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    line = capsys.readouterr().err
+    assert codes == [2 if line else 0] * len(PLACES)
+    return line
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Three nodes' folders of the same two shards, one of them of several MB."""
+    for node in range(3):
+        (tmp_path / str(node)).mkdir()
+        write_shard(tmp_path / str(node) / "a.bin", np.arange(100))
+        write_shard(tmp_path / str(node) / "b.bin", np.arange(3_000_000) % 777)
+    return [tmp_path / str(node) for node in range(3)]
+
+
+def test_the_same_files(folders, monkeypatch, capsys):
+    assert check_on_nodes(folders, monkeypatch, capsys) == ""
+
+
+def change_a_token(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda node: change_a_token(node / "a.bin"), "a.bin: other content of the same size on cn{},"),
+        (lambda node: change_a_token(node / "b.bin"), "b.bin: other content of the same size on cn{},"),
+        (lambda node: write_shard(node / "b.bin", np.arange(3_000_000) % 776), "b.bin: other content of the same"),
+        (lambda node: write_shard(node / "a.bin", np.arange(99)), "a.bin: 1222 bytes, not 1224, on cn{},"),
+        (lambda node: write_shard(node / "c.bin", np.arange(99)), "c.bin: one file more on cn{},"),
+        (lambda node: (node / "b.bin").unlink(), "b.bin: not there on cn{},"),
+    ],
+)
+@pytest.mark.parametrize("node", [1, 2])
+def test_other_files_on_one_node(folders, monkeypatch, capsys, change, found, node):
+    change(folders[node])
+    line = check_on_nodes(folders, monkeypatch, capsys)
+    assert line.startswith(f"error: {found.format(node)}")
+    assert line.count("\n") == 1
+    assert "expected the same as on cn0, where rank 0 is" in line
+
+
+def test_other_files_on_rank_0s_node(folders, monkeypatch, capsys):
+    change_a_token(folders[0] / "b.bin")
+    assert "b.bin: other content of the same size on cn1, cn2, expected" in check_on_nodes(folders, monkeypatch, capsys)
+
+
+def test_what_is_compared_is_spread_across_a_file(tmp_path):
+    """A small file is read whole; of a large one, what is changed in more than one part in 512 is always seen."""
+    path = tmp_path / "file"
+    for size in (1, SAMPLE_BYTES, SAMPLE_BYTES + 1, 100_000):
+        content = bytearray(np.random.default_rng(size).bytes(size))
+        path.write_bytes(content)
+        before = fingerprints([path])
+        assert before[0][:2] == (str(path), size)
+        for position in {0, size // 3, size // 2, size - 1}:
+            content[position] ^= 1
+            path.write_bytes(content)
+            assert fingerprints([path]) != before
+            content[position] ^= 1
+    path.write_bytes(bytes(8_000_000))
+    before = fingerprints([path])
+    for start in range(0, 8_000_000 - 20_000, 500_000):
+        with open(path, "r+b") as file:
+            file.seek(start)
+            file.write(b"\1" * 20_000)
+        assert fingerprints([path]) != before
+        path.write_bytes(bytes(8_000_000))
+
+
+def test_a_file_of_no_bytes(tmp_path):
+    (tmp_path / "empty").touch()
+    assert fingerprints([tmp_path / "empty"])[0][1] == 0
+    assert fingerprints([]) == []
+
+
+def test_the_files_of_weights(tmp_path):
+    folder = Path(shutil.copytree(FIXTURE, tmp_path / "hugging"))
+    (folder / "README.md").write_text("another on each node")
+    tensors = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    names = ["config.json", *tensors, "model.safetensors.index.json"]
+    assert [path.name for path in weights.files(folder)] == names
+    assert [path.name for path in weights.files(folder / tensors[1])] == ["config.json", tensors[1]]
