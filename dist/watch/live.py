@@ -8,6 +8,7 @@ have changed since it last looked.
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,8 @@ class LivePositions:
         self._ports = Ports() if world.node_count > 1 else None
         barrier(world.local_comm)
         if world.node_count > 1:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # then no record of this node can be written, and `unseen` names it
+                self._folder.mkdir(parents=True, exist_ok=True)
         self.unseen = self._find_unseen()
 
     def enter(self, phase: str | None, step: int) -> None:
@@ -108,7 +110,8 @@ class LivePositions:
         """Collective over the node; no thread may use it any more."""
         barrier(self._world.local_comm)
         if self._world.local_rank == 0:
-            self._path(self._world.node).unlink(missing_ok=True)
+            with suppress(OSError):  # the folder may not be written any more
+                self._path(self._world.node).unlink(missing_ok=True)
         self._own = self._node = None
         self._window.Free()
 

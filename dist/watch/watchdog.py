@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 
@@ -133,4 +134,5 @@ class Watchdog:
 
 def _say(line: str) -> None:
     # In one piece, and past the locks of Python's streams, which the main thread may hold while it hangs.
-    os.write(sys.stderr.fileno(), f"{line}\n".encode())
+    with suppress(OSError):  # who would read it may be gone, and the job goes on
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())

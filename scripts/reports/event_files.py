@@ -44,14 +44,17 @@ class EventFile:
         self._new_event, self._new_value = Event, Summary.Value
         with self._errors():
             folder.mkdir(parents=True, exist_ok=True)
-            self._records = RecordWriter(open(self.path, "xb", buffering=0))  # noqa: SIM115
+            self._records = RecordWriter(open(self.path, "xb"))  # noqa: SIM115
         now = time.time()
         self._write(Event(wall_time=now, file_version=FORMAT))
         # Also in the first file: readers take the first start that they find for no restart.
         self._write(Event(wall_time=now, step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, record: dict, wall_time: float) -> None:
-        """A line of log.jsonl, handed to the file system when it returns; wall_time: seconds since 1970."""
+        """A line of log.jsonl, handed to the file system when it returns; wall_time: seconds since 1970.
+
+        After a UserError the file is not to be used any more: it may end in a half record, which readers drop.
+        """
         event = self._new_event(wall_time=wall_time, step=record["step"])
         for name in LOG_ROW:
             if record.get(name) is not None:
@@ -64,6 +67,7 @@ class EventFile:
     def _write(self, event) -> None:
         with self._errors():
             self._records.write(event.SerializeToString())
+            self._records.flush()
 
     def _errors(self):
         return file_errors(self.path, "free some space, or see to the disk")

@@ -18,7 +18,7 @@ from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
-from gpt2.errors import UserError, file_errors
+from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, model_facts
 from gpt2.model import GPT2
@@ -30,7 +30,7 @@ from scripts.training.between_steps import ReplicaCheck, Samples, Validation, Wh
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
 from scripts.training.meeting import MeetingPoint, Signals
-from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
+from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
 from scripts.training.utilization import find_peak
@@ -110,7 +110,7 @@ def assemble(settings, world) -> Parts:
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     every = s.checkpoint_every if find(s.strategy).exchanges else None  # else each rank trains a model of its own
     checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep)
-    batch = facts["global_batch"]
+    batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
         table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
         steps=steps,
@@ -118,7 +118,7 @@ def assemble(settings, world) -> Parts:
         tracer=tracer,
         worker=worker,
         strategy=strategy,
-        meeting_point=MeetingPoint(world.comm, worker, strategy.workers, signals, checkpoints),
+        meeting_point=MeetingPoint(world.comm, worker, strategy.workers, signals, checkpoints, failures),
         records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
@@ -127,7 +127,7 @@ def assemble(settings, world) -> Parts:
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
         checkpoints=checkpoints,
         model=model,
-        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer),
+        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
         resources=resources,
     )
 
@@ -232,15 +232,14 @@ def new_tracer(s, world, traces: Path, device, resources: ExitStack) -> Tracer:
     watchdog = new_watchdog(s, world, traces, resources)
     identity = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy}
     clock, counters, gpu = clock_offset(world), None, {}
-    with world.together(UserError), file_errors(traces, "choose another --out"):
-        if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
-            ports = Ports()
-            counters = CounterFile(traces, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
-        if s.backend == "cupy":
-            # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
-            on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
-            gpu = {"device": device, "on_stream": on_stream}
-        return Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+    if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
+        ports = Ports()
+        counters = CounterFile(traces, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+    if s.backend == "cupy":
+        # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
+        on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
+        gpu = {"device": device, "on_stream": on_stream}
+    return Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
 
 
 def new_job(s, backend, layout: Layout, tracer: Tracer, links: list[dict]) -> Job:

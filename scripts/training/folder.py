@@ -11,6 +11,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import TEMPORARY, replacing
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
+from scripts.training.report import warn
 from strategies import find
 
 
@@ -82,7 +83,11 @@ class RunFolder:
             (self.path / "config.json").stat()
             self._log.write(json.dumps(record) + "\n")
         if self._events:
-            self._events.add(record, time.time())
+            try:
+                self._events.add(record, time.time())
+            except UserError as error:  # the log has it all
+                self._events = None
+                warn(f"{error}; --tensorboard is off from here on, training goes on")
 
     def write_summary(self, **facts) -> None:
         """summary.json: what is known only at the end of a run."""

@@ -66,17 +66,19 @@ class MeetingPoint:
     """Where all ranks meet once a step, with one small all-gather.
 
     worker: this rank's Worker or Server. workers: how many ranks are workers. checkpoints: a Checkpointing, which
-    completes a checkpoint once all ranks know that all of them have written their parts.
+    completes a checkpoint once all ranks know that all of them have written their parts. failures: TraceFailures, which
+    are told once all ranks know of them.
     """
 
-    def __init__(self, comm, worker, workers: int, signals: Signals, checkpoints):
+    def __init__(self, comm, worker, workers: int, signals: Signals, checkpoints, failures):
         self.comm, self.worker, self.workers = comm, worker, workers
-        self.signals, self.checkpoints = signals, checkpoints
+        self.signals, self.checkpoints, self.failures = signals, checkpoints, failures
 
     def meet(self, loss_part: float) -> Meeting:
         """loss_part: of the mean loss, what this rank's windows add. Collective."""
         own = (loss_part, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
-        loss, exposed_s, compute_s, asked, written = gather_everywhere(self.comm, *own).T
+        *told, untraced = gather_everywhere(self.comm, *own, self.failures.own()).T
+        loss, exposed_s, compute_s, asked, written = told
         meeting = Meeting(
             loss=math.fsum(loss),  # exact, so all ranks get the same bits
             exposed_s=math.fsum(exposed_s) / self.workers,
@@ -85,6 +87,7 @@ class MeetingPoint:
             written=written.astype(int).tolist(),
         )
         self.checkpoints.settle(meeting.written)
+        self.failures.tell(untraced)
         return meeting
 
 

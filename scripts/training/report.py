@@ -1,8 +1,13 @@
 """What a run says of itself: a table at its start, a record and a line a step, a summary at its end."""
 
+import errno
+import os
 import resource
+import sys
 import time
+from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 
@@ -133,11 +138,44 @@ class ProgressLines:
         return f"  slowest rank {rank} ({self.places[rank]['host']}) +{found['slowest_excess']:.0%}"
 
 
+class TraceFailures:
+    """Rank 0's word on ranks whose traces cannot be written any more: a line for all that fail in the same step.
+
+    traces: RUN/traces. `own` is this rank's failure as a number, which all ranks tell each other: 0 without one.
+    """
+
+    def __init__(self, world, traces: Path, tracer):
+        self.world, self.traces, self.tracer, self._told = world, traces, tracer, set()
+
+    def own(self) -> int:
+        failure = self.tracer.failure
+        return 0 if failure is None else failure.errno or errno.EIO
+
+    def tell(self, failures) -> None:
+        """failures: each rank's `own`; only rank 0 needs them."""
+        if self.world.rank:
+            return
+        if new := [rank for rank in np.flatnonzero(failures).tolist() if rank not in self._told]:
+            self._told.update(new)
+            first, host = new[0], self.world.places[new[0]]["host"]
+            more = f" and {len(new) - 1} more" if new[1:] else ""
+            warn(
+                f"{self.traces}: {os.strerror(int(failures[first]))}: tracing is off from here on for rank {first} on "
+                f"{host}{more}; training goes on"
+            )
+
+
+def warn(text: str) -> None:
+    """A line on stderr, if anybody is there to read it."""
+    with suppress(OSError):
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 class Ending:
     """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none."""
 
-    def __init__(self, world, folder, traces, tracer):
-        self.world, self.folder, self.traces, self.tracer = world, folder, traces, tracer
+    def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
+        self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
 
     def tell(self, step: int, is_done: bool, checkpoint_costs: list[dict]) -> None:
         """After the last step: write summary.json, and each node's clock once more. Collective.
@@ -151,10 +189,11 @@ class Ending:
             "checkpoints": world.comm.gather(checkpoint_costs),
         }
         end_clocks = world.comm.gather({"node": world.node} | clock_offset(world))
+        self.failures.tell(world.comm.gather(self.failures.own()))
         with world.together(UserError):
             if world.rank == 0:
                 if self.traces and world.node_count > 1:
-                    write_end_clocks(self.traces, end_clocks)
+                    self._keep_clocks(end_clocks)
                 self.folder.write_summary(**facts)
                 path = self.folder.path
                 world.print(
@@ -163,3 +202,9 @@ class Ending:
                 )
                 if not is_done:
                     world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")
+
+    def _keep_clocks(self, end_clocks: list[dict]) -> None:
+        try:
+            write_end_clocks(self.traces, end_clocks)
+        except OSError as error:
+            warn(f"{self.traces / 'clocks.json'}: {error.strerror}: the traces keep the clocks of the start alone")

@@ -1,5 +1,9 @@
-"""Data that are not what they were, or not the same on all nodes: a run ends with one line and learns nothing."""
+"""Files of a run that are not what they were: data that were changed, or are others on a node; traces that cannot be.
 
+Other data end the run with one line before it learns from them. Traces do not end it.
+"""
+
+import os
 import shutil
 
 import numpy as np
@@ -79,3 +83,53 @@ def test_other_data_are_no_data_to_go_on_with(comm, shared_path, capfd):
     comm.Barrier()
     train(world, shared_path / "run", *SMALL, *data, "--steps", 3, "--resume")
     assert [line["step"] for line in log(shared_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.ranks(2)
+def test_data_that_are_cut_while_training(comm, shared_path, monkeypatch):
+    """All ranks read of the file in the step after."""
+    from dist.world import start_world
+    from gpt2.errors import UserError
+    from scripts.training.worker import Worker
+
+    if comm.rank == 0:
+        write_data(shared_path)
+    world, path, gradients = start_world(), shared_path / "train.bin", Worker.gradients
+
+    def cut_then_compute(worker, step, gradients_final):
+        if step == 3:
+            os.truncate(path, 20_000)
+        return gradients(worker, step, gradients_final)
+
+    monkeypatch.setattr(Worker, "gradients", cut_then_compute)
+    comm.Barrier()
+    data = ["--train-data", path, "--val-data", shared_path / "val.bin"]
+    with pytest.raises(UserError, match=f"^{path}: 20000 bytes, expected the 41024 that it had when it was opened"):
+        train(world, shared_path / "run", *SMALL, *data, "--steps", 5)
+    comm.Barrier()
+    assert [line["step"] for line in log(shared_path / "run")] == [1, 2]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_whose_traces_cannot_be_written(comm, shared_path, capfd, nodes):
+    """A file has the folder's name: neither traces nor counters, clocks and the nodes' positions find a place."""
+    from dist.world import world_of
+
+    world, run = world_of(comm, comm.Split(comm.rank % nodes, 0)), shared_path / "run"
+    if comm.rank == 0:
+        write_data(shared_path)
+        run.mkdir()
+        (run / "traces").touch()
+    comm.Barrier()
+    capfd.readouterr()
+    data = ["--train-data", shared_path / "train.bin", "--val-data", shared_path / "val.bin"]
+    train(world, run, *SMALL[:-4], *data, "--steps", 3, "--stall-after", 60)
+    comm.Barrier()
+    assert [line["step"] for line in log(run)] == [1, 2, 3]
+    assert (run / "summary.json").exists()
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    if comm.rank == 0:
+        off = f"warning: {run / 'traces'}: File exists: tracing is off from here on for rank 0 on {world.host}"
+        assert warnings[0] == f"{off} and 1 more; training goes on"
+    assert len(warnings) == (nodes if comm.rank == 0 else 0)  # on several nodes the clocks are missed, too

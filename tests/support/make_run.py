@@ -37,7 +37,7 @@ def write_run(
     for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
         clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
         with files.create(folder / "traces", identity, clock) as file:
-            files.append(file, records_of(rank_spans, offset))
+            files.append(file, records_of(rank_spans, offset).tobytes())
     config = {
         "settings": {"strategy": strategy, "server": "colocated", **settings},
         "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",

@@ -55,8 +55,10 @@ def read_run_records(folder, phase):
 
 def test_a_sample_cut_short_by_a_crash_is_dropped(tmp_path):
     counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (1, 2, 3))
+    counters.begin()
     counters.sample(SAMPLE_NS)
     counters.sample(2 * SAMPLE_NS)
+    counters.write()
     counters.close()
     path = counters_path(tmp_path, 0)
     path.write_bytes(path.read_bytes()[:-1])

@@ -14,11 +14,13 @@ offset's error; `at_ns` is when it was measured, in the node's own time. The fil
 drift by tens of microseconds a second, so that a reader interpolates between start and end. A run that crashed has no
 clocks at its end.
 
-Records are little-endian without padding. A crash may cut the last one short: readers drop it.
+Records are little-endian without padding. A crash, or a full disk, may cut the last one short: readers drop it. Files
+are not buffered here, so after an error nothing more of them is written, and what they hold stays readable.
 """
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -70,38 +72,56 @@ def create(folder, identity: dict, clock: dict):
             rank = earlier.stem.removeprefix("rank-")
             if rank.isdecimal() and int(rank) >= identity["ranks"]:
                 earlier.unlink()
-    file = path.open("wb")
-    append(file, json.dumps(header).encode() + b"\n")
+    return begin(path, header)
+
+
+def begin(path: Path, header: dict):
+    """A new binary file, open and unbuffered, whose first line is the header. OSError: then no file stays."""
+    file = path.open("wb", buffering=0)
+    try:
+        append(file, json.dumps(header).encode() + b"\n")
+    except OSError:
+        with suppress(OSError):
+            file.close()
+            path.unlink()
+        raise
     return file
 
 
-def append(file, data) -> None:
-    """Write bytes or an array of records, and hand them to the operating system at once."""
-    file.write(data)
-    file.flush()
+def append(file, data: bytes) -> None:
+    """Hand it all to the operating system at once. OSError: a part of it may be written."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def write_end_clocks(folder, clocks: list[dict]) -> None:
-    """clocks: the number of each node and its clock, measured at the end of the run."""
-    (Path(folder) / "clocks.json").write_text(json.dumps(clocks) + "\n")
+    """clocks: the number of each node and its clock, measured at the end of the run. OSError: then no file stays."""
+    path = Path(folder) / "clocks.json"
+    try:
+        path.write_text(json.dumps(clocks) + "\n")
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
 
 
 class CounterFile:
     """Samples a node's network counters into its file.
 
     The node's first rank does it where its phases end, so that what passed the ports belongs to a phase.
-    read() gives (bytes in, bytes out, stalled ticks).
+    read() gives (bytes in, bytes out, stalled ticks). The file is there from `begin` on; OSError if it cannot be.
     """
 
     def __init__(self, folder, identity: dict, ports: list[str], clock: dict, read: Callable[[], tuple[int, int, int]]):
-        header = {"format": COUNTERS_FORMAT, "version": VERSION, "ports": ports, "clock": clock}
-        header |= {name: identity[name] for name in ("node", "host")}
-        path = counters_path(folder, identity["node"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
-        append(self._file, json.dumps(header).encode() + b"\n")
+        self._header = {"format": COUNTERS_FORMAT, "version": VERSION, "ports": ports, "clock": clock}
+        self._header |= {name: identity[name] for name in ("node", "host")}
+        self._path = counters_path(folder, identity["node"])
         self._read, self._records, self._sampled_at = read, [], 0
-        self.spent_ns = 0
+        self._file, self.spent_ns = None, 0
+
+    def begin(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = begin(self._path, self._header)
 
     def sample(self, now: int) -> None:
         """Called where a phase ends, at `now`; reads if the last sample is SAMPLE_NS old."""
@@ -114,9 +134,10 @@ class CounterFile:
     def write(self) -> None:
         """Hand the records so far to the operating system."""
         if self._records:
-            append(self._file, np.array(self._records, COUNTERS))
+            append(self._file, np.array(self._records, COUNTERS).tobytes())
             self._records.clear()
 
     def close(self) -> None:
-        self.write()
-        self._file.close()
+        """Close the file, if there is one, without what is not written."""
+        if self._file is not None:
+            self._file.close()
