@@ -13,6 +13,7 @@ The last --val-percent of the characters are the validation split. The tokens ar
 DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., the same to the last bit for any number of processes.
 manifest.json beside them says what was read, how, and what was written, with checksums. Interrupted at any moment, the
 same command goes on from the last complete shard. The input is read twice, as a stream: it may be larger than memory.
+Nobody may write to it meanwhile: a file that changes is refused, and what was made of it is removed.
 """
 
 import argparse
@@ -29,13 +30,14 @@ from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
-from scripts.preparation.files import Input, bare_name, find_inputs
+from scripts.preparation.files import Input, InputChanged, bare_name, find_inputs
 from scripts.preparation.manifest import (
     check_made_alike,
     check_same_inputs,
     owned_folder,
     read_manifest,
     survey,
+    take_back,
     total,
     whole_shards,
     write_manifest,
@@ -81,7 +83,12 @@ def prepare(settings: argparse.Namespace) -> None:
         if found and found["complete"] and len(shards) == len(found["shards"]):
             print(f"{settings.out}: complete already, its checksums are right")
         else:
-            write_shards(settings, inputs, manifest, mapped)
+            kept = len(shards)
+            try:
+                write_shards(settings, inputs, manifest, mapped)
+            except InputChanged:  # the new shards may hold of the new text, and the manifest describes the old
+                take_back(settings.out, manifest, kept)
+                raise
     report(settings.out, manifest)
 
 

@@ -16,7 +16,7 @@ from gpt2.data.texts import join_tokens, tokens_of
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError
 from scripts.preparation.documents import Chunk, read_chunks
-from scripts.preparation.files import Input
+from scripts.preparation.files import Input, check_unchanged
 
 END_OF_TEXT = "<|endoftext|>"
 BATCH_CHARACTERS = 1 << 18  # some 25 ms of tokenizing
@@ -50,8 +50,19 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
 def read_pieces(source: Input, field: str) -> Iterator[Chunk]:
     """The file's documents in chunks of about BATCH_CHARACTERS at most, cut where it changes no token.
 
-    The document alone decides where, not how it was read. UserError: as read_chunks, or nowhere to cut.
+    The document alone decides where, not how it was read. UserError: as read_chunks, or nowhere to cut. InputChanged:
+    the file was changed since it was found.
     """
+    try:
+        yield from cut_pieces(source, field)
+    except UserError:
+        check_unchanged(source)  # which is why it seems to be damaged
+        raise
+    check_unchanged(source)
+
+
+def cut_pieces(source: Input, field: str) -> Iterator[Chunk]:
+    """The same, of a file that nobody changes."""
     begins, held = True, None
     for begins_document, text in read_chunks(source, field):
         if begins_document:

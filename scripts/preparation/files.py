@@ -3,6 +3,7 @@
 import gzip
 import os
 import stat
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,38 @@ LARGEST_ZSTD_WINDOW = 1 << 31  # what `zstd --long=31` writes
 
 
 class Input(NamedTuple):
-    """A file, what is in it (one of KINDS), and how it is packed (one of PACKINGS, or an empty text)."""
+    """A file, what is in it (one of KINDS), and how it is packed (one of PACKINGS, or an empty text).
+
+    bytes, changed_ns: its size, and when its content was last changed, when it was found.
+    """
 
     path: Path
     kind: str
     packing: str
+    bytes: int = 0
+    changed_ns: int = 0
+
+
+class InputChanged(UserError):
+    """A file is not what it was when it was found: what was read of it is part old, part new."""
+
+
+def check_unchanged(source: Input) -> None:
+    """InputChanged unless the file has the size and the time of its last change that it had when it was found."""
+    with file_errors(source.path, "expected the file that was there at the start; put it back and start again"):
+        status = os.stat(source.path)
+    if (status.st_size, status.st_mtime_ns) != (source.bytes, source.changed_ns):
+        raise InputChanged(
+            f"{source.path}: {status.st_size} bytes, written to at {clock(status.st_mtime_ns)}, expected the "
+            f"{source.bytes} bytes of {clock(source.changed_ns)}, as at the start: wait until nobody writes to it, and "
+            "start again"
+        )
+
+
+def clock(changed_ns: int) -> str:
+    """A time since 1970 as a clock shows it, to the millisecond."""
+    seconds, rest = divmod(changed_ns, 10**9)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03}"
 
 
 def find_inputs(paths: list[Path]) -> list[Input]:
@@ -36,14 +64,15 @@ def find_inputs(paths: list[Path]) -> list[Input]:
 
 def file_of(path: Path) -> Input:
     with file_errors(path, "expected a file or a folder; check the path and its permissions"):
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: not a file, expected one that can be read twice: write its text to a file")
     found = classify(path)
     if not found:
         raise UserError(f"{path}: unknown extension, {KNOWN}: rename or link it to what it is")
     if found.kind == ".parquet" and found.packing:
         raise UserError(f"{path}: a packed Parquet file cannot be read, Parquet is packed inside: unpack it first")
-    return found
+    return found._replace(bytes=status.st_size, changed_ns=status.st_mtime_ns)
 
 
 def files_of(folder: Path) -> list[Input]:

@@ -23,21 +23,23 @@ from pathlib import Path
 from gpt2.errors import UserError, file_errors
 from gpt2.files import replacing
 from scripts.preparation.batches import read_pieces
-from scripts.preparation.files import Input
+from scripts.preparation.files import Input, check_unchanged
 
 FILE = "manifest.json"
 
 
 def survey(field: str, source: Input) -> dict:
-    """What the manifest says of an input, which is read whole. UserError as read_pieces."""
+    """What the manifest says of an input, which is read whole, twice. UserError, InputChanged as read_pieces."""
     documents = empty = characters = 0
     for begins, text in read_pieces(source, field):
         documents += begins and bool(text)
         empty += not text
         characters += len(text)
+    content = checksum(source.path)
+    check_unchanged(source)
     return {
         "path": str(source.path),
-        **checksum(source.path),
+        **content,
         "documents": documents,
         "empty_documents": empty,
         "characters": characters,
@@ -93,6 +95,17 @@ def read_manifest(folder: Path) -> dict | None:
 def write_manifest(folder: Path, manifest: dict) -> None:
     with replacing(folder / FILE) as file:
         file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def take_back(folder: Path, manifest: dict, kept: int) -> None:
+    """Leave only the first `kept` shards of those in the manifest, in it and in the folder; without any, neither."""
+    for shard in manifest["shards"][kept:]:
+        (folder / shard["file"]).unlink(missing_ok=True)
+    del manifest["shards"][kept:]
+    if kept:
+        write_manifest(folder, manifest)
+    else:
+        (folder / FILE).unlink(missing_ok=True)
 
 
 def check_made_alike(folder: Path, found: dict, expected: dict) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import prepare as prepare_script
 from scripts.preparation import batches as prepare_batches
 from scripts.preparation import manifest as prepare_manifest
 from scripts.preparation import processes as prepare_processes
@@ -111,6 +112,88 @@ def test_a_folder_of_another_tokenizer(made, monkeypatch):
     folder, out = made
     message = refusal(lambda: run(folder, "--out", out, "--shard-tokens", 150, tokenizer="gpt2"))
     assert "made with --tokenizer bytes, this is gpt2: give another --out, or remove the folder" in message
+
+
+def grow(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"more text")
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"a", b"c"))
+
+
+def change_when(monkeypatch, module, name: str, after: int, change, path: Path) -> None:
+    """The file is changed when the function of that name is called for the (after + 1)-th time."""
+    function, calls = getattr(module, name), []
+
+    def changing(*arguments):
+        calls.append(name)
+        if len(calls) == after + 1:
+            change(path)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, changing)
+
+
+# In the first reading, between it and the checksum, between the two readings, in the second with shards written.
+MOMENTS = [(prepare_batches, "find_cut", 1), (prepare_manifest, "checksum", 0), (prepare_script, "write_shards", 0)]
+MOMENTS += [(prepare_shards.ShardWriter, "add", 9)]
+
+
+@pytest.mark.parametrize("change", [grow, shrink, rewrite])
+@pytest.mark.parametrize(("module", "name", "after"), MOMENTS)
+def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch, module, name, after, change):
+    """It is refused, and nothing made of it stays: the same command then takes what is there."""
+    monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 97)
+    folder = write_folder(tmp_path / "in", [*(nonsense(900, seed) for seed in range(3))])
+    path, out, function = folder / "002.txt", tmp_path / "out", getattr(module, name)
+    os.utime(path, ns=(0, 0))  # it is old, so that a change is another time however coarse the clock
+    size = path.stat().st_size
+    with monkeypatch.context() as patch:
+        change_when(patch, module, name, after, change, path)
+        message = refusal(make, folder, out)
+    assert getattr(module, name) is function
+    assert message.startswith(f"{path}: {path.stat().st_size} bytes, written to at ")
+    assert f"expected the {size} bytes of " in message
+    assert not list(out.iterdir())
+    make(folder, out)
+    make(folder, tmp_path / "new")
+    assert contents(out) == contents(tmp_path / "new")
+
+
+def test_shards_of_before_stay_when_an_input_changes(tmp_path, monkeypatch, made):
+    folder, out = made
+    expected = contents(out)
+    (out / "in_train_000002.bin").unlink()
+    with monkeypatch.context() as patch:
+        change_when(patch, prepare_shards.ShardWriter, "add", 5, os.utime, folder / "003.txt")
+        assert "as at the start" in refusal(make, folder, out)
+    assert len(manifest_of(out)["shards"]) == 2
+    assert {name for name in contents(out) if "0.bin" in name or "1.bin" in name} >= {"in_train_000001.bin"}
+    make(folder, out)
+    assert contents(out) == expected
+
+
+def test_a_changed_input_in_several_processes(tmp_path, long_text):
+    """One line also where another process has noticed it."""
+    path = tmp_path / "growing.txt"
+    path.write_bytes(long_text.read_bytes())
+    process = subprocess.Popen(command(path, "--out", tmp_path / "out", "--processes", 2), stderr=subprocess.PIPE)
+    wait_until(lambda: (tmp_path / "out").exists() or process.poll() is not None)
+    while process.poll() is None:
+        grow(path)
+        time.sleep(0.001)
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.returncode == 2
+    assert errors.startswith(f"prepare.py: error: {path}: ")
+    assert errors.count("\n") == 1
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_two_at_once(made):
