@@ -15,6 +15,7 @@ from dist.mpi import MPI
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
+SPEAKING_S = 1.0  # what a rank leaves to the one before it: if that has met the same mistake, its line is enough
 ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too
 
 
@@ -67,13 +68,15 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
     """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
 
     Without this, the rank would wait in MPI_Finalize for the others, who wait for it in a collective. An exception of
-    one of the types in `mistakes`, which are the user's, prints its text alone.
+    one of the types in `mistakes`, which are the user's, prints its text alone. Where several ranks meet one, as of a
+    file that all of them read, the lowest speaks for all.
     """
 
     def abort(kind, error, trace):
         where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
         sys.stdout.flush()
         if isinstance(error, mistakes):
+            time.sleep(SPEAKING_S * min(comm.rank, 3))
             end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
         what = "".join(traceback.format_exception_only(error)).strip()
         end_job(comm, f"{where} ends the job: {what}\n{''.join(traceback.format_exception(kind, error, trace))}")

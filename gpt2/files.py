@@ -1,6 +1,5 @@
-"""Files and folders that are there whole or not at all, whenever the writer is interrupted; what tells files apart."""
+"""Files and folders that are there whole or not at all, whenever the writer is interrupted."""
 
-import hashlib
 import os
 import shutil
 import uuid
@@ -9,9 +8,6 @@ from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 
-SAMPLE_BYTES = 4096
-SAMPLES = 512  # of all files that are compared together: a millisecond where the system has them in memory
-FEWEST_SAMPLES = 4  # of each of them
 TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
 
 
@@ -72,24 +68,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fingerprints(paths: list[Path]) -> list[tuple[str, int, str]]:
-    """(path, size in bytes, hash in hex) of each file, to tell other files at the same paths. OSError.
-
-    The hash is that of blocks that are spread evenly across the file, the first and the last bytes among them. Files of
-    up to 2 MiB, alone, are read whole. Of larger ones, what differs only between the blocks is not seen.
-    """
-    samples = max(FEWEST_SAMPLES, SAMPLES // max(1, len(paths)))
-    return [(str(path), *_fingerprint(path, samples)) for path in paths]
-
-
-def _fingerprint(path: Path, samples: int) -> tuple[int, str]:
-    digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        count = min(samples, max(2, -(-size // SAMPLE_BYTES)))
-        last = max(0, size - SAMPLE_BYTES)
-        for number in range(count):
-            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, last * number // (count - 1)))
-    return size, digest.hexdigest()

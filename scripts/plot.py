@@ -12,13 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpt2.errors import UserError, file_errors
 from traces import RunError, read_run
 from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where a run folder cannot be used, or the pictures cannot be written."""
+    """Returns the exit status: 2 where a run folder cannot be used."""
     settings = parse(arguments)
     try:
         measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
         for path in plot(measured, settings.out or folder / "plots"):
             print(path)
-    except (RunError, UserError) as error:
+    except RunError as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
         return 2
     for one in measured:
@@ -46,7 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
-    """Draw and save all figures of the runs, and one run's report; returns the files' paths. UserError: it cannot."""
+    """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports.figures import of_one, of_several
     from scripts.reports.html_page import write_report
@@ -54,8 +53,7 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     from traces.plots import look
 
     figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
-    with file_errors(folder, "cannot write the pictures there: choose another --out, or make room"):
-        saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}
+    saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}
     paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from gpt2.data.shards import write_shard
-from gpt2.files import SAMPLE_BYTES, fingerprints
 from gpt2.formats import weights
 from scripts.training import same_files
-from scripts.training.same_files import check_same_files
+from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints
 from tests.unit.test_huggingface import FIXTURE
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # (node, local rank) of each rank

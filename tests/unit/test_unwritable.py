@@ -1,4 +1,4 @@
-"""What is written beside training and cannot be: traces, counters, clocks, TensorBoard's files; and pictures.
+"""What is written beside training and cannot be: traces, counters, clocks, TensorBoard's files.
 
 Training goes on, and what was written before stays readable. A full disk is a limit for the size of files here, which
 cuts the write that reaches it.
@@ -6,16 +6,14 @@ cuts the write that reaches it.
 
 import resource
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scripts import plot
 from scripts.training.folder import RunFolder
 from scripts.training.report import Ending, TraceFailures
-from tests.support.make_run import IDENTITY, three_ranks, write_run
+from tests.support.make_run import IDENTITY
 from traces import Tracer
 from traces.read.trace_files import read_counters, read_end_clocks, read_trace
 from traces.record.files import RECORD, CounterFile, counters_path, trace_path, write_end_clocks
@@ -159,16 +157,3 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
     assert told.count("\n") == 1
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
     assert (1, 3.0) in points(events.parent)["loss"]
-
-
-@pytest.mark.parametrize("out", ["file", "file/in", "folder"])
-def test_pictures_that_cannot_be_written(tmp_path, capsys, out):
-    run = write_run(tmp_path / "run", three_ranks(), [0, 0, 1])
-    (tmp_path / "file").touch()
-    (tmp_path / "folder" / "phases.png").mkdir(parents=True)
-    assert plot.main([str(run), "--out", str(tmp_path / out)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"plot.py: error: {tmp_path / out}: ")
-    assert told.endswith("cannot write the pictures there: choose another --out, or make room\n")
-    assert told.count("\n") == 1
-    assert Path(run).exists()
