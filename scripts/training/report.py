@@ -139,7 +139,7 @@ class ProgressLines:
 
 
 class TraceFailures:
-    """Rank 0's word on ranks whose traces cannot be written any more: a line for all that fail in the same step.
+    """Rank 0's word on ranks whose traces cannot be written any more: a line at once, and one at the end for the rest.
 
     traces: RUN/traces. `own` is this rank's failure as a number, which all ranks tell each other: 0 without one.
     """
@@ -151,18 +151,16 @@ class TraceFailures:
         failure = self.tracer.failure
         return 0 if failure is None else failure.errno or errno.EIO
 
-    def tell(self, failures) -> None:
+    def tell(self, failures, at_end: bool = False) -> None:
         """failures: each rank's `own`; only rank 0 needs them."""
-        if self.world.rank:
+        if self.world.rank or (self._told and not at_end):
             return
         if new := [rank for rank in np.flatnonzero(failures).tolist() if rank not in self._told]:
             self._told.update(new)
-            first, host = new[0], self.world.places[new[0]]["host"]
-            more = f" and {len(new) - 1} more" if new[1:] else ""
-            warn(
-                f"{self.traces}: {os.strerror(int(failures[first]))}: tracing is off from here on for rank {first} on "
-                f"{host}{more}; training goes on"
-            )
+            ranks = f"rank {new[0]} on {self.world.places[new[0]]['host']}"
+            ranks += f" and {len(new) - 1} more" if new[1:] else ""
+            what = f"the traces of {ranks} end early" if at_end else f"tracing is off from here on for {ranks}"
+            warn(f"{self.traces}: {os.strerror(int(failures[new[0]]))}: {what}{'' if at_end else '; training goes on'}")
 
 
 def warn(text: str) -> None:
@@ -189,7 +187,7 @@ class Ending:
             "checkpoints": world.comm.gather(checkpoint_costs),
         }
         end_clocks = world.comm.gather({"node": world.node} | clock_offset(world))
-        self.failures.tell(world.comm.gather(self.failures.own()))
+        self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
         with world.together(UserError):
             if world.rank == 0:
                 if self.traces and world.node_count > 1:

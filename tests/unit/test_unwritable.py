@@ -121,7 +121,8 @@ def test_clocks_that_cannot_be_written(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep")
 
 
-def test_one_line_for_all_that_fail_in_a_step(tmp_path, capsys):
+def test_two_lines_for_all_that_fail(tmp_path, capsys):
+    """On a full disk a thousand ranks fail within a second, and not in the same step."""
     tracer = Tracer()
     failures = TraceFailures(SimpleNamespace(rank=0, places=PLACES), tmp_path, tracer)
     assert failures.own() == 0
@@ -129,14 +130,14 @@ def test_one_line_for_all_that_fail_in_a_step(tmp_path, capsys):
     assert failures.own() == 28
     failures.tell(np.zeros(6))
     assert capsys.readouterr().err == ""
-    for _ in range(2):
-        failures.tell(np.array([0.0, 28, 28, 0, 122, 0]))
-    told = capsys.readouterr().err
+    for found in ([0, 28, 28, 0, 122, 0], [0, 28, 28, 0, 122, 0], [30, 28, 28, 0, 122, 0]):
+        failures.tell(np.array(found, float))
     reason = f"warning: {tmp_path}: No space left on device: tracing is off from here on for rank 1 on cn1"
-    assert told == f"{reason} and 2 more; training goes on\n"
-    failures.tell([30, 28, 28, 0, 122, 0])
-    assert "Read-only file system: tracing is off from here on for rank 0 on cn0; tr" in capsys.readouterr().err
-    TraceFailures(SimpleNamespace(rank=1, places=PLACES), tmp_path, tracer).tell(None)
+    assert capsys.readouterr().err == f"{reason} and 2 more; training goes on\n"
+    failures.tell([30, 28, 28, 0, 122, 30], at_end=True)
+    reason = f"warning: {tmp_path}: Read-only file system: the traces of rank 0 on cn0 and 1 more end early\n"
+    assert capsys.readouterr().err == reason
+    TraceFailures(SimpleNamespace(rank=1, places=PLACES), tmp_path, tracer).tell(None, at_end=True)
     assert capsys.readouterr().err == ""
 
 
