@@ -27,7 +27,7 @@ from scripts.backends.choose import choose_backend
 from scripts.settings.checks import complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
-from scripts.training.folder import RunFolder, default_run_folder
+from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.meeting import MeetingPoint, Signals
 from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
@@ -78,10 +78,11 @@ class Parts:
     resources: ExitStack
 
 
-def assemble(settings, world) -> Parts:
+def assemble(settings, world, lock) -> Parts:
     """Make the parts, each after those that it needs. Collective.
 
-    What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
+    What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
+    lock: a RunLock, taken before anything of the run folder is read.
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
@@ -92,13 +93,14 @@ def assemble(settings, world) -> Parts:
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
     train, val = open_data(s, config.vocab_size, world)
-    facts = run_facts(s, layout, train, world.size)
+    path = take_run_folder(s, world, lock)
+    facts = run_facts(s, layout, train, world.size, lock.run)
     checkpoint = checkpoint_to_go_on_from(s, facts, world)
     steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
     parameters = first_parameters(s, backend, layout, checkpoint, world)
-    folder, path = new_folder(s, world, steps, layout.count, threads, links, peak, choice)
+    folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, peak, choice)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
     if checkpoint:
@@ -107,7 +109,7 @@ def assemble(settings, world) -> Parts:
         worker = new_worker(s, backend, layout, strategy, train, val, tracer)
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     every = s.checkpoint_every if find(s.strategy).exchanges else None  # else each rank trains a model of its own
-    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep)
+    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
     batch = facts["global_batch"]
     return Parts(
         table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
@@ -162,9 +164,20 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None]:
     return train, val
 
 
-def run_facts(s, layout: Layout, train: Windows, ranks: int) -> dict:
-    """What every checkpoint of this run says of it, whatever the step."""
+def take_run_folder(s, world, lock) -> Path:
+    """The path of the run folder, with this run's lock in it. Collective."""
+    path = world.comm.bcast(Path(s.out) if s.out else default_run_folder(s.strategy))
+    with world.together(UserError):
+        if world.rank == 0 and not s.resume:
+            check_holds_no_run(path)
+    lock.take(path, s.take_over)
+    return path
+
+
+def run_facts(s, layout: Layout, train: Windows, ranks: int, run: str) -> dict:
+    """What every checkpoint of this run says of it, whatever the step. run: the number of this start of it."""
     return {
+        "run": run,
         "global_batch": global_batch(s, ranks), "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed,
         "data": train.facts(), "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
     }  # fmt: skip
@@ -191,12 +204,12 @@ def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, 
     return parameters
 
 
-def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[RunFolder | None, Path]:
-    """(rank 0's run folder with its config.json, None on the other ranks; its path, on all of them)."""
+def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice) -> RunFolder | None:
+    """Rank 0's run folder with its config.json, None on the other ranks."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
-            folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy), resumed_step, s.tensorboard)
+            folder = RunFolder(path, lock.check, resumed_step, s.tensorboard)
             facts = {
                 "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
                 "peak": asdict(peak),
@@ -204,7 +217,7 @@ def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[Ru
             if s.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
             folder.write_config(asdict(s), world.places, library_name(), facts | choice)
-    return folder, world.comm.bcast(folder.path if folder else None)
+    return folder
 
 
 def new_watchdog(s, world, traces: Path, resources: ExitStack) -> Watchdog | None:
