@@ -60,8 +60,8 @@ def rank_file(rank: int) -> str:
 def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = None) -> int:
     """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
-    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk. The folder is made; the one around it exists. OSError: the file cannot
-    be written; then nothing of it stays.
+    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
+    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
     """
     pieces = {
         f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
@@ -69,9 +69,8 @@ def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = Non
         for low in range(0, len(values), LONGEST)
     }
     checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
-    header, _ = make_header(
-        {name: values.shape for name, values in pieces.items()}, "float32", ({RUN: run} if run else {}) | checksums
-    )
+    metadata = {RUN: run} | checksums if run else checksums
+    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", metadata)
     path = folder / rank_file(rank)
     try:
         folder.mkdir(exist_ok=True)

@@ -18,9 +18,9 @@ from strategies import find
 class RunFolder:
     """Rank 0's hand on the folder. Making one raises UserError if it cannot be written, or holds a run already.
 
-    check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a new run, else the step after which the run goes on. The log then keeps the lines up to that
-    step and drops the later ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also
-    written to RUN/tensorboard.
+    check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
+    new run, else the step after which the run goes on. The log then keeps the lines up to that step and drops the later
+    ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also written to RUN/tensorboard.
     """
 
     def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):

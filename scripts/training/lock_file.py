@@ -102,9 +102,7 @@ def _create(path: Path, own: Lock) -> int:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
     try:
         os.write(descriptor, own.content())
-        os.close(
-            os.dup(descriptor)
-        )  # NFS brings it to the server when any descriptor is closed; on disk it need not be
+        os.close(os.dup(descriptor))  # when a descriptor is closed, NFS brings it to the server
     except OSError:
         path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -203,6 +201,6 @@ def _holder(seen: Seen) -> str:
 
 def _held(path: Path, seen: Seen) -> UserError:
     return UserError(
-        f"{path}: the run is being trained by {_holder(seen)}: end that one, choose another --out, or take the run over "
-        "(--take-over)"
+        f"{path}: the run is being trained by {_holder(seen)}: end that one, choose another --out, or take the run "
+        "over (--take-over)"
     )

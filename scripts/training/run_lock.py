@@ -1,4 +1,4 @@
-"""The lock of the run folder, as all ranks have it: rank 0 takes it, all nodes see it, and who loses it ends the job."""
+"""The run folder's lock, as all ranks have it: rank 0 takes it, all nodes see it, and a job that loses it ends."""
 
 import os
 import threading
