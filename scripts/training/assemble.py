@@ -79,10 +79,9 @@ class Parts:
 
 
 def assemble(settings, world, lock) -> Parts:
-    """Make the parts, each after those that it needs. Collective.
+    """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read.
 
     What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
-    lock: a RunLock, taken before anything of the run folder is read.
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
@@ -95,8 +94,7 @@ def assemble(settings, world, lock) -> Parts:
     train, val = open_data(s, config.vocab_size, world)
     path = take_run_folder(s, world, lock)
     facts = run_facts(s, layout, train, world.size, lock.run)
-    checkpoint = checkpoint_to_go_on_from(s, facts, world)
-    steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
+    checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
     parameters = first_parameters(s, backend, layout, checkpoint, world)
@@ -183,17 +181,17 @@ def run_facts(s, layout: Layout, train: Windows, ranks: int, run: str) -> dict:
     }  # fmt: skip
 
 
-def checkpoint_to_go_on_from(s, facts: dict, world) -> Checkpoint | None:
-    """The newest checkpoint of the run folder, if --resume asks for it and there is one."""
+def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, range]:
+    """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make."""
     if not s.resume:
-        return None
+        return None, range(1, s.steps + 1)
     checkpoint = find_checkpoint(world, Path(s.out) / "checkpoints")
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
     begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
     world.print(f"{s.out} {begins}")
-    return checkpoint
+    return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
 def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:

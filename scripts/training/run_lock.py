@@ -94,13 +94,13 @@ class RunLock:
             )
 
 
-def _sees(folder: Path, run: str) -> bool:
-    """Whether the lock of this start shows up in the folder."""
+def _sees(folder: Path, number: str) -> bool:
+    """Whether the lock with this number of a run shows up in the folder."""
     begun = time.monotonic()
     while True:
         try:
             os.listdir(folder)  # has NFS ask the server for what is new in it
-            if read_lock(folder / LOCK).run == run:
+            if read_lock(folder / LOCK).run == number:
                 return True
         except (OSError, UserError):
             pass
