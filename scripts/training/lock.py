@@ -71,6 +71,10 @@ class Seen:
         """Of this one lock."""
         return self.lock.run if self.lock else f"inode-{self.inode}"
 
+    def is_same(self, other: "Seen | None") -> bool:
+        """Whether it is the same lock, touched or not."""
+        return other is not None and (self.inode, self.lock) == (other.inode, other.lock)
+
 
 def own_lock() -> Lock:
     """The lock of this process, with a new number of a run."""
@@ -135,7 +139,9 @@ def is_near(lock: Lock, own: Lock) -> bool:
 def is_running(lock: Lock) -> bool:
     """Whether the process of a lock that is near runs: it or a later one of its pid, the start tells."""
     state, born = _process(lock.pid)
-    return state not in ("", *ZOMBIE) and born == lock.born
+    if not state:
+        return _exists(lock.pid)
+    return state not in ZOMBIE and born == lock.born
 
 
 def _parsed(content: bytes) -> Lock | None:
@@ -150,7 +156,7 @@ def _parsed(content: bytes) -> Lock | None:
     numbers = [lock.pid, lock.born]
     is_lock &= all(type(text) is str and text.isprintable() and len(text) <= LONGEST_WORD for text in texts)
     is_lock &= all(type(number) is int and number >= 0 for number in numbers)
-    return lock if is_lock and lock.pid < LARGEST_PID and RUN.fullmatch(lock.run) else None
+    return lock if is_lock and 0 < lock.pid < LARGEST_PID and RUN.fullmatch(lock.run) else None
 
 
 def _process(pid: int) -> tuple[str, int]:
@@ -160,6 +166,17 @@ def _process(pid: int) -> tuple[str, int]:
         return words[0], int(words[19])
     except (OSError, IndexError, ValueError):
         return "", 0
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process: /proc mounted with hidepid=2 does not show those of other users."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _boot() -> str:

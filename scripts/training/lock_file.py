@@ -40,23 +40,26 @@ class LockFile:
         self._inode = os.fstat(descriptor).st_ino
 
     def beat(self) -> bool:
-        """Touch it; whether it still is this process's, by its content."""
+        """Touch it; whether it still is this process's."""
         with suppress(OSError):  # a disk that is full or away for a while
             os.utime(self._descriptor)  # the open file: so it is never another one's lock that is touched
+        return self._has_own_content()
+
+    def is_own(self) -> bool:
+        """Whether it still is this process's. Takes two microseconds: it is, if it is the same file."""
+        try:
+            if os.stat(self.path, follow_symlinks=False).st_ino == self._inode:
+                return True
+        except OSError:
+            pass
+        return self._has_own_content()  # some file systems in user space number their files anew
+
+    def _has_own_content(self) -> bool:
         try:
             seen = look(self.path)
         except UserError:
-            return self.is_own()
+            return self.path.parent.is_dir()  # then it is the disk's fault, and no sign of anybody else
         return seen is not None and seen.lock == self.lock
-
-    def is_own(self) -> bool:
-        """Whether it still is this process's file. Takes two microseconds."""
-        try:
-            return os.stat(self.path, follow_symlinks=False).st_ino == self._inode
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True  # the disk's fault, and no sign of anybody else
 
     def release(self) -> None:
         """Remove it, if it still is this process's; and folders made for it, if nothing else has come into them."""
@@ -139,7 +142,7 @@ def _unmoved(path: Path, seen: Seen, own: Lock, say) -> Seen | None:
     while time.monotonic() - begun < OLD_S:
         time.sleep(PAUSE_S)
         now = look(path)
-        if now is None or (now.inode, now.lock) != (seen.inode, seen.lock):
+        if not seen.is_same(now):
             return None
         if now != seen:
             raise _held(path, seen)
@@ -171,7 +174,7 @@ def _claimed(path: Path, seen: Seen):
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             break
         except FileExistsError:
-            if look(path) != seen:
+            if not seen.is_same(look(path)):
                 yield False
                 return
             if time.monotonic() - begun > OLD_S:

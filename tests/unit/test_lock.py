@@ -65,6 +65,13 @@ def test_a_lock_says_whose_it_is_and_that_it_lives(tmp_path):
     assert why_gone(own, own_lock()) is None
 
 
+def test_a_process_that_proc_hides_is_not_taken_for_gone(monkeypatch):
+    monkeypatch.setattr("scripts.training.lock._process", lambda pid: ("", 0))
+    assert is_running(own_lock())
+    assert is_running(replace(own_lock(), pid=1)), "another user's"
+    assert not is_running(ended())
+
+
 def test_taking_makes_the_folder_and_releasing_leaves_nothing(tmp_path, said):
     held = take(tmp_path / "runs" / "one", own_lock(), False, said.append)
     assert read_lock(tmp_path / "runs" / "one" / LOCK) == held.lock
@@ -240,7 +247,12 @@ def test_a_claim_that_was_left_does_not_bar_the_way(tmp_path, said, soon):
     path = leave(tmp_path, lock)
     (tmp_path / f"lock-{lock.run}.claim").touch()
     (tmp_path / f"lock-{own_lock().run}.new").touch()
-    assert take(tmp_path, own_lock(), False, said.append).is_own()
+    held = take(tmp_path, own_lock(), False, said.append)
+    assert held.is_own()
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / f"lock-{held.lock.run}.claim").touch()
+    with touching(path):
+        assert take(tmp_path, own_lock(), True, said.append).is_own()
     assert list(tmp_path.iterdir()) == [path]
 
 
