@@ -91,8 +91,8 @@ def assemble(settings, world, lock) -> Parts:
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
-    train, val = open_data(s, config.vocab_size, world)
     path = take_run_folder(s, world, lock)
+    train, val = open_data(s, config.vocab_size, world)  # behind the lock: the tokens of a text lie beside the folder
     facts = run_facts(s, layout, train, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))

@@ -15,6 +15,7 @@ from gpt2.formats.checkpoints import Checkpoint, newest_first
 from scripts.training.lock import LOCK, read_lock
 from tests.suites.faults.log import last_step, newest_step
 from tests.suites.faults.processes import send, wait_until
+from tests.suites.test_virtual_cluster import needs_cluster, run
 
 pytestmark = pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich")
 TRAIN = Path(__file__).parents[2] / "scripts" / "train.py"
@@ -153,3 +154,20 @@ def test_checkpoints_that_are_removed_are_made_again(jobs):
     assert wait_until(lambda: newest_step(jobs.run), TIME_LIMIT_S)
     assert job.poll() is None
     assert len(re.findall(r"^rank \d on .*checkpoints was gone, with its checkpoints: ", jobs.said(job), re.M)) == 1
+
+
+@needs_cluster
+@pytest.mark.any_mpi
+def test_a_host_that_does_not_share_the_run_folder_is_named(tmp_path):
+    """Of two hosts one has a disk of its own at the same path."""
+    out = tmp_path / "run"
+    train = f'exec {sys.executable} {TRAIN} --out {out} --steps 2 --checkpoint-every 1 "$@"'
+    alone = f"mount -t tmpfs none {tmp_path} && {train}"
+    command = ["sh", "-c", f"if [ $(hostname) = node1 ]; then unshare -m sh -c '{alone}'; else {train}; fi"]
+    ended = run("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=command)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    [error] = re.findall("^error: .*$", ended.stdout + ended.stderr, re.MULTILINE)
+    assert re.search(rf"{out}/{LOCK}: made by rank 0 on node0, and not seen on node1 within", error)
+    assert not out.exists(), "a mistake leaves nothing behind"
+    ended = run("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=["sh", "-c", train])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
