@@ -14,6 +14,7 @@ from gpt2.errors import UserError
 from scripts.settings.training import parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.meeting import END, INTERRUPTED, end_if_diverged
+from scripts.training.run_lock import RunLock
 
 
 def main():
@@ -23,11 +24,16 @@ def main():
 
 
 def train(settings, world) -> bool:
+    """Train in a run folder that is this run's alone. Returns whether all steps have been made. Collective."""
+    with RunLock(world) as lock:
+        return make_steps(assemble(settings, world, lock), world)
+
+
+def make_steps(parts, world) -> bool:
     """The training loop. Every rank runs it; how gradients become updated parameters is the strategy's business.
 
     Returns whether all steps have been made.
     """
-    parts = assemble(settings, world)
     worker, strategy, tracer, checkpoints = parts.worker, parts.strategy, parts.tracer, parts.checkpoints
     world.print(parts.table)
     step = parts.steps.start - 1

@@ -10,11 +10,14 @@ wrote.
 
 A rank's file is safetensors (safetensors.py), so other programs can look into it; its metadata hold the checksums:
 
-    {"m[0:1048576]": "crc32 of step, name and data, in decimal", ...}
+    {"run": "the number of the start of the run that wrote it", "m[0:1048576]": "crc32 of step, name and data", ...}
 
 A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
 a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
-file to another checkpoint.
+file to another checkpoint. The number of the run, which checkpoint.json has, too, shows when two runs have written into
+one folder. Checkpoints of earlier versions have none.
+
+Only folders of exactly these names are ever removed, and nothing through a symbolic link.
 """
 
 import json
@@ -37,7 +40,9 @@ from gpt2.parameters import Layout, Parameters, no_hook
 MARKER = "checkpoint.json"
 FORMAT = "gpt2-mpi checkpoint 1"
 STATE = ("parameters", "m", "v")
-NAME = re.compile(r"step-(\d{8,})", re.ASCII)
+NAME = re.compile(r"step-(\d{8,})(\.part)?", re.ASCII)
+FILE = re.compile(r"checkpoint\.json|rank-\d{5,}\.safetensors|model\.bin|\..*\.tmp", re.ASCII)
+RUN = "run"
 CHECKSUM = "crc32"
 LONGEST = 1 << 20  # elements of a range: 4 MiB
 RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
@@ -52,11 +57,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write_part(folder: Path, step: int, rank: int, ranges) -> int:
+def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = None) -> int:
     """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
-    Returns the file's bytes when it is on disk. The folder is made; the one around it exists. OSError: the file cannot
-    be written; then nothing of it stays.
+    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
+    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
     """
     pieces = {
         f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
@@ -64,7 +69,8 @@ def write_part(folder: Path, step: int, rank: int, ranges) -> int:
         for low in range(0, len(values), LONGEST)
     }
     checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
-    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", checksums)
+    metadata = {RUN: run} | checksums if run else checksums
+    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", metadata)
     path = folder / rank_file(rank)
     try:
         folder.mkdir(exist_ok=True)
@@ -78,6 +84,15 @@ def write_part(folder: Path, step: int, rank: int, ranges) -> int:
         raise
 
 
+def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
+    """UserError unless a .part folder has these files {name: bytes}, all by the run of these facts."""
+    for name, size in files.items():
+        if name.endswith(".safetensors"):
+            _read_index(part / name, size, facts.get(RUN))
+        else:
+            _check_size(part / name, size)
+
+
 def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
@@ -89,7 +104,9 @@ def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     with new_file(part / MARKER) as file:
         file.write(json.dumps(marker, indent=1).encode())
     final = part.with_name(folder_name(facts["step"]))
-    if final.exists():
+    if final.is_symlink():
+        final.unlink()  # what it leads to stays
+    elif final.exists():
         shutil.rmtree(final)  # the run was here once before, and was resumed from an earlier step
     sync_folder(part)  # before the rename: a folder that has its name is complete
     part.rename(final)
@@ -98,8 +115,8 @@ def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Leave only the newest `keep` checkpoints of a folder."""
-    for path in newest_first(folder)[keep:]:
+    """Leave only the newest `keep` checkpoints of a folder. Those elsewhere, behind symbolic links, do not count."""
+    for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
         (path / MARKER).unlink(missing_ok=True)  # first, so that what is half removed is no checkpoint
         shutil.rmtree(path)
 
@@ -107,14 +124,26 @@ def remove_old(folder: Path, keep: int) -> None:
 def remove_parts(folder: Path) -> None:
     """Remove what writers that were interrupted have left."""
     for path in folder.glob("step-*"):
-        if path.suffix == ".part" or not (path / MARKER).exists():
+        if _step_of(path) is None or path.is_symlink() or not path.is_dir():
+            continue
+        # One that has its name, but no marker, is half removed: `remove_old` was interrupted.
+        is_left = not (path / MARKER).exists() and all(FILE.fullmatch(file.name) for file in path.iterdir())
+        if path.suffix == ".part" or is_left:
             shutil.rmtree(path)
 
 
 def newest_first(folder: Path) -> list[Path]:
     """The complete checkpoints in a run's checkpoints folder."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and (path / MARKER).exists()]
-    return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]), reverse=True)
+    found = [path for path in folder.glob("step-*") if not path.suffix and (path / MARKER).is_file()]
+    return sorted((path for path in found if _step_of(path) is not None), key=_step_of, reverse=True)
+
+
+def _step_of(path: Path) -> int | None:
+    """The step of a folder that has the name of a checkpoint, complete or not; None if it has another name."""
+    named = NAME.fullmatch(path.name)
+    if named is None or folder_name(int(named[1])) != f"step-{named[1]}":  # step-000000010 would be a second step 10
+        return None
+    return int(named[1])
 
 
 @dataclass(frozen=True)
@@ -141,7 +170,7 @@ class Checkpoint:
         self._ranges = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
-                for stored in _read_index(path / name, size):
+                for stored in _read_index(path / name, size, self.facts.get(RUN)):
                     self._ranges.setdefault(stored.array, []).append(stored)
         count = self.facts["count"]
         for array in STATE:
@@ -223,13 +252,19 @@ def _marker_checksum(marker: dict) -> int:
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
-def _read_index(path: Path, size: int) -> list[StoredRange]:
-    """The ranges of a rank's file. UserError: it has not `size` bytes, or is no such file."""
+def _check_size(path: Path, size: int) -> None:
     with file_errors(path, "cannot read it; check the disk"):
         found = os.stat(path).st_size
     if found != size:
         raise _damaged(path, f"{found} bytes, expected {size}")
+
+
+def _read_index(path: Path, size: int, run: str | None) -> list[StoredRange]:
+    """The ranges of a rank's file. UserError: it has not `size` bytes, is no such file, or of another run."""
+    _check_size(path, size)
     tensors, checksums = read_header(path)
+    if checksums.get(RUN) != run:
+        raise _damaged(path, f"written by the run {checksums.get(RUN, 'of an earlier version')}, expected {run}")
     return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
 
 

@@ -129,6 +129,8 @@ def model_config(settings: Settings) -> GPT2Config:
 def check_checkpoints(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
+    if settings.take_over and not settings.out:
+        raise UserError("--take-over without --out, expected the folder of the run to take over: add --out RUN")
     for flag in ("resume", "checkpoint_every", "check_replicas"):
         if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
             raise UserError(

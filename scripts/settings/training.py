@@ -117,6 +117,9 @@ class Settings:
     keep: int = setting(2, "how many checkpoints stay, the newest ones")
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
     resume: bool = setting(False, "go on from the newest checkpoint in --out; if there is none, begin")
+    take_over: bool = setting(
+        False, "train in --out although another job seems to hold it; that one ends, if it still runs"
+    )
     trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
     out: str = setting(None, "folder of the run (runs/TIME-STRATEGY)")
     peak_tflops: float = setting(

@@ -28,7 +28,7 @@ from scripts.backends.choose import choose_backend
 from scripts.settings.checks import complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
-from scripts.training.folder import RunFolder, default_run_folder
+from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.meeting import MeetingPoint, Signals
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
@@ -80,10 +80,10 @@ class Parts:
     resources: ExitStack
 
 
-def assemble(settings, world) -> Parts:
-    """Make the parts, each after those that it needs. Collective.
+def assemble(settings, world, lock) -> Parts:
+    """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read.
 
-    What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
+    What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
@@ -93,14 +93,15 @@ def assemble(settings, world) -> Parts:
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    path = take_run_folder(s, world, lock)
+    # behind the lock: the tokens of a text lie beside the folder
     train, val, data = open_data(s, config.vocab_size, world)
-    facts = run_facts(s, layout, data, world.size)
-    checkpoint = checkpoint_to_go_on_from(s, facts, world)
-    steps = range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
+    facts = run_facts(s, layout, data, world.size, lock.run)
+    checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
     parameters = first_parameters(s, backend, layout, checkpoint, world)
-    folder, path = new_folder(s, world, steps, layout.count, threads, links, peak, choice)
+    folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, peak, choice)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
     if checkpoint:
@@ -109,7 +110,7 @@ def assemble(settings, world) -> Parts:
         worker = new_worker(s, backend, layout, strategy, train, val, tracer)
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     every = s.checkpoint_every if find(s.strategy).exchanges else None  # else each rank trains a model of its own
-    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep)
+    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
     batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
         table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
@@ -169,25 +170,36 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     return train, val, train.facts(world.comm.allreduce(content))
 
 
-def run_facts(s, layout: Layout, data: dict, ranks: int) -> dict:
-    """What every checkpoint of this run says of it, whatever the step."""
+def take_run_folder(s, world, lock) -> Path:
+    """The path of the run folder, with this run's lock in it. Collective."""
+    path = world.comm.bcast(Path(s.out) if s.out else default_run_folder(s.strategy))
+    with world.together(UserError):
+        if world.rank == 0 and not s.resume:
+            check_holds_no_run(path)
+    lock.take(path, s.take_over)
+    return path
+
+
+def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
+    """What every checkpoint of this run says of it, whatever the step. run: the number of this start of it."""
     return {
+        "run": run,
         "global_batch": global_batch(s, ranks), "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed,
         "data": data, "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
     }  # fmt: skip
 
 
-def checkpoint_to_go_on_from(s, facts: dict, world) -> Checkpoint | None:
-    """The newest checkpoint of the run folder, if --resume asks for it and there is one."""
+def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, range]:
+    """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make."""
     if not s.resume:
-        return None
+        return None, range(1, s.steps + 1)
     checkpoint = find_checkpoint(world, Path(s.out) / "checkpoints")
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
     begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
     world.print(f"{s.out} {begins}")
-    return checkpoint
+    return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
 def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
@@ -202,12 +214,12 @@ def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, 
     return parameters
 
 
-def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[RunFolder | None, Path]:
-    """(rank 0's run folder with its config.json, None on the other ranks; its path, on all of them)."""
+def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice) -> RunFolder | None:
+    """Rank 0's run folder with its config.json, None on the other ranks."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
-            folder = RunFolder(Path(s.out) if s.out else default_run_folder(s.strategy), resumed_step, s.tensorboard)
+            folder = RunFolder(path, lock.check, resumed_step, s.tensorboard)
             facts = {
                 "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
                 "peak": asdict(peak),
@@ -215,7 +227,7 @@ def new_folder(s, world, steps, count, threads, links, peak, choice) -> tuple[Ru
             if s.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
             folder.write_config(asdict(s), world.places, library_name(), facts | choice)
-    return folder, world.comm.bcast(folder.path if folder else None)
+    return folder
 
 
 def new_watchdog(s, world, traces: Path, resources: ExitStack) -> Watchdog | None:

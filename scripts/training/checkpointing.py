@@ -8,6 +8,7 @@ checkpoint.
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,15 +30,18 @@ class Checkpointing:
 
     folder: RUN/checkpoints. run_facts: what every checkpoint of this run says of it (assemble.run_facts). steps: those
     that this run makes. every: in steps, 0 for the last step alone, None for no checkpoint at all. keep: how many
-    complete ones stay.
+    complete ones stay. check_lock: ends the job if another start has taken the run folder (RunLock.check).
 
     `costs` has an entry for each part that this rank wrote: its step, its bytes, the seconds that training stood still
     for it, and the seconds that the thread wrote.
     """
 
-    def __init__(self, world, folder: Path, strategy, run_facts: dict, steps: range, every: int | None, keep: int):
+    def __init__(
+        self, world, folder: Path, strategy, run_facts: dict, steps: range, every: int | None, keep: int,
+        check_lock: Callable[[], None],
+    ):  # fmt: skip
         self.world, self.folder, self.keep, self._strategy, self._run_facts = world, folder, keep, strategy, run_facts
-        self.steps, self.every, self._count = steps, every, run_facts["count"]
+        self.steps, self.every, self._count, self._check_lock = steps, every, run_facts["count"], check_lock
         held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
         self._parts = divide_among_holders(world.comm.allgather(held), self._count)[world.rank]
         self._room = None
@@ -73,10 +77,22 @@ class Checkpointing:
 
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
-        size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied)
+        self._make_folder()
+        run = self._run_facts["run"]
+        size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied, run)
         writing_s = time.perf_counter() - begun
         self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
         return size
+
+    def _make_folder(self) -> None:
+        """Make checkpoints/ again if somebody has removed it: what is written from now on can still be kept."""
+        try:
+            self.folder.mkdir()
+        except OSError:
+            return  # it is there; or the run folder is gone, too, and writing says so
+        where = f"rank {self.world.rank} on {self.world.host}"
+        text = f"{where}: {self.folder} was gone, with its checkpoints: made again, for those from now on"
+        print(text, file=sys.stderr, flush=True)
 
     def _part_folder(self, step: int) -> Path:
         """Where the checkpoint of that step is being written."""
@@ -132,6 +148,7 @@ class Checkpointing:
         ranges, path = model.ranges(), folder / "model.bin"
         try:
             if self.world.rank == 0:
+                self._make_folder()
                 with file_errors(folder, "free some space, or choose another --out"):
                     folder.mkdir(exist_ok=True)
                     llmc.write_parameters(path, model.parameters, ranges)
@@ -150,9 +167,11 @@ class Checkpointing:
 
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
+            checkpoints.check_parts(part, facts, files)
+            self._check_lock()
             checkpoints.complete(part, facts, files)
             checkpoints.remove_old(self.folder, self.keep)
-        except OSError as error:
+        except (OSError, UserError) as error:
             self._complain(facts["step"], error)
             shutil.rmtree(part, ignore_errors=True)
             raise
@@ -163,6 +182,8 @@ class Checkpointing:
         print(text, file=sys.stderr, flush=True)
 
     def _words(self, error) -> str:
+        if isinstance(error, UserError):
+            return str(error)
         if isinstance(error, FileNotFoundError) and not self.folder.exists():
             return f"{self.folder} is gone: somebody removed it, or its disk"
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"

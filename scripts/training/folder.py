@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
@@ -18,22 +19,19 @@ from strategies import find
 class RunFolder:
     """Rank 0's hand on the folder. Making one raises UserError if it cannot be written, or holds a run already.
 
-    resumed_step: None for a new run, else the step after which the run goes on. The log then keeps the lines up to that
-    step and drops the later ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also
-    written to RUN/tensorboard.
+    check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
+    new run, else the step after which the run goes on. The log then keeps the lines up to that step and drops the later
+    ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also written to RUN/tensorboard.
     """
 
-    def __init__(self, path: Path, resumed_step: int | None = None, tensorboard: bool = False):
-        self.path, self._earlier = Path(path), []
+    def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
+        self.path, self._check_lock, self._earlier = Path(path), check_lock, []
         with file_errors(self.path, "choose another --out"):
             if resumed_step is not None:
                 self._take_up(resumed_step)
-            elif (self.path / "config.json").exists():
-                raise UserError(
-                    f"{self.path} already holds a run (config.json): choose another --out, remove it, or go on with it "
-                    "(--resume)"
-                )
-            self.path.mkdir(parents=True, exist_ok=True)
+            else:
+                check_holds_no_run(self.path)
+            (self.path / "summary.json").unlink(missing_ok=True)  # an earlier run's: it says that all steps are done
             self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
         with file_errors(self.path / "checkpoints", "choose another --out"):
             (self.path / "checkpoints").mkdir(exist_ok=True)
@@ -79,8 +77,8 @@ class RunFolder:
     def log(self, record: dict) -> None:
         """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written."""
         with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
-            # If somebody has removed the folder, the open file still takes lines, and nobody will ever read them.
-            (self.path / "config.json").stat()
+            # The open file would still take lines if somebody has removed the folder, and nobody would ever read them.
+            self._check_lock()
             self._log.write(json.dumps(record) + "\n")
         if self._events:
             try:
@@ -91,8 +89,19 @@ class RunFolder:
 
     def write_summary(self, **facts) -> None:
         """summary.json: what is known only at the end of a run."""
+        self._check_lock()
         with replacing(self.path / "summary.json") as file:
             file.write(f"{json.dumps(facts, indent=1)}\n".encode())
+
+
+def check_holds_no_run(path: Path) -> None:
+    """UserError if a new run cannot begin in this folder, as it holds one."""
+    with file_errors(path, "choose another --out"):
+        if (path / "config.json").exists():
+            raise UserError(
+                f"{path} already holds a run (config.json): choose another --out, remove it, or go on with it "
+                "(--resume)"
+            )
 
 
 def _step_of(line: bytes) -> float:

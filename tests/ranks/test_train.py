@@ -249,6 +249,7 @@ def test_a_users_mistake_is_one_line(comm, shared_path, bad_files, mistake, monk
     assert ended.value.code == 2
     assert len(errors) == (1 if comm.rank == 0 else 0), printed.err
     assert all(says in error for error in errors)
+    comm.Barrier()  # rank 0 has removed its lock
     assert not out.exists(), "nothing may be left behind"
     assert "step 1/" not in printed.out
 

@@ -262,5 +262,5 @@ def write_other_state(checkpoint: Path, array: str) -> None:
         ranges.append((name, 0, values))
     shutil.rmtree(checkpoint)
     part = checkpoint.with_suffix(".part")
-    size = write_part(part, facts["step"], 0, ranges)
+    size = write_part(part, facts["step"], 0, ranges, facts["run"])
     complete(part, facts, {"rank-00000.safetensors": size})

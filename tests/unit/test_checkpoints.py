@@ -27,15 +27,19 @@ def arrays(monkeypatch):
     return {name: random.standard_normal(COUNT).astype(np.float32) for name in checkpoints.STATE}
 
 
-def write(folder, arrays, step=7, cuts=(0, 333, 334, COUNT)):
-    """A checkpoint by one rank a cut."""
+def write_parts(folder, arrays, step=7, cuts=(0, 333, 334, COUNT), run=None):
+    """What `complete` is to be given of a checkpoint by one rank a cut."""
     folder.mkdir(exist_ok=True)
     part, files = folder / f"{checkpoints.folder_name(step)}.part", {}
     for rank, (start, stop) in enumerate(pairwise(cuts)):
         ranges = [(name, start, values[start:stop]) for name, values in arrays.items()]
-        files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, step, rank, ranges)
-    facts = {"step": step, "updates": step} | checkpoints.model_facts(LAYOUT)
-    return checkpoints.complete(part, facts, files)
+        files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, step, rank, ranges, run)
+    facts = {"step": step, "updates": step} | ({"run": run} if run else {}) | checkpoints.model_facts(LAYOUT)
+    return part, facts, files
+
+
+def write(folder, arrays, **options):
+    return checkpoints.complete(*write_parts(folder, arrays, **options))
 
 
 def test_any_range_is_read_from_any_cut(tmp_path, arrays):
@@ -75,7 +79,6 @@ def test_what_is_not_complete_is_not_there(tmp_path, arrays):
     write(tmp_path, arrays, step=12)
     (tmp_path / "step-00000020.part").mkdir()
     (tmp_path / "step-00000021").mkdir()
-    (tmp_path / "step-x").mkdir()
     assert [path.name for path in checkpoints.newest_first(tmp_path)] == ["step-00000012", "step-00000003"]
     checkpoints.remove_parts(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000012"]
@@ -83,6 +86,68 @@ def test_what_is_not_complete_is_not_there(tmp_path, arrays):
     checkpoints.remove_old(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000012", "step-00000100"]
     assert write(tmp_path, arrays, step=12).name == "step-00000012", "a step can come again"
+
+
+def test_what_others_have_put_there_stays(tmp_path, arrays):
+    """Files and folders beside checkpoints, or in their place, and whatever a symbolic link leads to."""
+    for step in (3, 12, 100):
+        write(tmp_path, arrays, step=step)
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    shutil.move(tmp_path / "step-00000003", elsewhere)
+    (tmp_path / "step-00000003").symlink_to(elsewhere)
+    (elsewhere.with_suffix(".part")).mkdir()
+    (tmp_path / "step-00000004.part").symlink_to(elsewhere.with_suffix(".part"))
+    for name in ("step-00000012.tar.gz", "step-00000013.part", "step-00000014", "step-notes"):
+        (tmp_path / name).touch()
+    for name in ("step-x", "step-x.part", "step-5", "step-000000100", "step-00000020", "step-00000012.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").touch()
+    shutil.copy(tmp_path / "step-00000012" / "checkpoint.json", tmp_path / "step-000000100")
+    before = content(tmp_path) | content(elsewhere)
+    checkpoints.remove_parts(tmp_path)
+    assert content(tmp_path) | content(elsewhere) == before
+    assert [path.name[-3:] for path in checkpoints.newest_first(tmp_path)] == ["100", "012", "003"]
+    checkpoints.remove_old(tmp_path, 1)
+    gone = before.keys() - (content(tmp_path) | content(elsewhere)).keys()
+    assert {path.parent.name for path in gone if path.parent != tmp_path} == {"step-00000012"}
+    assert Checkpoint(tmp_path / "step-00000003").step == 3
+    write(tmp_path, arrays, step=3)
+    assert not (tmp_path / "step-00000003").is_symlink()
+    assert Checkpoint(elsewhere).step == 3, "the step comes again: the link gives way, what it leads to stays"
+
+
+def content(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_parts_of_two_runs_never_make_a_checkpoint(tmp_path, arrays):
+    part, facts, files = write_parts(tmp_path, arrays, run="a" * 32)
+    checkpoints.check_parts(part, facts, files)
+    write_parts(tmp_path / "other", {name: -values for name, values in arrays.items()}, run="b" * 32)
+    write_parts(tmp_path / "old", arrays)
+    mixed = r"rank-00001\.safetensors: (written by the run b+, expected a|\d+ bytes, expected \d)"
+    for run in ("other", "old"):
+        shutil.copy(tmp_path / run / part.name / checkpoints.rank_file(1), part)
+        with pytest.raises(UserError, match=mixed):
+            checkpoints.check_parts(part, facts, files)
+        folder = checkpoints.complete(part, facts, files)
+        with pytest.raises(UserError, match=mixed):
+            Checkpoint(folder)
+        folder.rename(part)
+        (part / checkpoints.MARKER).unlink()
+
+
+@pytest.mark.parametrize("what", ["a missing part", "a part cut", "a missing model"])
+def test_a_part_that_is_not_there_is_noticed_before_the_marker(tmp_path, arrays, what):
+    part, facts, files = write_parts(tmp_path, arrays, run="a" * 32)
+    if what == "a missing part":
+        (part / checkpoints.rank_file(2)).unlink()
+    elif what == "a part cut":
+        _truncate(part / checkpoints.rank_file(2))
+    else:
+        files["model.bin"] = 7
+    with pytest.raises(UserError, match=r"rank-00002|model.bin"):
+        checkpoints.check_parts(part, facts, files)
 
 
 def test_a_disk_without_room_leaves_nothing(tmp_path, arrays, monkeypatch):
