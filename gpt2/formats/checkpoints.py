@@ -32,7 +32,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import new_file, sync_folder
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 from gpt2.formats.stored_numbers import check_config
-from gpt2.parameters import Layout, Parameters, no_hook
+from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
 MARKER = "checkpoint.json"
 FORMAT = "gpt2-mpi checkpoint 1"
@@ -78,16 +78,25 @@ def write_part(folder: Path, step: int, rank: int, ranges) -> int:
         raise
 
 
+def not_finite(config: GPT2Config, ranges) -> str | None:
+    """Says which array of ranges like write_part's holds what is no number, and in which tensor; None if none does."""
+    for array, start, values in ranges:
+        place = first_not_finite(values)
+        if place is not None:
+            return f"{array} holds {values[place]} in {Layout(config).tensor_at(start + place)}"
+    return None
+
+
 def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
     facts: "step", "count" (parameters without pad), "model" (the GPT2Config's numbers), and what else the reader wants.
-    OSError: it cannot be done.
+    OSError: it cannot be done. ValueError: a number in the facts is not finite, and a run could not go on with it.
     """
     marker = {"format": FORMAT} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
     with new_file(part / MARKER) as file:
-        file.write(json.dumps(marker, indent=1).encode())
+        file.write(json.dumps(marker, indent=1, allow_nan=False).encode())
     final = part.with_name(folder_name(facts["step"]))
     if final.exists():
         shutil.rmtree(final)  # the run was here once before, and was resumed from an earlier step
@@ -170,9 +179,12 @@ class Checkpoint:
             filled(start, stop)
 
     def check(self, part: int, parts: int) -> None:
-        """Read part number `part` of `parts` of it all; UserError where it is not what was written."""
+        """Read part number `part` of `parts` of it all; UserError where it is not what was written, or no run can go on
+        from it, as what is in STATE is nan or infinite."""
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
-            self._read_range(stored)
+            values = self._read_range(stored)
+            if stored.array in STATE and (found := not_finite(self.config, [(stored.array, stored.start, values)])):
+                raise UserError(f"{self.path}: {found}, expected finite numbers: use another checkpoint")
 
     def _read_range(self, stored: StoredRange) -> np.ndarray:
         count, tensor = stored.stop - stored.start, stored.tensor

@@ -121,7 +121,7 @@ def assemble(settings, world) -> Parts:
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
-        replicas=ReplicaCheck(world, model, s.check_replicas),
+        replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
         checkpoints=checkpoints,
         model=model,
