@@ -79,11 +79,11 @@ def write_part(folder: Path, step: int, rank: int, ranges) -> int:
 
 
 def not_finite(config: GPT2Config, ranges) -> str | None:
-    """Says which array of ranges like write_part's holds what is no number, and in which tensor; None if none does."""
+    """Says what is no number in ranges like write_part's, in which array and tensor; None if all are numbers."""
     for array, start, values in ranges:
         place = first_not_finite(values)
         if place is not None:
-            return f"{array} holds {values[place]} in {Layout(config).tensor_at(start + place)}"
+            return f"{values[place]} in {array} of {Layout(config).tensor_at(start + place)}"
     return None
 
 
@@ -184,7 +184,7 @@ class Checkpoint:
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
             values = self._read_range(stored)
             if stored.array in STATE and (found := not_finite(self.config, [(stored.array, stored.start, values)])):
-                raise UserError(f"{self.path}: {found}, expected finite numbers: use another checkpoint")
+                raise UserError(f"{self.path}: holds {found}, expected finite numbers: use another checkpoint")
 
     def _read_range(self, stored: StoredRange) -> np.ndarray:
         count, tensor = stored.stop - stored.start, stored.tensor

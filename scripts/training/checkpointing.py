@@ -93,7 +93,7 @@ class Checkpointing:
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
         if found := checkpoints.not_finite(self._config, copied):
-            raise NotFiniteError(f"after step {step} {found}")
+            raise NotFiniteError(f"after step {step} there is {found}")
         size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied)
         writing_s = time.perf_counter() - begun
         self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
@@ -151,7 +151,7 @@ class Checkpointing:
         model_bytes = problem = None
         if self.every is None:
             found = checkpoints.not_finite(self._config, self._own_arrays())
-            self._end_together(NotFiniteError(f"after step {step} {found}") if found else None)
+            self._end_together(NotFiniteError(f"after step {step} there is {found}") if found else None)
         elif step in self.steps:
             self.begin(step, goes_on=False)
             if model is not None:

@@ -83,7 +83,7 @@ def test_a_checkpoint_from_which_no_run_can_go_on_is_not_used(tmp_path):
     Checkpoint(write_checkpoint(tmp_path / "good", parameters)).check(0, 1)
     m = np.zeros(parameters.layout.count, np.float32)
     m[parameters.layout.by_name["layer.1.fc_bias"].start] = nan
-    with pytest.raises(UserError, match=r"step-00000003: m holds nan in layer\.1\.fc_bias, expected finite"):
+    with pytest.raises(UserError, match=r"step-00000003: holds nan in m of layer\.1\.fc_bias, expected finite"):
         Checkpoint(write_checkpoint(tmp_path / "bad", parameters, m)).check(0, 1)
 
 
@@ -161,7 +161,9 @@ def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, capsys, array):
         run.checkpoints.end_if_not_finite(written)
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: after step 4 {array} holds -inf in layer.1.qkv_weight, expected finite numbers: ")
+    assert said.startswith(
+        f"error: after step 4 there is -inf in {array} of layer.1.qkv_weight, expected finite numbers: "
+    )
     assert said.count("\n") == 1
     run.close()
     assert run.names() == ["step-00000002"], "the good one before stays"
@@ -175,7 +177,7 @@ def test_nor_does_the_last_step(tmp_path, capsys):
         run.checkpoints.leave_last(6, run.model)
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: after step 6 parameters holds nan in lnf_weight, expected finite numbers: ")
+    assert said.startswith("error: after step 6 there is nan in parameters of lnf_weight, expected finite numbers: ")
     assert said.count("\n") == 1
     run.close()
     assert run.names() == ["step-00000002"]
@@ -188,7 +190,7 @@ def test_ranks_without_checkpoints_are_looked_at_too(tmp_path, capsys):
     run.arrays["parameters"][0] = nan
     with pytest.raises(SystemExit):
         run.checkpoints.leave_last(6, run.model)
-    assert "after step 6 parameters holds nan in wte" in capsys.readouterr().err
+    assert "after step 6 there is nan in parameters of wte" in capsys.readouterr().err
 
 
 # --- JSON ---
