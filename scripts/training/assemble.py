@@ -116,7 +116,7 @@ def assemble(settings, world) -> Parts:
         tracer=tracer,
         worker=worker,
         strategy=strategy,
-        meeting_point=MeetingPoint(world.comm, worker, strategy.workers, signals, checkpoints),
+        meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints),
         records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,

@@ -50,17 +50,17 @@ class Signals:
 class Meeting(NamedTuple):
     """What all ranks know when they have met, the same on each of them.
 
-    loss: of the global batch, the mean. exposed_s: seconds of exchange that nothing hid, the mean over the workers.
-    compute_s: for each rank, the seconds that its gradients took, nan for a server. asked: the most that a signal asked
-    of any rank. written: for each rank, how much of its part of a checkpoint is on disk (Checkpointing.written).
-    losses: for each rank what it adds to the loss. norms: for each rank the norm of the gradients that it has updated
-    with, 0 where it knows none or has skipped the step.
+    loss: of the global batch, the mean. asked: the most that a signal asked of any rank. The others are of each rank:
+    losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none or has
+    skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s: that its
+    gradients took, nan for a server. written: how much of its part of a checkpoint is on disk (Checkpointing.written).
     """
 
     loss: float
     losses: list[float]
     norms: list[float]
-    exposed_s: float
+    exchange_s: list[float]
+    step_s: list[float]
     compute_s: list[float]
     asked: int
     written: list[int]
@@ -69,24 +69,24 @@ class Meeting(NamedTuple):
 class MeetingPoint:
     """Where all ranks meet once a step, with one small all-gather.
 
-    worker: this rank's Worker or Server. workers: how many ranks are workers. checkpoints: a Checkpointing, which
-    completes a checkpoint once all ranks know that all of them have written their parts.
+    worker: this rank's Worker or Server. checkpoints: a Checkpointing, which completes a checkpoint once all ranks know
+    that all of them have written their parts.
     """
 
-    def __init__(self, comm, worker, workers: int, signals: Signals, checkpoints):
-        self.comm, self.worker, self.workers = comm, worker, workers
-        self.signals, self.checkpoints = signals, checkpoints
+    def __init__(self, comm, worker, signals: Signals, checkpoints):
+        self.comm, self.worker, self.signals, self.checkpoints = comm, worker, signals, checkpoints
 
     def meet(self, loss_part: float, norm: float | None) -> Meeting:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
         not known here, or the step was skipped."""
         own = (loss_part, norm or 0.0, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
-        losses, norms, exposed_s, compute_s, asked, written = gather_everywhere(self.comm, *own).T
+        losses, norms, exchange_s, compute_s, step_s, asked, written = gather_everywhere(self.comm, *own).T
         meeting = Meeting(
             loss=math.fsum(losses),  # exact, so all ranks get the same bits
             losses=losses.tolist(),
             norms=norms.tolist(),
-            exposed_s=math.fsum(exposed_s) / self.workers,
+            exchange_s=exchange_s.tolist(),
+            step_s=step_s.tolist(),
             compute_s=compute_s.tolist(),
             asked=int(asked.max()),
             written=written.astype(int).tolist(),

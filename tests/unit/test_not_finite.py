@@ -110,7 +110,7 @@ def test_past_norms_are_finite_also_from_an_old_checkpoint():
 def ended(capsys, losses, norms=(1.0, 1.0, 1.0), val_loss=2.0) -> str | None:
     """The line with which step 7 ends the job, None if it does not."""
     world = SimpleNamespace(comm=SimpleNamespace(rank=0), places=PLACES)
-    meeting = Meeting(sum(losses), [*losses], [*norms], 0.0, [], 0, [])
+    meeting = Meeting(sum(losses), [*losses], [*norms], [], [], [], 0, [])
     try:
         end_if_diverged(world, 7, meeting, val_loss)
     except SystemExit as end:
