@@ -46,8 +46,8 @@ def check_finite(path: Path, parameters: Parameters, start: int, stop: int) -> N
     if place is not None:
         name = parameters.layout.tensor_at(start + place)
         raise UserError(
-            f"{path}: holds {values[place]} in {name}, expected finite numbers: the training had diverged; take a "
-            "model from before"
+            f"{path}: holds {values[place]} in {name}, expected finite numbers: its training has diverged, or it is "
+            "damaged; take a model from before"
         )
 
 

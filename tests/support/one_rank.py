@@ -46,6 +46,7 @@ class OneRank:
     arrays: dict[str, np.ndarray]
     checkpoints: Checkpointing
     model: WholeModel
+    strategy: SimpleNamespace
 
     def save(self, step: int, goes_on: bool = True) -> None:
         """Write a checkpoint, as far as that works, and return when that is over. goes_on: as Checkpointing.begin's."""
@@ -78,9 +79,11 @@ def one_rank(folder: Path, every: int | None = 2, keep: int = 9) -> OneRank:
         state=lambda: [Updated(0, arrays["parameters"], optimizer)],
         errors=lambda: arrays["errors_0"],
         clipping=Clipping(1.0),
+        resumed=lambda: None,
     )
     facts = {"global_batch": 1} | checkpoints.model_facts(layout)
     path = folder / "checkpoints"
     path.mkdir(parents=True)
     model = WholeModel(Parameters(layout, arrays["parameters"]), lambda *_: None, lambda *_: None)
-    return OneRank(path, layout, arrays, Checkpointing(WORLD, path, strategy, facts, range(1, 7), every, keep), model)
+    checkpointing = Checkpointing(WORLD, path, strategy, facts, range(1, 7), every, keep)
+    return OneRank(path, layout, arrays, checkpointing, model, strategy)

@@ -16,7 +16,8 @@ from gpt2.parameters import LOOKED_AT, Layout, Parameters, first_not_finite, ini
 from scripts import export
 from scripts.training.between_steps import who_differs
 from scripts.training.meeting import Meeting, end_if_diverged
-from tests.support.one_rank import one_rank
+from scripts.training.start import restore
+from tests.support.one_rank import WORLD, one_rank
 from tests.support.safetensors_file import CONFIG
 from traces.read.runs import read_log
 
@@ -50,10 +51,11 @@ WRITERS = {
 }
 
 
-def write_checkpoint(path, parameters, m=None, **facts):
+def write_checkpoint(path, parameters, m=None, errors=None, **facts):
     values = parameters.flat[: parameters.layout.count]
     zeros = np.zeros_like(values)
     ranges = [("parameters", 0, values), ("m", 0, zeros if m is None else m), ("v", 0, zeros)]
+    ranges += [] if errors is None else [("errors_0", 0, errors)]
     part = path / "checkpoints" / "step-00000003.part"
     part.parent.mkdir(parents=True, exist_ok=True)
     files = {checkpoints.rank_file(0): checkpoints.write_part(part, 3, 0, ranges)}
@@ -102,6 +104,21 @@ def test_past_norms_are_finite_also_from_an_old_checkpoint():
     assert [*clipping.norms] == [1.0, 1.1, 0.9, 1.0]
     assert clipping.scale(1.0)[1] == 1.0
     assert clipping.scale(100.0)[1] is None
+
+
+def test_a_run_goes_on_without_what_an_old_checkpoint_should_not_hold(tmp_path):
+    run, parameters = one_rank(tmp_path / "new"), model(0.0, "wpe")
+    errors = np.full(parameters.layout.count, 2.0, np.float32)
+    errors[[3, 7]] = nan, inf
+    alike = {"ranks": 1, "strategy": "ring"}
+    folder = write_checkpoint(tmp_path, parameters, errors=errors, updates=3, norms=[1.0, 2.0], **alike)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(0, 1)
+    checkpoint.facts["norms"].insert(1, nan)  # JSON of Python's can say so, and once did
+    restore(checkpoint, run.strategy, alike, WORLD)
+    assert [*run.strategy.clipping.norms] == [1.0, 2.0]
+    assert set(run.arrays["errors_0"][[3, 7]]) == {0.0}
+    assert (np.delete(run.arrays["errors_0"], [3, 7]) == 2.0).all()
 
 
 # --- a step ---
@@ -181,6 +198,19 @@ def test_nor_does_the_last_step(tmp_path, capsys):
     assert said.count("\n") == 1
     run.close()
     assert run.names() == ["step-00000002"]
+
+
+def test_a_model_that_is_not_the_parts_that_are_written(tmp_path, capsys):
+    """Rank 0's copy of what other ranks have saved: the state is good, the model is not."""
+    run = one_rank(tmp_path)
+    run.model.parameters = model(nan, "layer.0.ln2_bias")
+    with pytest.raises(SystemExit) as end:
+        run.checkpoints.leave_last(6, run.model)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "model.bin: holds nan in layer.0.ln2_bias, expected finite numbers" in said
+    assert said.count("\n") == 1
+    assert [path.name for path in (run.folder / "step-00000006").glob("*.bin")] == []
 
 
 def test_ranks_without_checkpoints_are_looked_at_too(tmp_path, capsys):
