@@ -1,5 +1,7 @@
 """Files and folders that are there whole or not at all, whenever the writer is interrupted."""
 
+import json
+import math
 import os
 import shutil
 import uuid
@@ -59,6 +61,19 @@ def new_folder(path: Path):
             temporary.rename(path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def as_json(value, indent: int | None = None, default=None) -> str:
+    """The value as JSON. A number that JSON has no word for, nan or infinite, becomes null. default: as json.dumps'."""
+    return json.dumps(_with_null(value), indent=indent, default=default, allow_nan=False)
+
+
+def _with_null(value):
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _with_null(one) for name, one in value.items()}
+    return [_with_null(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def sync_folder(folder: Path) -> None:

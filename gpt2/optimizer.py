@@ -22,8 +22,8 @@ class Clipping:
 
     max_norm: larger norms are brought down to it; 0 never clips. outlier_z: a step is skipped if its norm lies more
     than that many standard deviations above the mean of the last `window` norms (llm.c's -sg); 0 never skips. The rule
-    begins when there are so many. `norms` holds them and belongs to a run's state. `skips` says whether the last step
-    was skipped.
+    begins when there are so many. `norms` holds them, all finite, and belongs to a run's state. `skips` says whether
+    the last step was skipped.
     """
 
     def __init__(self, max_norm: float, outlier_z: float = 0.0, window: int = NORM_WINDOW):
@@ -35,9 +35,13 @@ class Clipping:
         norm, factor = clip_scale(sum_of_squares, self.max_norm)
         if self.outlier_z:
             self.skips = self._stands_out(norm)
-            if math.isfinite(norm):
-                self.norms.append(norm)  # outliers, too: a norm that comes again and again is no outlier
+            self.remember([norm])  # outliers, too: a norm that comes again and again is no outlier
         return norm, None if self.skips else factor
+
+    def remember(self, norms) -> None:
+        """Add norms, the newest last, such as those of a checkpoint. One that is not finite has no place among them: no
+        deviation could be taken from it."""
+        self.norms.extend(norm for norm in norms if math.isfinite(norm))
 
     def _stands_out(self, norm: float) -> bool:
         if not math.isfinite(norm):

@@ -13,7 +13,6 @@ The global batch is the same in all rows. Ends in a second or two for thousands 
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from dist.cost.overlap import Training
 from dist.ranges import cut
 from dist.wire import WIRE_BYTES
 from gpt2.config import PRESETS
+from gpt2.files import as_json
 from gpt2.parameters import Layout
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
@@ -51,7 +51,7 @@ def main():
     rows = report["strategies"]
     if arguments.json:
         setting = {name: value for name, value in vars(arguments).items() if value is not None}
-        print(json.dumps({"setting": setting, **report, "advice": advice_sentence(rows)}, indent=1, default=str))
+        print(as_json({"setting": setting, **report, "advice": advice_sentence(rows)}, indent=1, default=str))
     else:
         print("\n".join([table(rows), "", *report["notes"], advice_sentence(rows)]))
 

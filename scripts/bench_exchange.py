@@ -11,7 +11,6 @@ begins with MPI_. Bytes are those of each node's interface counters.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
+from gpt2.files import as_json
 from scripts.exchange_bench.contenders import chosen
 from scripts.exchange_bench.pytorch import Gloo, check_torch
 from scripts.exchange_bench.rounds import measure
@@ -130,7 +130,7 @@ def bench(world, makers: dict, size_bytes: int, repeat: int, link: dict, ports: 
 def write(settings, report: dict) -> None:
     """On rank 0: the files that were asked for."""
     if settings.json:
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+        settings.json.write_text(as_json(report, indent=1) + "\n")
     if settings.figure:
         # Loading matplotlib takes a second, which --help and a mistake need not wait for.
         from traces.plots import exchange_bars, look

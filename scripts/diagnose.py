@@ -8,10 +8,10 @@ evidence, advice. A run that crashed is diagnosed from what it left, and what is
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from gpt2.files import as_json
 from scripts.reports.verdict import as_text, diagnose
 from traces import RunError, read_run
 
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(f"diagnose.py: error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(answer, indent=1) if settings.json else as_text(answer))
+    print(as_json(answer, indent=1) if settings.json else as_text(answer))
     return 0
 
 

@@ -10,7 +10,6 @@ If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpt2.config import PRESETS
+from gpt2.files import as_json
 from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
@@ -95,7 +95,7 @@ def measure(facts: dict, world, limit: TimeLimit) -> None:
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
     """Print and write what was found, in one line if `brief`; the exit code."""
     findings = find(CHECKS, ranks, settings.model)
-    whole = json.dumps(as_dict(ranks, findings), indent=1)
+    whole = as_json(as_dict(ranks, findings), indent=1)
     if settings.json == "-":
         print(whole, flush=True)
     elif brief:

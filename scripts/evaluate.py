@@ -15,13 +15,12 @@ all of it. The rows are dealt to the ranks: on another number of ranks, a result
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from dist.world import start_world
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.files import replacing
+from gpt2.files import as_json, replacing
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
@@ -48,7 +47,7 @@ def evaluate(settings, world) -> None:
     with world.together(UserError):
         if world.rank == 0 and settings.json:
             with replacing(settings.json) as file:
-                file.write(f"{json.dumps({'model': settings.model} | results, indent=1)}\n".encode())
+                file.write(f"{as_json({'model': settings.model} | results, indent=1)}\n".encode())
 
 
 def parse(arguments=None) -> argparse.Namespace:

@@ -44,14 +44,15 @@ def make_steps(parts, world) -> bool:
                 loss_part = worker.gradients(step, strategy.gradients_final)
                 norm = strategy.update(lr)
                 with tracer.phase("wait"):  # for the slowest rank; from here on all know the same, and do the same
-                    meeting = parts.meeting_point.meet(loss_part)
+                    meeting = parts.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
             record = parts.records.of_step(step, meeting, norm, lr, tracer.seconds("step"), strategy.clipping.skips)
             record |= parts.validation.after(step)
             if world.rank == 0:  # before what may end the run, so that the log holds the step that ended it
                 parts.folder.log(record)
                 parts.progress.step(record, meeting.compute_s)
-            end_if_diverged(world.comm, step, meeting.loss)
-            parts.replicas.after(step)
+            checkpoints.end_if_not_finite(meeting.written)
+            end_if_diverged(world, step, meeting, record.get("val_loss", 0.0))
+            parts.replicas.after(step, checkpoints.has(step, meeting.asked))
             parts.samples.after(step)
             if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):

@@ -1,5 +1,6 @@
 """What every strategy is given, what it declares of itself, and the one method it must have."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -139,6 +140,15 @@ class Strategy:
     def errors(self):
         """What rounding for the wire has taken from this rank's gradients so far, (size,) float32, where the
         buffers lie, or None."""
+
+    def clip(self, squares: float) -> tuple[float, float | None]:
+        """As Clipping.scale. What rounding took from gradients that are not finite is no number, and would be in every
+        later sum: it is forgotten."""
+        norm, scale = self.clipping.scale(squares)
+        errors = self.errors()
+        if errors is not None and not math.isfinite(norm):
+            errors.fill(0.0)
+        return norm, scale
 
     def resumed(self) -> None:
         """The parameters, and all that `state` gave, were filled from a checkpoint. Collective."""

@@ -74,7 +74,7 @@ class Hierarchical(InBuckets):
             squares = self.squares.result()
             self._meet_the_node()
         with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
+            norm, scale = self.clip(squares)
             self.optimizer.update(self.parameters[self.own], self.node_sum[self.own], lr, scale)
         with self.tracer.phase("wait"):
             self._meet_the_node()

@@ -82,7 +82,7 @@ class HierarchicalSharded(Hierarchical):
             squares = sum(self.sum_of_squares(self.node_sum[part]) for part in self.squares_own)
             (squares,) = sum_everywhere(self.comm, squares)
         with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
+            norm, scale = self.clip(squares)
             self._update_parts(lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self._start_gathering()

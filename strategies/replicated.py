@@ -29,6 +29,6 @@ class Replicated(InBuckets):
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))
         with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
+            norm, scale = self.clip(squares)
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm

@@ -49,7 +49,7 @@ class ShardedUpdate(Strategy):
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
         with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
+            norm, scale = self.clip(squares)
             for part, optimizer in self.optimizers.items():
                 optimizer.update(self.own[part], self.sums[part], lr, scale)
             self.sums.flat.fill(0.0)

@@ -35,7 +35,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import new_file, sync_folder
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 from gpt2.formats.stored_numbers import check_config
-from gpt2.parameters import Layout, Parameters, no_hook
+from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
 MARKER = "checkpoint.json"
 FORMAT = "gpt2-mpi checkpoint 1"
@@ -93,16 +93,25 @@ def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
             _check_size(part / name, size)
 
 
+def not_finite(config: GPT2Config, ranges) -> str | None:
+    """Says what is no number in ranges like write_part's, in which array and tensor; None if all are numbers."""
+    for array, start, values in ranges:
+        place = first_not_finite(values)
+        if place is not None:
+            return f"{values[place]} in {array} of {Layout(config).tensor_at(start + place)}"
+    return None
+
+
 def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
     facts: "step", "count" (parameters without pad), "model" (the GPT2Config's numbers), and what else the reader wants.
-    OSError: it cannot be done.
+    OSError: it cannot be done. ValueError: a number in the facts is not finite, and a run could not go on with it.
     """
     marker = {"format": FORMAT} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
     with new_file(part / MARKER) as file:
-        file.write(json.dumps(marker, indent=1).encode())
+        file.write(json.dumps(marker, indent=1, allow_nan=False).encode())
     final = part.with_name(folder_name(facts["step"]))
     if final.is_symlink():
         final.unlink()  # what it leads to stays
@@ -199,9 +208,12 @@ class Checkpoint:
             filled(start, stop)
 
     def check(self, part: int, parts: int) -> None:
-        """Read part number `part` of `parts` of it all; UserError where it is not what was written."""
+        """Read part number `part` of `parts` of it all; UserError where it is not what was written, or no run can go on
+        from it, as what is in STATE is nan or infinite."""
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
-            self._read_range(stored)
+            values = self._read_range(stored)
+            if stored.array in STATE and (found := not_finite(self.config, [(stored.array, stored.start, values)])):
+                raise UserError(f"{self.path}: holds {found}, expected finite numbers: use another checkpoint")
 
     def _read_range(self, stored: StoredRange) -> np.ndarray:
         count, tensor = stored.stop - stored.start, stored.tensor

@@ -16,7 +16,7 @@ from types import ModuleType
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, huggingface, llmc
-from gpt2.parameters import Layout, Parameters, no_hook
+from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
 STEP = re.compile(r"step-(\d+)", re.ASCII)
 PICKLES = (b"\x80", b"PK\x03\x04")  # of torch.save: before 1.6, and since
@@ -29,9 +29,26 @@ def read_config(path: Path) -> GPT2Config:
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """UserError as in read_config, or if the shapes differ."""
+    """UserError as in read_config, or if the shapes differ, or a parameter is nan or infinite."""
     form, place = find(path)
-    form.read_parameters(place, parameters, filled)
+
+    def checked(start, stop):
+        check_finite(place, parameters, start, stop)
+        filled(start, stop)
+
+    form.read_parameters(place, parameters, checked)
+
+
+def check_finite(path: Path, parameters: Parameters, start: int, stop: int) -> None:
+    """UserError if one of parameters [start, stop), in host memory, from or for the model at `path`, is no number."""
+    values = parameters.flat[start:stop]
+    place = first_not_finite(values)
+    if place is not None:
+        name = parameters.layout.tensor_at(start + place)
+        raise UserError(
+            f"{path}: holds {values[place]} in {name}, expected finite numbers: its training has diverged, or it is "
+            "damaged; take a model from before"
+        )
 
 
 def load(path: Path) -> Parameters:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import replacing
+from gpt2.files import as_json, replacing
 from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input, check_unchanged
 
@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> dict | None:
 
 def write_manifest(folder: Path, manifest: dict) -> None:
     with replacing(folder / FILE) as file:
-        file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+        file.write(as_json(manifest, indent=1).encode() + b"\n")
 
 
 def take_back(folder: Path, manifest: dict, kept: int) -> None:

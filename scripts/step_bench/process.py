@@ -15,6 +15,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from gpt2.files import as_json
+
 BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
 TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
 
@@ -100,7 +102,7 @@ def statistics_of(seconds: list[float], ours: list[float], tokens: int) -> dict:
 
 def write_report(settings, report: dict) -> None:
     if settings.json:
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+        settings.json.write_text(as_json(report, indent=1) + "\n")
 
 
 def import_torch():

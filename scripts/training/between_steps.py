@@ -4,7 +4,6 @@ All of it is collective: every rank makes each of these objects, and calls `afte
 """
 
 import zlib
-from collections import Counter
 
 import numpy as np
 
@@ -109,25 +108,43 @@ class Samples:
 
 
 class ReplicaCheck:
-    """--check-replicas: do all ranks still hold the same parameters? Only this shows a fault of memory or network."""
+    """--check-replicas: do all ranks still hold the same parameters? Only this shows a fault of memory or network.
 
-    def __init__(self, world, model: WholeModel, every: int):
-        self.world, self.model, self.every = world, model, every
+    every: in steps, 0 for never. holds: whether this rank has a copy of its own, not another rank of its node.
+    """
 
-    def after(self, step: int) -> None:
-        """End the job if ranks' parameters differ, naming the ranks that differ from most others."""
-        if not is_time(step, self.every):
+    def __init__(self, world, model: WholeModel, every: int, holds: bool):
+        self.world, self.model, self.every, self.holds = world, model, every, holds
+
+    def after(self, step: int, is_saved: bool) -> None:
+        """End the job if ranks' parameters differ, naming the ranks that differ from most others.
+
+        It is time for that also before each checkpoint: is_saved says that this step's state becomes one.
+        """
+        if not is_time(step, self.every) and not (self.every and is_saved):
             return
         checksum = 0
         for start, stop in self.model.ranges():
             checksum = zlib.crc32(self.model.parameters.flat[start:stop], checksum)
-        if ranks := apart(self.world.comm.allgather(checksum)):
-            names = ", ".join(f"rank {rank} on {self.world.places[rank]['host']}" for rank in ranks)
-            found = f"after step {step} these hold other parameters than the rest: {names}"
-            end_with_one_line(self.world.comm, f"{found}: go on with --resume, elsewhere")
+        found = who_differs(self.world.comm.allgather(checksum if self.holds else None), self.world.places)
+        if found:
+            end_with_one_line(self.world.comm, f"after step {step} {found}: go on with --resume, elsewhere")
 
 
-def apart(checksums: list[int]) -> list[int]:
-    """The ranks whose checksum is not the most frequent one; if two are as frequent, that of the lowest rank counts."""
-    (usual, _), *_ = Counter(checksums).most_common()
-    return [rank for rank, checksum in enumerate(checksums) if checksum != usual]
+def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
+    """Says which ranks hold other parameters, from each rank's checksum; None if all hold the same.
+
+    A rank whose checksum is None looks at another's copy and does not count. Without a majority, as of two ranks,
+    nobody can tell which are wrong: then all are named.
+    """
+    holders = {}
+    for place, checksum in zip(places, checksums, strict=True):
+        if checksum is not None:
+            holders.setdefault(checksum, []).append(f"rank {place['rank']} on {place['host']}")
+    if len(holders) == 1:
+        return None
+    groups = sorted(holders.values(), key=len, reverse=True)
+    usual, *others = (", ".join(group) for group in groups)
+    if 2 * len(groups[0]) > sum(map(len, groups)):
+        return f"these hold other parameters than the rest: {', '.join(others)}"
+    return f"these hold different parameters, and nobody can tell which are right: {'; '.join([usual, *others])}"

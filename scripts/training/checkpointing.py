@@ -10,19 +10,26 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
+from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
-from gpt2.formats import checkpoints, llmc
+from gpt2.formats import checkpoints, llmc, weights
 from scripts.training.between_steps import WholeModel, is_time
 from scripts.training.meeting import CHECKPOINT, END
 
-FAILED = -1
+FAILED, NOT_FINITE = -1, -2
 ADVICE = "free some space, or see to the disk"
+GO_BACK = "lower --lr, or check this node's memory, and go on from the last checkpoint (--resume)"
+
+
+class NotFiniteError(Exception):
+    """The state holds what is no number. No run can go on from that, so it must not become a checkpoint."""
 
 
 class Checkpointing:
@@ -44,7 +51,7 @@ class Checkpointing:
         self.steps, self.every, self._count, self._check_lock = steps, every, run_facts["count"], check_lock
         held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
         self._parts = divide_among_holders(world.comm.allgather(held), self._count)[world.rank]
-        self._room = None
+        self._config, self._room = GPT2Config(**run_facts["model"]), None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
         self._completing: Future | None = None  # rank 0's last word
@@ -55,8 +62,15 @@ class Checkpointing:
 
         At the end of the run `leave_last` writes it.
         """
-        ends = step == self.steps.stop - 1 or asked == END
-        return self.every is not None and not ends and (asked == CHECKPOINT or is_time(step, self.every))
+        return self.has(step, asked) and not self._ends(step, asked)
+
+    def has(self, step: int, asked: int) -> bool:
+        """Whether there will be a checkpoint of this step, the run's last one included."""
+        wanted = asked == CHECKPOINT or self._ends(step, asked)
+        return self.every is not None and (wanted or is_time(step, self.every))
+
+    def _ends(self, step: int, asked: int) -> bool:
+        return step == self.steps.stop - 1 or asked == END
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.
@@ -72,11 +86,18 @@ class Checkpointing:
         norms = list(self._strategy.clipping.norms)
         position = {"step": step, "next_window": step * self._run_facts["global_batch"]}
         self._facts = position | self._run_facts | {"updates": updates, "norms": norms}
-        copied = self._copied() if goes_on else [*self._pieces()]
+        try:
+            copied = self._copied() if goes_on else [*self._pieces()]
+        except MemoryError as error:
+            self._writing = Future()
+            self._writing.set_exception(error)
+            return
         self._writing = self._thread.submit(self._write, step, copied, time.perf_counter() - begun)
 
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
+        if found := checkpoints.not_finite(self._config, copied):
+            raise NotFiniteError(f"after step {step} there is {found}")
         self._make_folder()
         run = self._run_facts["run"]
         size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied, run)
@@ -99,10 +120,12 @@ class Checkpointing:
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
     def written(self) -> int:
-        """Bytes of this rank's part that are on disk, 0 while it is being written, or FAILED."""
+        """Bytes of this rank's part that are on disk, 0 while it is being written, or FAILED, or NOT_FINITE."""
         if self._writing is None or not self._writing.done():
             return 0
-        return FAILED if self._writing.exception() else self._writing.result()
+        if error := self._writing.exception():
+            return NOT_FINITE if isinstance(error, NotFiniteError) else FAILED
+        return self._writing.result()
 
     def settle(self, written, model_bytes: int | None = None) -> None:
         """Complete the checkpoint if all ranks have written their parts, or remove it if one of them could not.
@@ -113,15 +136,27 @@ class Checkpointing:
             return
         facts, self._facts = self._facts, None
         part = self._part_folder(facts["step"])
-        if FAILED in written:
+        if min(written) < 0:
             if self.written() == FAILED:
-                self._complain(facts["step"], self._writing.exception())
+                words = self._words(self._writing.exception())
+                self._complain(f"the checkpoint of step {facts['step']} was not written: {words}")
             if self.world.rank == 0:
                 self._completing = self._thread.submit(shutil.rmtree, part, True)
         elif self.world.rank == 0:
             files = {checkpoints.rank_file(rank): int(size) for rank, size in enumerate(written)}
             files |= {"model.bin": model_bytes} if model_bytes else {}
             self._completing = self._thread.submit(self._complete, part, facts, files)
+
+    def end_if_not_finite(self, written) -> None:
+        """End the job if a rank has found in its part what is no number: `settle` has removed that checkpoint, and the
+        one before stays. Collective; written: as settle's."""
+        if NOT_FINITE in written:
+            self._end_together(self._writing.exception())
+
+    def _end_together(self, error: Exception | None) -> None:
+        with self.world.together(UserError):
+            if isinstance(error, NotFiniteError):
+                raise UserError(f"{error}, expected finite numbers: {GO_BACK}")
 
     def leave_last(self, step: int, model: WholeModel | None) -> None:
         """Write the checkpoint of the run's last step, and return when it is complete. UserError: it cannot be.
@@ -130,7 +165,10 @@ class Checkpointing:
         its steps, to be left as model.bin in llm.c's format.
         """
         model_bytes = problem = None
-        if self.every is not None and step in self.steps:
+        if self.every is None:
+            found = checkpoints.not_finite(self._config, self._own_arrays())
+            self._end_together(NotFiniteError(f"after step {step} there is {found}") if found else None)
+        elif step in self.steps:
             self.begin(step, goes_on=False)
             if model is not None:
                 model_bytes, problem = self._write_model(self._part_folder(step), model)
@@ -151,10 +189,12 @@ class Checkpointing:
                 self._make_folder()
                 with file_errors(folder, "free some space, or choose another --out"):
                     folder.mkdir(exist_ok=True)
-                    llmc.write_parameters(path, model.parameters, ranges)
+                    llmc.write_parameters(path, model.parameters, _finite(path, model.parameters, ranges))
                     return path.stat().st_size, None
         except UserError as error:
             return None, error
+        except MemoryError as error:
+            return None, UserError(f"{path}: {self._words(error)}")
         finally:
             # The other ranks, and rank 0 when its writing has failed, take part in what brings the ranges there.
             for _ in ranges:
@@ -163,29 +203,37 @@ class Checkpointing:
 
     def _wait_for_all(self, model_bytes: int | None = None) -> None:
         wait(Condition(self._writing.done))
-        self.settle(gather_everywhere(self.world.comm, self.written())[:, 0].astype(int).tolist(), model_bytes)
+        written = gather_everywhere(self.world.comm, self.written())[:, 0].astype(int).tolist()
+        self.settle(written, model_bytes)
+        self.end_if_not_finite(written)
 
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
             checkpoints.check_parts(part, facts, files)
             self._check_lock()
             checkpoints.complete(part, facts, files)
-            checkpoints.remove_old(self.folder, self.keep)
-        except (OSError, UserError) as error:
-            self._complain(facts["step"], error)
+        except Exception as error:  # of whatever kind: nobody else looks at it before the end of the run
+            self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
             shutil.rmtree(part, ignore_errors=True)
             raise
+        try:
+            checkpoints.remove_old(self.folder, self.keep)
+        except OSError as error:  # too many checkpoints are no failure; the next one tries again
+            self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 
-    def _complain(self, step: int, error) -> None:
-        rank, host = self.world.rank, self.world.host
-        text = f"rank {rank} on {host}: the checkpoint of step {step} was not written: {self._words(error)}"
-        print(text, file=sys.stderr, flush=True)
+    def _complain(self, text: str) -> None:
+        with suppress(OSError):  # who would read it may be gone
+            print(f"rank {self.world.rank} on {self.world.host}: {text}", file=sys.stderr, flush=True)
 
     def _words(self, error) -> str:
         if isinstance(error, UserError):
             return str(error)
         if isinstance(error, FileNotFoundError) and not self.folder.exists():
             return f"{self.folder} is gone: somebody removed it, or its disk"
+        if isinstance(error, MemoryError):
+            return "no memory left for a copy of the state: use more nodes, or a strategy that shards it"
+        if not isinstance(error, OSError):
+            return f"{type(error).__name__}: {error}"
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"
 
     def _copied(self) -> list:
@@ -200,6 +248,11 @@ class Checkpointing:
             used += len(values)
         return copied
 
+    def _own_arrays(self):
+        """(array, start, values in host memory) of all that this rank updates, without the pad."""
+        for array, first, values in state_arrays(self._strategy):
+            yield array, first, _on_host(values[: max(0, self._count - first)])
+
     def _pieces(self):
         """(array, start, values in host memory) of everything in this rank's part."""
         for array, first, values in state_arrays(self._strategy):
@@ -209,6 +262,13 @@ class Checkpointing:
                     yield array, low, _on_host(values[low - first : high - first])
         if (errors := self._strategy.errors()) is not None:
             yield errors_name(self.world.rank), 0, _on_host(errors[: self._count])
+
+
+def _finite(path: Path, parameters, ranges):
+    """Yield ranges of the parameters, each checked first; UserError where one holds what is no number."""
+    for start, stop in ranges:
+        weights.check_finite(path, parameters, start, stop)
+        yield start, stop
 
 
 def state_arrays(strategy):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import TEMPORARY, replacing
+from gpt2.files import TEMPORARY, as_json, replacing
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from scripts.training.report import warn
@@ -72,14 +72,17 @@ class RunFolder:
             "earlier": self._earlier,
         } | facts
         with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
-            file.write(f"{json.dumps(config, indent=1)}\n".encode())
+            file.write(f"{as_json(config, indent=1)}\n".encode())
 
     def log(self, record: dict) -> None:
-        """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written."""
+        """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written.
+
+        A loss or norm that is not finite becomes null, as JSON has no word for it.
+        """
         with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
             # The open file would still take lines if somebody has removed the folder, and nobody would ever read them.
             self._check_lock()
-            self._log.write(json.dumps(record) + "\n")
+            self._log.write(as_json(record) + "\n")
         if self._events:
             try:
                 self._events.add(record, time.time())
@@ -91,7 +94,7 @@ class RunFolder:
         """summary.json: what is known only at the end of a run."""
         self._check_lock()
         with replacing(self.path / "summary.json") as file:
-            file.write(f"{json.dumps(facts, indent=1)}\n".encode())
+            file.write(f"{as_json(facts, indent=1)}\n".encode())
 
 
 def check_holds_no_run(path: Path) -> None:

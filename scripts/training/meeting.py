@@ -50,13 +50,17 @@ class Signals:
 class Meeting(NamedTuple):
     """What all ranks know when they have met, the same on each of them.
 
-    loss: of the global batch, the mean. exposed_s: seconds of exchange that nothing hid, the mean over the workers.
-    compute_s: for each rank, the seconds that its gradients took, nan for a server. asked: the most that a signal asked
-    of any rank. written: for each rank, how much of its part of a checkpoint is on disk (Checkpointing.written).
+    loss: of the global batch, the mean. asked: the most that a signal asked of any rank. The others are of each rank:
+    losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none or has
+    skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s: that its
+    gradients took, nan for a server. written: how much of its part of a checkpoint is on disk (Checkpointing.written).
     """
 
     loss: float
-    exposed_s: float
+    losses: list[float]
+    norms: list[float]
+    exchange_s: list[float]
+    step_s: list[float]
     compute_s: list[float]
     asked: int
     written: list[int]
@@ -65,23 +69,26 @@ class Meeting(NamedTuple):
 class MeetingPoint:
     """Where all ranks meet once a step, with one small all-gather.
 
-    worker: this rank's Worker or Server. workers: how many ranks are workers. checkpoints: a Checkpointing, which
-    completes a checkpoint once all ranks know that all of them have written their parts. failures: TraceFailures, which
-    are told once all ranks know of them.
+    worker: this rank's Worker or Server. checkpoints: a Checkpointing, which completes a checkpoint once all ranks know
+    that all of them have written their parts. failures: TraceFailures, which are told once all ranks know of them.
     """
 
-    def __init__(self, comm, worker, workers: int, signals: Signals, checkpoints, failures):
-        self.comm, self.worker, self.workers = comm, worker, workers
-        self.signals, self.checkpoints, self.failures = signals, checkpoints, failures
+    def __init__(self, comm, worker, signals: Signals, checkpoints, failures):
+        self.comm, self.worker, self.signals = comm, worker, signals
+        self.checkpoints, self.failures = checkpoints, failures
 
-    def meet(self, loss_part: float) -> Meeting:
-        """loss_part: of the mean loss, what this rank's windows add. Collective."""
-        own = (loss_part, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
+    def meet(self, loss_part: float, norm: float | None) -> Meeting:
+        """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
+        not known here, or the step was skipped."""
+        own = (loss_part, norm or 0.0, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
         *told, untraced = gather_everywhere(self.comm, *own, self.failures.own()).T
-        loss, exposed_s, compute_s, asked, written = told
+        losses, norms, exchange_s, compute_s, step_s, asked, written = told
         meeting = Meeting(
-            loss=math.fsum(loss),  # exact, so all ranks get the same bits
-            exposed_s=math.fsum(exposed_s) / self.workers,
+            loss=math.fsum(losses),  # exact, so all ranks get the same bits
+            losses=losses.tolist(),
+            norms=norms.tolist(),
+            exchange_s=exchange_s.tolist(),
+            step_s=step_s.tolist(),
             compute_s=compute_s.tolist(),
             asked=int(asked.max()),
             written=written.astype(int).tolist(),
@@ -91,8 +98,17 @@ class MeetingPoint:
         return meeting
 
 
-def end_if_diverged(comm, step: int, loss: float) -> None:
-    """End the job if the loss is no number any more. All ranks have the same loss, so all of them come here."""
-    if not math.isfinite(loss):
-        text = f"the loss of step {step} is {loss}: lower --lr, raise --warmup, or check the data"
-        end_with_one_line(comm, text)
+def end_if_diverged(world, step: int, meeting: Meeting, val_loss: float = 0.0) -> None:
+    """End the job if a number of this step is none any more: the loss, the gradients' norm or the validation loss.
+
+    All ranks have heard the same numbers, so all of them come here. A skipped step's norm does not count.
+    """
+    found = {"loss": meeting.losses, "gradients' norm": meeting.norms, "validation loss": [val_loss]}
+    for what, parts in found.items():
+        if not math.isfinite(sum(parts)):
+            rank, number = next((rank, part) for rank, part in enumerate(parts) if not math.isfinite(part))
+            # A rank is named if it is one among others whose numbers are good; 0 is that of a rank that has none.
+            is_alone = any(part and math.isfinite(part) for part in parts)
+            whose = f" (rank {rank} on {world.places[rank]['host']})" if is_alone else ""
+            text = f"the {what} of step {step} is {number}{whose}: lower --lr, raise --warmup, or check the data"
+            end_with_one_line(world.comm, text)

@@ -76,11 +76,22 @@ class StepRecords:
             "tokens": step * self.tokens,
             "step_s": step_s,
             "tokens_per_s": self.tokens / step_s,
-            "exposed_exchange_s": meeting.exposed_s,
+            "exposed_exchange_s": exposed_exchange_s(meeting, step_s),
         }
         record |= self.peak.mfu(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
         return record | slowest(meeting.compute_s)
+
+
+def exposed_exchange_s(meeting: Meeting, step_s: float) -> float:
+    """Seconds of exchange that nothing hid, the mean over the workers; at most step_s, those of rank 0's step.
+
+    A worker that begins the step before rank 0 waits for it in an exchange: rank 0 still prints, or writes its log.
+    These seconds lie between rank 0's steps, so they are none of this one's.
+    """
+    exchange, step, is_worker = np.array(meeting.exchange_s), np.array(meeting.step_s), np.isfinite(meeting.compute_s)
+    within = np.maximum(0.0, exchange - np.maximum(0.0, step - step_s))
+    return float(within[is_worker].mean())
 
 
 def slowest(compute_s) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.formats.checkpoints import Checkpoint, newest_first
+from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
 from scripts.training.checkpointing import errors_name, is_on_gpu, state_arrays
 
@@ -80,7 +80,7 @@ def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
         for array, start, values in state_arrays(strategy):
             if array != "parameters" and len(values):
                 _fill(values, checkpoint, array, start)
-        strategy.clipping.norms.extend(checkpoint.facts["norms"])
+        strategy.clipping.remember(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
         errors, name = strategy.errors(), errors_name(world.rank)
@@ -97,5 +97,7 @@ def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
     """Fill values (n,) float32, in host memory or on a GPU, from element `start` on of a checkpoint's array."""
     host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
     checkpoint.read(array, start, host)
+    if array not in STATE:  # older versions kept what rounding had taken from an infinite gradient
+        host[~np.isfinite(host)] = 0.0
     if is_on_gpu(values):
         values.set(host)

@@ -7,6 +7,7 @@ import numpy as np
 from dist.ranges import cut
 from gpt2.data.windows import Windows
 from gpt2.model import GPT2, no_hook
+from traces.record.phases import PHASES
 
 
 class Worker:
@@ -76,12 +77,14 @@ class Worker:
             total += float(self.model.token_losses(self.inputs, self.targets)[:count].sum(dtype=np.float64))
         return total, (stop - start) * T
 
-    def seconds(self) -> tuple[float, float]:
-        """Of the step that has just been made: (seconds of exchange that nothing hid, seconds of computing gradients).
+    def seconds(self) -> tuple[float, float, float]:
+        """Of the step that has just been made: (seconds of exchange that nothing hid, seconds of computing gradients,
+        seconds of all its phases so far).
 
         Waiting for data counts as computing: a rank that its data holds up is slow for the others all the same.
         """
-        return self.tracer.exchange_seconds(), self.tracer.seconds("data", "forward", "backward")
+        computing = self.tracer.seconds("data", "forward", "backward")
+        return self.tracer.exchange_seconds(), computing, self.tracer.seconds(*PHASES)
 
 
 class Server:
@@ -93,6 +96,6 @@ class Server:
     def validation_loss(self, batches: int) -> tuple[float, int]:
         return 0.0, 0
 
-    def seconds(self) -> tuple[float, float]:
+    def seconds(self) -> tuple[float, float, float]:
         """nan: it is neither slow nor fast."""
-        return 0.0, math.nan
+        return 0.0, math.nan, 0.0

@@ -1,5 +1,8 @@
 """A step whose gradients stand out is skipped, on every rank alike; ranks that have drifted apart are named."""
 
+import json
+import re
+import time
 from collections import deque
 
 import numpy as np
@@ -10,11 +13,15 @@ from dist.world import world_of
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, Clipping
 from gpt2.parameters import Parameters, initialize
+from scripts.training.between_steps import ReplicaCheck
+from scripts.training.worker import Worker
 from strategies import STRATEGIES
 from tests.ranks import test_strategies as small
 from tests.ranks.test_resume import Runs
+from tests.support.in_process import log
 
 WINDOW, STEPS, SPIKE = 3, 6, 4  # the 5th batch is the bad one
+DRIFT_STEP = 3
 
 
 def test_a_norm_far_above_the_last_ones_is_skipped():
@@ -83,30 +90,148 @@ def test_every_strategy_skips_the_same_step(comm):
             np.testing.assert_allclose(parameters, expected, atol=1e-5, err_msg=f"{name} {options}")
 
 
+@pytest.fixture
+def runs(comm, shared_path):
+    return None if comm is None else Runs(comm, shared_path)
+
+
+def ends_with(runs, capsys, out, *flags) -> str:
+    """The one line with which a run ends with 2, as rank 0 prints it; "" on the others."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        runs.run(out, *flags)
+    assert ended.value.code == 2
+    runs.world.comm.Barrier()
+    text = capsys.readouterr().err
+    assert text.count("\n") == (runs.world.rank == 0), text
+    return text
+
+
+def kept(runs, out) -> list[str]:
+    """What a run leaves of checkpoints. A rank's thread may be about to remove one that has failed."""
+    if checkpoints := runs.world.comm.rank == 0:
+        for _ in range(1000):
+            checkpoints = sorted(path.name for path in (runs.folder / out / "checkpoints").iterdir())
+            if not any(name.endswith(".part") for name in checkpoints):
+                break
+            time.sleep(0.01)
+    return runs.world.comm.bcast(checkpoints)
+
+
 @pytest.mark.ranks(3)
-def test_ranks_that_drift_apart_are_named(comm, shared_path, monkeypatch, capsys):
-    from scripts.training.between_steps import ReplicaCheck
+def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
+    """Before a checkpoint takes it in: that of step 3 is none of the steps that --check-replicas names."""
+    check = ReplicaCheck.after
 
-    runs, check = Runs(comm, shared_path), ReplicaCheck.after
-
-    def drift(self, step):
-        if self.world.rank == 1 and step == 3:
+    def drift(self, step, is_saved):
+        if self.world.rank == 1 and step == DRIFT_STEP:
             self.model.parameters.flat[100] += 1e-6
-        check(self, step)
+        check(self, step, is_saved)
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
     monkeypatch.setattr(ReplicaCheck, "after", drift)
-    with pytest.raises(SystemExit) as ended:
-        runs.run("drifting", "--check-replicas", 2, "--strategy", "allreduce")
-    assert ended.value.code == 2
-    text = capsys.readouterr().err
-    says = f"error: after step 4 these hold other parameters than the rest: rank 1 on {runs.world.host}: "
-    assert comm.rank or text.startswith(says)
+    says = f"hold other parameters than the rest: rank 1 on {runs.world.host}: go on with --resume"
+    text = ends_with(runs, capsys, "between", "--check-replicas", 4, "--checkpoint-every", 2, "--strategy", "allreduce")
+    assert comm.rank or text.startswith(f"error: after step 4 these {says}")
+    assert kept(runs, "between") == ["step-00000002"]
+    text = ends_with(runs, capsys, "saved", "--check-replicas", 99, "--strategy", "allreduce")
+    assert comm.rank or text.startswith(f"error: after step 3 these {says}")
+    assert kept(runs, "saved") == []
+    text = ends_with(runs, capsys, "last", "--check-replicas", 99, "--checkpoint-every", 0, "--strategy", "allreduce")
+    assert comm.rank or text.startswith(f"error: after step 6 these {says}")
+    assert kept(runs, "last") == []
 
 
-def test_who_is_apart():
-    from scripts.training.between_steps import apart
+@pytest.mark.ranks(2)
+def test_of_two_nobody_knows_which_is_right(comm, runs, monkeypatch, capsys):
+    check = ReplicaCheck.after
 
-    assert apart([5, 5, 5]) == []
-    assert apart([5, 6, 5, 7]) == [1, 3]
-    assert apart([6, 5]) == [1]
+    def drift(self, step, is_saved):
+        if self.world.rank == 0 and step == DRIFT_STEP:
+            self.model.parameters.flat[100] += 1e-6
+        check(self, step, is_saved)
+
+    monkeypatch.setattr(ReplicaCheck, "after", drift)
+    text, host = ends_with(runs, capsys, "run", "--check-replicas", 3, "--strategy", "ring"), runs.world.host
+    assert comm.rank or text.startswith(
+        "error: after step 3 these hold different parameters, and nobody can tell which are right: "
+        f"rank 0 on {host}; rank 1 on {host}: go on with --resume"
+    )
+
+
+# --- what is not finite ---
+
+
+def cases():
+    for name, kind in STRATEGIES.items():
+        yield [name] if kind.exchanges else [name, "--no-exchange", "--checkpoint-every", 0]
+        if kind.overlaps:
+            yield [name, "--overlap"]
+    yield ["reduce-bcast", "--server", "dedicated"]
+    yield ["sliced", "--grad-clip", 0]
+
+
+def of_last_step(runs, out) -> dict:
+    """The last line of a log, which has no NaN in it."""
+    lines = (runs.folder / out / "log.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    return json.loads(lines[-1], parse_constant=pytest.fail)
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
+    """Of one rank: its loss is good, and so are all parameters that are there."""
+    gradients = Worker.gradients
+
+    def overflow(worker, step, gradients_final):
+        def spoilt(start, stop):
+            if step == 6 and comm.rank == 1 and start == 0:
+                worker.model.gradients.flat[start:stop][5] = np.inf
+            gradients_final(start, stop)
+
+        return gradients(worker, step, spoilt)
+
+    monkeypatch.setattr(Worker, "gradients", overflow)
+    for number, flags in enumerate(cases()):
+        text = ends_with(runs, capsys, f"{number}", "--strategy", *flags, "--eval-every", 0)
+        whose = rf" \(rank 1 on {runs.world.host}\)" if "none" in flags else ""
+        says = rf"error: the gradients' norm of step 6 is (inf|nan){whose}: lower --lr"
+        assert comm.rank or re.match(says, text), f"{flags}: {text}"
+        assert kept(runs, f"{number}") == ([] if "none" in flags else ["step-00000003"])
+        assert ("none" in flags) == (of_last_step(runs, f"{number}")["grad_norm"] is not None)
+
+
+@pytest.mark.ranks(2)
+def test_an_update_whose_parameters_are_no_numbers(comm, runs, monkeypatch, capsys):
+    """The last one: nothing is computed from it any more, and loss and norm are good."""
+    update = AdamW.update
+
+    def spoil(optimizer, parameters, *arguments):
+        update(optimizer, parameters, *arguments)
+        if optimizer.step == 6 and len(parameters):
+            parameters[0] = np.nan
+
+    monkeypatch.setattr(AdamW, "update", spoil)
+    for number, flags in enumerate(cases()):
+        text = ends_with(runs, capsys, f"{number}", "--strategy", *flags, "--eval-every", 0)
+        assert comm.rank or re.match(r"error: after step 6 there is nan in parameters of wte, expected", text), text
+        assert kept(runs, f"{number}") == ([] if "none" in flags else ["step-00000003"]), flags
+        assert of_last_step(runs, f"{number}")["loss"] > 0
+
+
+@pytest.mark.ranks(2)
+def test_what_rounding_took_from_infinite_gradients_is_forgotten(comm, runs, monkeypatch):
+    """One step is skipped, and not all after it."""
+    gradients = Worker.gradients
+
+    def overflow(worker, step, gradients_final):
+        loss = gradients(worker, step, gradients_final)
+        if step == 2 and comm.rank == 1:
+            worker.model.gradients.flat[:100] = np.inf
+        return loss
+
+    monkeypatch.setattr(Worker, "gradients", overflow)
+    rounded = ["--wire", "bfloat16", "--error-feedback", "--skip-outliers", 6]
+    for name in (name for name, kind in STRATEGIES.items() if kind.error_feedback):
+        runs.run(name, "--strategy", name, *rounded)
+        assert ["skipped" in line for line in log(runs.folder / name)] == [step == 2 for step in range(1, 7)], name

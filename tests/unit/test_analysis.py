@@ -147,6 +147,20 @@ def test_few_steps_are_all_kept(tmp_path):
     assert (times.dropped, len(times.steps)) == (0, 4)
 
 
+def test_no_share_of_a_step_is_more_than_the_step(tmp_path):
+    """Where phases are long in different steps, the sum of their medians is more than the median of their sums."""
+    spans = [
+        (3, "reduce", 0, 20, 29), (3, STEP, -1, 20, 30),
+        (4, "bcast", 0, 30, 39), (4, STEP, -1, 30, 40),
+        (5, "reduce", 0, 40, 49), (5, "bcast", 0, 50, 59), (5, STEP, -1, 40, 60),
+    ]  # fmt: skip
+    figures = summary(read_run(write_run(tmp_path, [spans], [0])))
+    assert figures["steps"] == 3
+    assert figures["phases_ms"] == pytest.approx({"reduce": 9, "bcast": 9})
+    assert figures["step_ms"] == pytest.approx(10)
+    assert figures["exchange_share"] == pytest.approx(0.9)
+
+
 def test_what_lies_between_steps_is_in_no_step(tmp_path):
     spans = three_ranks(2)
     spans[0].insert(len(spans[0]) // 2, (1, "eval", -1, 184, 199))

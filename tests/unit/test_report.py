@@ -1,10 +1,11 @@
-"""scripts/training/report.py: which rank the progress line names as the slowest."""
+"""scripts/training/report.py: which rank the progress line names as the slowest, and what share is exchange."""
 
 from math import nan
 
 import pytest
 
-from scripts.training.report import ProgressLines, slowest
+from scripts.training.meeting import Meeting
+from scripts.training.report import ProgressLines, exposed_exchange_s, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
 
@@ -20,6 +21,21 @@ def test_slowest_against_the_median_of_the_others(seconds, rank, excess):
 @pytest.mark.parametrize("seconds", [[1.0], [nan, 1.0]])
 def test_one_rank_alone_is_not_slow(seconds):
     assert slowest(seconds) == {}
+
+
+@pytest.mark.parametrize(
+    ("exchange_s", "step_s", "compute_s", "expected"),
+    [
+        ([2.0, 3.0], [9.9, 9.8], [1, 1], 2.5),
+        ([0.0, 2.0, 3.0], [0.0, 9.9, 9.8], [nan, 1, 1], 2.5),  # a server is no worker
+        ([2.0, 16.0], [9.9, 19.0], [1, 1], 4.5),  # rank 1 has waited for 9 s until rank 0 began
+        ([9.0, 28.0], [9.9, 29.0], [1, 1], 9.0),
+        ([2.0, 5.0], [9.9, 19.0], [1, 1], 1.0),  # it computed meanwhile
+    ],
+)
+def test_exchange_is_a_part_of_rank_0s_step(exchange_s, step_s, compute_s, expected):
+    meeting = Meeting(1.0, [], [], exchange_s, step_s, compute_s, 0, [])
+    assert exposed_exchange_s(meeting, 10.0) == pytest.approx(expected)
 
 
 def lines(*steps):

@@ -112,9 +112,10 @@ CONFIG = {
     "started": Rule(_is_moment, "a date and time"),
     "resumed_step": STEP_NUMBER.or_none(),
 }
-# The loss of a run that has diverged is nan.
-LOG_ROW = {"loss": ANY_NUMBER.or_none(), "val_loss": ANY_NUMBER.or_none(), "step_s": POSITIVE, "tokens_per_s": POSITIVE}
-LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "grad_norm": ANY_NUMBER, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
+# Of a run that has diverged these are null, as JSON has no word for nan; older logs say NaN.
+DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none())
+LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
+LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
 
 

@@ -1,5 +1,6 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -202,7 +203,10 @@ def read_config(path, gaps: _Gaps | None = None) -> dict:
 
 
 def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
-    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts."""
+    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts.
+
+    What is null as it is no number any more becomes nan.
+    """
     path = folder / "log.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
@@ -218,7 +222,7 @@ def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
         try:
             row = checks.parse(line)
             checks.check_fields("it", row, {"step": checks.STEP_NUMBER}, checks.LOG_ROW)
-            rows[row["step"]] = row
+            rows[row["step"]] = row | {name: math.nan for name in checks.DIVERGING if row.get(name, 0) is None}
         except ValueError as error:
             gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
     return [rows[step] for step in sorted(rows)]

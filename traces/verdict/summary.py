@@ -40,8 +40,10 @@ def measure_runs(runs: list[Run]) -> list[TimedRun]:
 def summary(run: Run, times: StepTimes | None = None) -> dict:
     """The figures of a run, ready for JSON; times in milliseconds.
 
-    Mean over ranks first, median over steps then, so that the phases and `other_ms` add up to `step_ms`. `phases_ms`
-    holds the phases that occur, exchanges with their waiting; `waiting_ms` the waiting alone; shares are of `step_ms`.
+    Mean over ranks first, median over steps then. So the phases and `other_ms` add up to `step_ms` where steps are
+    alike; where they are not, phases that are long in different steps may add up to more. `phases_ms` holds the phases
+    that occur, exchanges with their waiting; `waiting_ms` the waiting alone. Shares are of `step_ms`, and of what all
+    exchanges together take in a step: at most 1, whatever the steps.
     `exchanges`: False for several ranks that exchanged nothing, in no step. Each of them trained a model of its own:
     a yardstick for other runs, not a choice.
     """
@@ -63,8 +65,8 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "waiting_ms": waiting,
         "other_ms": max(0.0, step_ms - sum(phases.values())),
         "exchanges": is_alone or bool(times.phase(*EXCHANGE).any()),
-        "exchange_share": sum(phases.get(name, 0.0) for name in EXCHANGE) / step_ms,
-        "waiting_share": sum(waiting.values()) / step_ms,
+        "exchange_share": _median_ms(times.seconds, EXCHANGE) / step_ms,
+        "waiting_share": _median_ms(times.waiting, EXCHANGE) / step_ms,
         **rates(run, times),
     }
 
@@ -73,6 +75,11 @@ def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]
     """Milliseconds per phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
     medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
     return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
+
+
+def _median_ms(seconds: np.ndarray, names: tuple[str, ...]) -> float:
+    """Milliseconds of these phases together: as _medians_ms, of their sum."""
+    return float(np.median(seconds[:, :, [INDEX[name] for name in names]].sum(axis=2).mean(axis=1))) * 1e3
 
 
 def parts(figures: dict) -> dict[str, float]:
