@@ -5,8 +5,9 @@ rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a nod
 lost a host may let the others wait for ever.
 
 Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
-port has lost its link, else those that have come the least far. An exchange in which all ranks are is slow, and that is
-nobody's fault. But if nothing passes through any node's ports meanwhile, the network is named.
+port has lost its link, else those that have come the least far, if they do not move on either: a rank does with each
+phase, and within long ones with each batch or token. An exchange in which all ranks are is slow, and that is nobody's
+fault. But if nothing passes through any node's ports meanwhile, the network is named.
 
 The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
 """
