@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from dist.console import open_console
 from scripts.reports.verdict import as_text, diagnose
 from traces import RunError, read_run
 
@@ -36,4 +37,5 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

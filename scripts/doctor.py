@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from dist.console import open_console
 from gpt2.config import PRESETS
 from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
@@ -112,4 +113,5 @@ def report(ranks: list[dict], settings, brief: bool = False) -> int:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

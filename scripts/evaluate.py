@@ -18,6 +18,7 @@ import argparse
 import json
 from pathlib import Path
 
+from dist.console import open_console
 from dist.world import start_world
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
@@ -85,4 +86,5 @@ def as_line(numbers: dict) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

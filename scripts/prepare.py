@@ -25,6 +25,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
@@ -181,4 +182,5 @@ def plain_name(text: str) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

@@ -9,6 +9,7 @@ Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --re
 
 from contextlib import closing
 
+from dist.console import open_console
 from dist.world import start_world
 from gpt2.errors import UserError
 from scripts.settings.training import parse_settings
@@ -60,4 +61,5 @@ def train(settings, world) -> bool:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -16,9 +16,11 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 
+from dist.console import say
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
 from dist.world import World, end_job
@@ -51,7 +53,7 @@ class Watchdog:
         self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
         self._told = None
         if world.rank == 0 and self._live.unseen:
-            print(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen", flush=True)
+            say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -134,4 +136,5 @@ class Watchdog:
 
 def _say(line: str) -> None:
     # In one piece, and past the locks of Python's streams, which the main thread may hold while it hangs.
-    os.write(sys.stderr.fileno(), f"{line}\n".encode())
+    with suppress(OSError, AttributeError):  # nobody reads it any more: the thread must go on looking
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))

@@ -116,7 +116,7 @@ def _asked(ranks: Ranks, variable: str, is_wrong):
 def _number(facts: dict, variable: str) -> int | None:
     """Of an environment variable; None where it has none."""
     text = facts["cores"]["variables"].get(variable, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def placement(ranks, model):

@@ -6,13 +6,13 @@ checkpoint.
 """
 
 import shutil
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from dist.console import say
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
 from gpt2.errors import UserError, file_errors
@@ -160,7 +160,7 @@ class Checkpointing:
     def _complain(self, step: int, error) -> None:
         rank, host = self.world.rank, self.world.host
         text = f"rank {rank} on {host}: the checkpoint of step {step} was not written: {self._words(error)}"
-        print(text, file=sys.stderr, flush=True)
+        say(text, on_stderr=True)
 
     def _words(self, error) -> str:
         if isinstance(error, FileNotFoundError) and not self.folder.exists():
