@@ -144,7 +144,7 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
     srun without the right --mpi, or the mpirun of another MPI, gives N worlds of size 1 and no error: N separate
     trainings. But launchers leave the number of ranks that they started in the environment.
     """
-    if expect_ranks and size != expect_ranks:
+    if expect_ranks is not None and size != expect_ranks:
         return f"{size} ranks, expected {expect_ranks} (--expect-ranks): check the launch line, mpirun -n or srun -n"
     if size > 1:
         return None

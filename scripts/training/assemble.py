@@ -24,7 +24,7 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_backend
-from scripts.settings.checks import complete
+from scripts.settings.checks import check_memory, complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
@@ -85,6 +85,7 @@ def assemble(settings, world) -> Parts:
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
+        check_memory(settings, config, world)
     resources = ExitStack()
     signals = resources.enter_context(closing(Signals()))
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
