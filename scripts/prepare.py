@@ -45,7 +45,7 @@ from scripts.preparation.processes import ordered_map
 from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
 from scripts.settings.units import integer, percent
-from scripts.training.meeting import INTERRUPTED
+from scripts.training.signals import INTERRUPTED
 
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
 

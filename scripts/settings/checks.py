@@ -6,6 +6,7 @@ from dist.cost.memory import VECTOR_BYTES
 from gpt2.config import GPT2_VOCABULARY, MOST, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
+from gpt2.model import activation_count
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from scripts.settings.training import Settings
@@ -174,9 +175,12 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
     needed = VECTOR_BYTES * count * world.local_size // world.size
     if settings.backend == "numpy" and not is_auto(settings.strategy):
         needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
+        activations = activation_count(config, settings.batch_size, settings.seq_len)
+        needed += VECTOR_BYTES * activations * max(1, world.local_size - (settings.server == "dedicated"))
     available = weights.available_bytes()
     if available is not None and needed > available:
         raise UserError(
-            f"a model of {count / 1e6:,.0f}M parameters takes {needed / 1e9:,.1f} GB or more on {world.host}, expected "
-            f"at most the {available / 1e9:.1f} GB that are available: choose a smaller model, or more nodes"
+            f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
+            f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
+            "available: choose a smaller model or batch, or more nodes"
         )

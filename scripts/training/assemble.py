@@ -6,6 +6,7 @@ so what a part depends on stands in the call that makes it.
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
@@ -13,7 +14,7 @@ from dist.probe.links import bucket_bytes, clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.progress import poking
 from dist.watch.watchdog import Watchdog
-from dist.world import library_name, threads_per_rank
+from dist.world import end_job, library_name, threads_per_rank
 from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
@@ -28,8 +29,9 @@ from scripts.settings.checks import check_memory, complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, default_run_folder
-from scripts.training.meeting import MeetingPoint, Signals
+from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, run_table
+from scripts.training.signals import Signals
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
 from scripts.training.utilization import find_peak
 from scripts.training.worker import Server, Worker
@@ -83,15 +85,17 @@ def assemble(settings, world) -> Parts:
 
     What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
     """
+    resources = ExitStack()
+    signals = resources.enter_context(closing(Signals(partial(end_job, world.comm))))
     with world.together(UserError):
         settings, config = complete(settings, world.size)
         check_memory(settings, config, world)
-    resources = ExitStack()
-    signals = resources.enter_context(closing(Signals()))
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    with world.together(UserError):
+        check_memory(s, config, world)  # again: now it is known which arrays are in host memory
     train, val = open_data(s, config.vocab_size, world)
     facts = run_facts(s, layout, train, world.size)
     checkpoint = checkpoint_to_go_on_from(s, facts, world)

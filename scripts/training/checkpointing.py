@@ -18,7 +18,7 @@ from dist.waiting import Condition, gather_everywhere, wait
 from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, llmc
 from scripts.training.between_steps import WholeModel, is_time
-from scripts.training.meeting import CHECKPOINT, END
+from scripts.training.signals import CHECKPOINT, END
 
 FAILED = -1
 ADVICE = "free some space, or see to the disk"
