@@ -1,7 +1,9 @@
 """Files and folders that are there whole or not at all, whenever the writer is interrupted."""
 
+import errno
 import os
 import shutil
+import stat
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,21 @@ from pathlib import Path
 from gpt2.errors import UserError, file_errors
 
 TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
+
+
+def regular(path, flags: int) -> int:
+    """An opener, as open() takes one, that opens no pipe and no device: such a one may wait for ever for its writer."""
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # of a folder open() complains
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
+def read_bytes(path) -> bytes:
+    """Of a regular file. OSError: it is none, or cannot be read."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def temporary_name(path: Path) -> Path:
