@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dist.console import say
 from dist.mpi import MPI
+from dist.shared_memory import start_problem
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
@@ -64,6 +65,14 @@ def end_with_one_line(comm, text: str):
     raise SystemExit(USER_MISTAKE)
 
 
+def end_without_mpi(text: str, is_first: bool):
+    """As end_with_one_line, before MPI: the launcher ends all as soon as one has ended, so the first speaks in time."""
+    if is_first:
+        say(f"error: {text}", on_stderr=True)
+    time.sleep(PRINTING_S if is_first else 2 * PRINTING_S)
+    raise SystemExit(USER_MISTAKE)
+
+
 def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
 
@@ -103,6 +112,8 @@ def start_mpi() -> "MPI.Intracomm":
     if MPI is None:
         from mpi4py import MPI as missing  # noqa: F401  raises again what was wrong
     if not MPI.Is_initialized():
+        if "MPICH" in library_name() and (problem := start_problem(os.environ)):
+            end_without_mpi(problem, os.environ.get("MPI_LOCALRANKID", "0") == "0")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     # At the end all ranks meet in MPI_Finalize. When the first one leaves it with an exit code of ours, srun
     # --kill-on-bad-exit sends SIGTERM to those that are still in there. The code is to count, not the signal.
