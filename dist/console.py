@@ -25,19 +25,20 @@ def open_console() -> None:
 
 def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
     """print, at once. What cannot be written is written with the next line that can be, or lost."""
-    stream = sys.stderr if on_stderr else sys.stdout
+    stream, line = sys.stderr if on_stderr else sys.stdout, " ".join(map(str, text))
     with suppress(OSError, ValueError, AttributeError):  # ValueError: closed; AttributeError: there is none
         try:
-            print(*text, end=end, file=stream, flush=True)
+            print(line, end=end, file=stream, flush=True)
         except UnicodeError:  # where nobody called open_console
-            shown = " ".join(map(str, text)).encode(stream.encoding, "replace").decode(stream.encoding)
+            shown = line.encode(stream.encoding, "replace").decode(stream.encoding)
             print(shown, end=end, file=stream, flush=True)
 
 
 def _end_quietly(kind, error, trace) -> None:
     """The excepthook: an error that is stdout's own is no traceback. Python exits with code 1 after it."""
-    problem = _flush(sys.stdout)
-    if not isinstance(error, OSError) or problem is None:
+    # An error of a file that was opened by its name has that name.
+    problem = _flush(sys.stdout, b"\n") if isinstance(error, OSError) and error.filename is None else None
+    if problem is None:
         sys.__excepthook__(kind, error, trace)
     elif not isinstance(problem, BrokenPipeError):
         say(f"error: standard output: {problem.strerror}: write it elsewhere", on_stderr=True)
@@ -51,11 +52,13 @@ def _drop_unwritten() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _flush(stream) -> OSError | None:
-    """What keeps a stream from writing what it holds, if anything does."""
+def _flush(stream, probe: bytes = b"") -> OSError | None:
+    """What keeps a stream from writing what it holds, and then the probe, if anything does."""
     try:
         with suppress(ValueError, AttributeError):
             stream.flush()
+            if probe:  # an unbuffered stream holds nothing
+                os.write(stream.fileno(), probe)
     except OSError as problem:
         return problem
     return None

@@ -15,10 +15,14 @@ TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name y
 
 def regular(path, flags: int) -> int:
     """An opener, as open() takes one, that opens no pipe and no device: such a one may wait for ever for its writer."""
-    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    refusal = OSError(errno.EINVAL, "not a regular file", str(path))
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise refusal if error.errno == errno.ENXIO else error from None  # a pipe without a reader, a socket
     if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # of a folder open() complains
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise refusal
     return handle
 
 
