@@ -85,17 +85,15 @@ def assemble(settings, world) -> Parts:
 
     What a user may have given wrongly is read before the run folder is made: then a mistake leaves nothing behind.
     """
-    resources = ExitStack()
-    signals = resources.enter_context(closing(Signals(partial(end_job, world.comm))))
+    signals = (resources := ExitStack()).enter_context(closing(Signals(partial(end_job, world.comm))))
     with world.together(UserError):
         settings, config = complete(settings, world.size)
-        check_memory(settings, config, world)
+    check_room(settings, config, world)
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
-    with world.together(UserError):
-        check_memory(s, config, world)  # again: now it is known which arrays are in host memory
+    check_room(s, config, world)  # again: now it is known which arrays are in host memory
     train, val = open_data(s, config.vocab_size, world)
     facts = run_facts(s, layout, train, world.size)
     checkpoint = checkpoint_to_go_on_from(s, facts, world)
@@ -133,6 +131,11 @@ def assemble(settings, world) -> Parts:
         ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer),
         resources=resources,
     )
+
+
+def check_room(s, config, world) -> None:
+    with world.together(UserError):
+        check_memory(s, config, world)
 
 
 def adamw_settings(s) -> AdamWSettings:
