@@ -1,14 +1,11 @@
 """The two flat buffers of a rank, parameters and gradients: its own memory, or memory that its node's ranks share."""
 
-import os
-
 import numpy as np
 
 from dist.mpi import MPI
+from dist.shared_memory import free_bytes, lack_of_room
 from dist.waiting import Condition, barrier
 from dist.world import World, end_with_one_line
-
-SHARED_MEMORY = "/dev/shm"
 
 
 def host_zeros(length: int) -> np.ndarray:
@@ -106,17 +103,10 @@ class NodeBuffers:
 
         The window would be made all the same; the first touch of a page that is not there kills a rank without a word.
         """
-        needed = (world.local_size + 1) * size * 4
-        try:
-            status = os.statvfs(SHARED_MEMORY)
-            is_short = world.local_rank == 0 and status.f_bavail * status.f_frsize < needed
-        except OSError:
-            is_short = False  # nothing is known of it
-        short = world.comm.allgather(is_short)
-        if any(short):
-            host = world.places[short.index(True)]["host"]
-            end_with_one_line(
-                world.comm,
-                f"{host}: too little is free in {SHARED_MEMORY} for the buffers that its ranks share, expected about "
-                f"{needed / 1e6:.0f} MB: enlarge it (mount -o remount,size=; docker --shm-size), or use the ring",
-            )
+        needed, free = (world.local_size + 1) * size * 4, free_bytes()
+        problem = None
+        if world.local_rank == 0 and free is not None and free < needed:
+            other = ", or use a strategy that shares none (ring, reduce-scatter)"
+            problem = f"{world.host}: {lack_of_room('the buffers that its ranks share', needed, free, other)}"
+        if found := next(filter(None, world.comm.allgather(problem)), None):
+            end_with_one_line(world.comm, found)

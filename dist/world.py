@@ -8,10 +8,12 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dist.console import say
 from dist.mpi import MPI
+from dist.shared_memory import start_problem
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
@@ -35,9 +37,9 @@ class World:
     places: list  # of every rank: [{"rank", "node", "host", "local_rank"}, ...]
 
     def print(self, *text) -> None:
-        """print on rank 0 only, at once."""
+        """print on rank 0 only, at once (console.say)."""
         if self.rank == 0:
-            print(*text, flush=True)
+            say(*text)
 
     @contextmanager
     def together(self, mistake: type[Exception]):
@@ -60,7 +62,15 @@ class World:
 def end_with_one_line(comm, text: str):
     """Every rank calls this: rank 0 prints the line, all leave with the exit code of a user's mistake."""
     if comm.rank == 0:
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        say(f"error: {text}", on_stderr=True)
+    raise SystemExit(USER_MISTAKE)
+
+
+def end_without_mpi(text: str, is_first: bool):
+    """As end_with_one_line, before MPI: the launcher ends all as soon as one has ended, so the first speaks in time."""
+    if is_first:
+        say(f"error: {text}", on_stderr=True)
+    time.sleep(PRINTING_S if is_first else 2 * PRINTING_S)
     raise SystemExit(USER_MISTAKE)
 
 
@@ -74,7 +84,7 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
 
     def abort(kind, error, trace):
         where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
-        sys.stdout.flush()
+        say(end="")
         if isinstance(error, mistakes):
             time.sleep(SPEAKING_S * min(comm.rank, 3))
             end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
@@ -86,9 +96,7 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
 
 def end_job(comm, text: str, code: int = 1) -> None:
     """Print the text and end all ranks, from any thread of any rank. Does not return."""
-    with suppress(OSError):  # who would read it may be gone
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    say(text, end="", on_stderr=True)
     time.sleep(PRINTING_S)
     # mpi4py keeps Python's lock in Abort. If that hangs, no thread of ours can do anything, but the kernel's timer can.
     signal.setitimer(signal.ITIMER_REAL, ABORTING_S)
@@ -107,6 +115,8 @@ def start_mpi() -> "MPI.Intracomm":
     if MPI is None:
         from mpi4py import MPI as missing  # noqa: F401  raises again what was wrong
     if not MPI.Is_initialized():
+        if "MPICH" in library_name() and (problem := start_problem(os.environ)):
+            end_without_mpi(problem, os.environ.get("MPI_LOCALRANKID", "0") == "0")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     # At the end all ranks meet in MPI_Finalize. When the first one leaves it with an exit code of ours, srun
     # --kill-on-bad-exit sends SIGTERM to those that are still in there. The code is to count, not the signal.
@@ -148,7 +158,7 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
     srun without the right --mpi, or the mpirun of another MPI, gives N worlds of size 1 and no error: N separate
     trainings. But launchers leave the number of ranks that they started in the environment.
     """
-    if expect_ranks and size != expect_ranks:
+    if expect_ranks is not None and size != expect_ranks:
         return f"{size} ranks, expected {expect_ranks} (--expect-ranks): check the launch line, mpirun -n or srun -n"
     if size > 1:
         return None
@@ -156,7 +166,7 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
     if name == "SLURM_NTASKS" and "SLURM_STEP_ID" not in environment:
         return None  # a batch script's own process, not started by srun
     meant = environment.get(name, "1")
-    if not meant.isdigit() or int(meant) <= 1:
+    if not meant.isdecimal() or int(meant) <= 1:
         return None
     return (
         f"a world of 1 rank, but the launcher started {meant} ({name}): it and this MPI ({library_name()}) do not know "
@@ -175,4 +185,4 @@ def threads_per_rank(world: World) -> int:
     sharers = Counter(core for cores in world.local_comm.allgather(own) for core in cores)
     threads = max(1, int(sum(1 / sharers[core] for core in own) + 1e-9))  # three thirds are one, rounding or not
     limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
-    return min([threads, *(int(limit) for limit in limits if limit.isdigit() and int(limit) > 0)])
+    return min([threads, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])

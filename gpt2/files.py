@@ -1,9 +1,11 @@
 """Files and folders that are there whole or not at all, whenever the writer is interrupted."""
 
+import errno
 import json
 import math
 import os
 import shutil
+import stat
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,25 @@ from pathlib import Path
 from gpt2.errors import UserError, file_errors
 
 TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
+
+
+def regular(path, flags: int) -> int:
+    """An opener, as open() takes one, that opens no pipe and no device: such a one may wait for ever for its writer."""
+    refusal = OSError(errno.EINVAL, "not a regular file", str(path))
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise refusal if error.errno == errno.ENXIO else error from None  # a pipe without a reader, a socket
+    if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # of a folder open() complains
+        os.close(handle)
+        raise refusal
+    return handle
+
+
+def read_bytes(path) -> bytes:
+    """Of a regular file. OSError: it is none, or cannot be read."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def temporary_name(path: Path) -> Path:

@@ -181,6 +181,13 @@ class GPT2:
         )  # fmt: skip
 
 
+def activation_count(config, batch_size: int, sequence_length: int) -> int:
+    """How many numbers a model that trains holds beside its parameters and gradients: those of GPT2._allocate."""
+    rows, C = batch_size * sequence_length, config.n_embd
+    layer = 16 * C + config.n_head + 4
+    return rows * (config.n_layer * layer + 12 * C + config.padded_vocab_size + 4)
+
+
 def new_model(config, kernels, batch_size: int, sequence_length: int, dtype=np.float32) -> GPT2:
     """A model with its own zeroed parameters and gradients: for tests and tools that need no strategy."""
     layout = Layout(config)

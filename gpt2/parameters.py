@@ -5,9 +5,11 @@ Gradients, and AdamW's two moments, are buffers of the same layout.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,7 +86,8 @@ class Layout:
 
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
         """The tensors that begin in [start, stop), in order."""
-        return [tensor for tensor in self.tensors if start <= tensor.start < stop]
+        low, high = (bisect_left(self.tensors, place, key=attrgetter("start")) for place in (start, stop))
+        return self.tensors[low:high]
 
     def tensor_at(self, element: int) -> str:
         """The name of the tensor that an element of the flat buffer belongs to, or "the pad"."""

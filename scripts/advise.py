@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist.console import open_console
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
@@ -167,4 +168,5 @@ def table(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from dist.buffers import OwnBuffers
+from dist.console import open_console
 from dist.probe.links import probe_links, rate_both_ways, segment_bytes
 from dist.probe.ports import Ports
 from dist.wire import WireFormat
@@ -139,4 +140,5 @@ def write(settings, report: dict) -> None:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

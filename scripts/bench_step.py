@@ -18,6 +18,7 @@ import os
 import sys
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.config import PRESETS
 from scripts.step_bench.process import ContenderError, serve
 
@@ -71,4 +72,5 @@ def parse():
 
 
 if __name__ == "__main__":
+    open_console()
     main()

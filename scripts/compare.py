@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from dist.console import open_console
 from dist.probe.programs import mpirun_command, mpirun_environment
 from strategies import CONTROL, STRATEGIES
 
@@ -73,4 +74,5 @@ def train(name: str, ranks: int, run: Path, training: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

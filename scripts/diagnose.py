@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.files import as_json
 from scripts.reports.verdict import as_text, diagnose
 from traces import RunError, read_run
@@ -36,4 +37,5 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from dist.console import open_console, say
 from gpt2.config import PRESETS
 from gpt2.files import as_json
 from scripts.checkup import gpus, machine, network, software
@@ -42,7 +43,7 @@ def main():
     launcher = facts.get("launcher", {"kind": "", "variables": {}})
     if warning := software.foreign_launcher(launcher["kind"], facts["MPI"]["family"], launcher["variables"]):
         # MPI may end this process when it starts, with an error of its own that names no fix.
-        print(f"doctor: if MPI ends here: {warning}", file=sys.stderr, flush=True)
+        say(f"doctor: if MPI ends here: {warning}", on_stderr=True)
         time.sleep(PRINTING_S)
     raise SystemExit(examine_together(facts, settings, limit))
 
@@ -97,19 +98,20 @@ def report(ranks: list[dict], settings, brief: bool = False) -> int:
     findings = find(CHECKS, ranks, settings.model)
     whole = as_json(as_dict(ranks, findings), indent=1)
     if settings.json == "-":
-        print(whole, flush=True)
+        say(whole)
     elif brief:
-        print(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}", flush=True)
+        say(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}")
     else:
-        print(as_text(ranks, findings), flush=True)
+        say(as_text(ranks, findings))
     if settings.json not in (None, "-"):
         try:
             Path(settings.json).write_text(whole + "\n")
         except OSError as error:
-            print(f"error: {settings.json} cannot be written: {error.strerror}: choose another", file=sys.stderr)
+            say(f"error: {settings.json} cannot be written: {error.strerror}: choose another", on_stderr=True)
             return USER_MISTAKE
     return 1 if any(finding.severity == FAIL for finding in findings) else 0
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -17,6 +17,7 @@ all of it. The rows are dealt to the ranks: on another number of ranks, a result
 import argparse
 from pathlib import Path
 
+from dist.console import open_console
 from dist.world import start_world
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
@@ -84,4 +85,5 @@ def as_line(numbers: dict) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
@@ -78,4 +79,5 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

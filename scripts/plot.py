@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dist.console import open_console
 from traces import RunError, read_run
 from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
@@ -70,4 +71,5 @@ def report(measured: list[TimedRun]) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
@@ -46,7 +47,7 @@ from scripts.preparation.processes import ordered_map
 from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
 from scripts.settings.units import integer, percent
-from scripts.training.meeting import INTERRUPTED
+from scripts.training.signals import INTERRUPTED
 
 NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
 
@@ -188,4 +189,5 @@ def plain_name(text: str) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

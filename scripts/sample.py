@@ -16,6 +16,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
+from dist.console import open_console
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -95,4 +96,5 @@ def stream(prompt: str, pieces, facts: str) -> None:
 
 
 if __name__ == "__main__":
+    open_console()
     sys.exit(main())

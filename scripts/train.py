@@ -7,13 +7,19 @@ srun -n 8 python scripts/train.py --model gpt2-124M --train-data 'fineweb/*_trai
 Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
 """
 
+from scripts.training.signals import END, INTERRUPTED, let_wait
+
+if __name__ == "__main__":
+    let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
+
 from contextlib import closing
 
+from dist.console import open_console
 from dist.world import start_world
 from gpt2.errors import UserError
 from scripts.settings.training import parse_settings
 from scripts.training.assemble import assemble
-from scripts.training.meeting import END, INTERRUPTED, end_if_diverged
+from scripts.training.meeting import end_if_diverged
 from scripts.training.run_lock import RunLock
 
 
@@ -67,4 +73,5 @@ def make_steps(parts, world) -> bool:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -13,6 +13,7 @@ its own. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun
 import argparse
 import sys
 
+from dist.console import open_console
 from scripts.cluster.hosts import end_clusters, running_hosts
 from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
@@ -78,4 +79,5 @@ def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[P
 
 
 if __name__ == "__main__":
+    open_console()
     main()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 
+from dist.console import open_console
 from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, end_clusters
 from scripts.cluster.network import host_addresses
@@ -99,4 +100,5 @@ def wait_for_jobs(slurm: Slurm) -> None:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

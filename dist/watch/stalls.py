@@ -78,7 +78,9 @@ class Observation:
         cut_off = (seen["cut_off"] != 0) & (seen["step"] < LEFT)
         # A rank that shows no life, or cannot be reached, may be further than those that wait for it: its last record
         # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
-        held_by = next((mask for mask in (silent, cut_off) if mask.any()), behind & (progress == progress.min()))
+        # Of those that have come the least far, one that moves on may be long by design, as workers are for a server.
+        stuck = behind & (progress == progress.min()) & (self._still_s >= self._after_s)
+        held_by = next((mask for mask in (silent, cut_off) if mask.any()), stuck)
         if not held_by.any():
             return None
         furthest = int(np.argmax(np.where(waits, progress, -1)))

@@ -5,8 +5,9 @@ rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a nod
 lost a host may let the others wait for ever.
 
 Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
-port has lost its link, else those that have come the least far. An exchange in which all ranks are is slow, and that is
-nobody's fault. But if nothing passes through any node's ports meanwhile, the network is named.
+port has lost its link, else those that have come the least far, if they do not move on either: a rank does with each
+phase, and within long ones with each batch or token. An exchange in which all ranks are is slow, and that is nobody's
+fault. But if nothing passes through any node's ports meanwhile, the network is named.
 
 The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
 """
@@ -19,6 +20,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from dist.console import say
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
 from dist.world import World, end_job
@@ -51,7 +53,7 @@ class Watchdog:
         self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
         self._told = None
         if world.rank == 0 and self._live.unseen:
-            print(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen", flush=True)
+            say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -134,5 +136,5 @@ class Watchdog:
 
 def _say(line: str) -> None:
     # In one piece, and past the locks of Python's streams, which the main thread may hold while it hangs.
-    with suppress(OSError):  # who would read it may be gone, and the job goes on
-        os.write(sys.stderr.fileno(), f"{line}\n".encode())
+    with suppress(OSError, AttributeError):  # nobody reads it any more: the thread must go on looking
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))

@@ -15,6 +15,7 @@ import tiktoken
 from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError, file_errors
+from gpt2.files import read_bytes
 
 TRAIN_PERCENT = 90
 EMBEDDED_NAME = "python-stdlib"
@@ -97,7 +98,7 @@ def read_documents(text: Path | None) -> tuple[str, list[str]]:
 
 def read_text(path: Path) -> str:
     with file_errors(path, "expected a text file; check --text"):
-        content = path.read_bytes()
+        content = read_bytes(path)
     if not content:
         raise UserError(f"{path}: the file is empty, expected text: remove it, or give another to --text")
     try:

@@ -32,7 +32,7 @@ import numpy as np
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
-from gpt2.files import new_file, sync_folder
+from gpt2.files import new_file, read_bytes, sync_folder
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
@@ -245,7 +245,7 @@ def model_facts(layout: Layout) -> dict:
 
 def _read_marker(path: Path) -> dict:
     with file_errors(path, "cannot read it; check the disk"):
-        text = path.read_bytes()
+        text = read_bytes(path)
     try:
         marker = json.loads(text)
         if marker[CHECKSUM] != _marker_checksum(marker):

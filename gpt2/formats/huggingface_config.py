@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpt2.config import GPT2_VOCABULARY, GPT2Config
 from gpt2.errors import UserError, file_errors
+from gpt2.files import regular
 
 NUMBERS = {
     "n_layer": "n_layer",
@@ -67,7 +68,8 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
 
 def read_json(path: Path, expected: str) -> dict:
     """The object that a JSON file holds. UserError: missing, too long, not JSON, not an object."""
-    with file_errors(path, f"expected {expected}; check the path and its permissions"), open(path, "rb") as file:
+    advice = f"expected {expected}; check the path and its permissions"
+    with file_errors(path, advice), open(path, "rb", opener=regular) as file:
         content = file.read(LONGEST_FILE + 1)
     try:
         if len(content) > LONGEST_FILE:

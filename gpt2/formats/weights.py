@@ -100,7 +100,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 def _left(group: Path) -> int | None:
     """What is left of one control group's limit. Cached pages of files do not count: they give way."""
     limit, current = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
-    if not (limit.isdigit() and current.isdigit()):
+    if not (limit.isdecimal() and current.isdecimal()):
         return None
     files = re.search(r"^file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
     return max(0, int(limit) - int(current) + (int(files[1]) if files else 0))

@@ -8,10 +8,11 @@ A section is a function whose answer JSON can hold. Nothing here speaks with oth
 import faulthandler
 import os
 import socket
-import sys
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+
+from dist.console import say
 
 SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
 LAST_RESORT_S = 5.0
@@ -77,5 +78,5 @@ class TimeLimit:
     def _end(self) -> None:
         who = f"{socket.gethostname()}, process {os.getpid()}"
         text = f"doctor: will fail: {who}: not done after {self._seconds:g} s, while {self.stage}"
-        print(text, file=sys.stderr, flush=True)
+        say(text, on_stderr=True)
         os._exit(1)

@@ -43,7 +43,7 @@ def parse_list(text: str) -> list[dict]:
     """nvidia-smi's lines; sizes in bytes, None where it does not say. A line of another form is left out."""
     found = []
     for index, name, driver, *sizes in (row.groups() for row in map(ROW.fullmatch, text.splitlines()) if row):
-        total, used = (int(size) << 20 if size.isdigit() else None for size in sizes)
+        total, used = (int(size) << 20 if size.isdecimal() else None for size in sizes)
         found.append({"index": int(index), "name": name, "driver": driver, "total": total, "used": used})
     return found
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from dist.cost.memory import VECTOR_BYTES
+from dist.shared_memory import FOLDER, free_bytes, left_segments, rm_command
 from gpt2.config import PRESETS
 from scripts.checkup.facts import variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, plural
@@ -34,10 +35,8 @@ def sections(out: Path) -> dict:
 
 
 def shared_memory() -> dict:
-    """Bytes free in the folder that the shared buffers of a node's ranks take their memory from."""
-    from dist.buffers import SHARED_MEMORY
-
-    return {"folder": SHARED_MEMORY, "free": shutil.disk_usage(SHARED_MEMORY).free}
+    """Bytes free in the folder that a node's ranks share memory in, and what killed jobs have left there."""
+    return {"folder": FOLDER, "free": free_bytes(), "left": left_segments()}
 
 
 def run_folder(out: Path) -> dict:
@@ -116,7 +115,7 @@ def _asked(ranks: Ranks, variable: str, is_wrong):
 def _number(facts: dict, variable: str) -> int | None:
     """Of an environment variable; None where it has none."""
     text = facts["cores"]["variables"].get(variable, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def placement(ranks, model):
@@ -183,7 +182,7 @@ def buffers(ranks, model):
 
     having = ranks.where("shared memory/free")
     if short := Ranks(facts for facts in having if facts["shared memory"]["free"] < needed(facts)):
-        folder, free = short[0]["shared memory"].values()
+        folder, free = (short[0]["shared memory"][name] for name in ("folder", "free"))
         sharing = [name for name, kind in _exchanging().items() if kind.memory.shared_in_node]
         text = (
             f"{folder} on {short.hosts} has {bytes_text(free)} free, and --strategy {' and '.join(sharing)} take "
@@ -192,6 +191,17 @@ def buffers(ranks, model):
         fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; "
         fix += "or use another strategy (ring, reduce-scatter)"
         yield Finding(FAIL if model else NOTE, "shared memory", text, fix)
+
+
+def left_over(ranks, model):
+    """Segments of shared memory that no process maps: their jobs were killed. They take memory until they are gone."""
+    for own in ranks.where("shared memory/left", bool).leaders:
+        left, host = own["shared memory"]["left"], own["place"]["host"]
+        total = bytes_text(sum(size for _, size in left))
+        text = (
+            f"{plural(len(left), 'segment')} of killed jobs in {own['shared memory']['folder']} on {host} hold {total}"
+        )
+        yield Finding(NOTE, "shared memory", text, f'there: {rm_command(left)} (--json names all, as "left")')
 
 
 def _exchanging() -> dict:
@@ -240,4 +250,4 @@ def limits(ranks, model):
         yield Finding(FAIL, "ulimit", text, f"ulimit -n {max(4096, needed)} before the launcher")
 
 
-CHECKS = (binding, threads, placement, speed, memory, buffers, folder, limits)
+CHECKS = (binding, threads, placement, speed, memory, buffers, left_over, folder, limits)

@@ -23,7 +23,7 @@ def interfaces() -> list[dict]:
             found.append({"name": name, "rate": float(words[0]) * GBIT if words else None, "kind": "infiniband"})
         else:  # Mbit/s; -1, or not to be read, where it is not known
             text = text_of(Path(f"/sys/class/net/{name}/speed"))
-            rate = int(text) * GBIT / 1000 if text.isdigit() and int(text) else None
+            rate = int(text) * GBIT / 1000 if text.isdecimal() and int(text) else None
             found.append({"name": name, "rate": rate, "kind": "ethernet"})
     return found
 

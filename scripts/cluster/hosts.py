@@ -150,7 +150,7 @@ def end_clusters(running_too: bool = False) -> int:
 
 
 def head_keepers() -> list[int]:
-    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [pid for pid in numbers if (words := command_line(pid))[:1] == ["unshare"] and HEAD_MARK in words]
 
 

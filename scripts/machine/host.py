@@ -49,14 +49,14 @@ def ulimits() -> dict:
 def memory_limit(groups=GROUPS) -> int | None:
     """The smallest limit in bytes of this process's groups and those around them, versions 1 and 2."""
     texts = _values("memory.max", "", groups) + _values("memory.limit_in_bytes", "memory", groups)
-    return min((int(text) for text in texts if text.isdigit() and int(text) < NO_LIMIT), default=None)
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < NO_LIMIT), default=None)
 
 
 def cpu_quota(groups=GROUPS) -> float | None:
     """How many cores' time this process's groups may use; None for no limit."""
     pairs = [text.split() for text in _values("cpu.max", "", groups)]
     pairs += zip(*(_values(f"cpu.cfs_{name}_us", "cpu", groups) for name in ("quota", "period")), strict=True)
-    return min((int(pair[0]) / int(pair[1]) for pair in pairs if all(map(str.isdigit, pair)) and pair), default=None)
+    return min((int(pair[0]) / int(pair[1]) for pair in pairs if all(map(str.isdecimal, pair)) and pair), default=None)
 
 
 def _values(name: str, controller: str, groups) -> list[str]:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import as_json, replacing
+from gpt2.files import as_json, read_bytes, replacing
 from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input, check_unchanged
 
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> dict | None:
             raise UserError(f"{folder}: holds {other.name} but no {FILE}: give --out a folder of its own")
         return None
     with file_errors(path, "check its permissions"):
-        content = path.read_bytes()
+        content = read_bytes(path)
     with suppress(ValueError, TypeError):
         found = json.loads(content)
         if {"tokenizer", "options", "inputs", "shards", "complete"} <= set(found):

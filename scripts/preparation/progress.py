@@ -3,6 +3,8 @@
 import sys
 import time
 
+from dist.console import say
+
 TERMINAL_S, LOG_S = 0.2, 30.0
 
 
@@ -25,7 +27,7 @@ class ProgressLine:
         if now - self._printed >= (TERMINAL_S if self._terminal else LOG_S):
             self._printed = now
             start, end = ("\r", "\033[K") if self._terminal else ("", "\n")
-            print(f"{start}{self._line(now - self._started)}{end}", end="", file=sys.stderr, flush=True)
+            say(f"{start}{self._line(now - self._started)}{end}", end="", on_stderr=True)
 
     def _line(self, seconds: float) -> str:
         rate = max(self._done - self._skipped, 1) / max(seconds, 1e-9)
@@ -38,4 +40,4 @@ class ProgressLine:
 
     def __exit__(self, *unused) -> None:
         if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            say("\r\033[K", end="", on_stderr=True)

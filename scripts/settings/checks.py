@@ -2,9 +2,11 @@
 
 from dataclasses import asdict, replace
 
-from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from dist.cost.memory import VECTOR_BYTES
+from gpt2.config import GPT2_VOCABULARY, MOST, PRESETS, GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import weights
+from gpt2.formats import llmc, weights
+from gpt2.model import activation_count
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from scripts.settings.training import Settings
@@ -23,6 +25,9 @@ from strategies.checks import (
 from traces import RunError
 from traces.record.recorder import parse_steps
 
+MOST_THREADS = 4096  # of a rank
+FLOAT32 = 1.2e-38, 3.4e38  # what kernels compute with: a smaller number would be 0 there, a larger one infinite
+
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     """The settings with every None decided, and the model's shape. UserError if they do not fit together."""
@@ -36,7 +41,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     settings = replace(
         settings,
         tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
-        seq_len=settings.seq_len or config.context,
+        seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
     )
     check_numbers(settings)
@@ -147,10 +152,37 @@ def check_numbers(settings: Settings) -> None:
         "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
         "skip_outliers": 0, "sample_every": 0,
     }  # fmt: skip
+    highest = {"seed": 2**64 - 1, "threads": MOST_THREADS}
     for name, low in lowest.items():
-        value = getattr(settings, name)
-        if value is not None and not low <= value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')} is {value}, expected a number of at least {low}")
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if value is None:
+            continue
+        if not low <= value < float("inf"):
+            raise UserError(f"--{flag} is {value}, expected a number of at least {low}")
+        least, most = FLOAT32 if isinstance(value, float) else (low, highest.get(name, MOST))
+        if value and not least <= value <= most:
+            between = f"from {least:g} to {most:g}, or 0" if isinstance(value, float) else f"of at most {most}"
+            raise UserError(f"--{flag} is {value}, expected a number {between}")
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:
             raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")
+
+
+def check_memory(settings: Settings, config: GPT2Config, world) -> None:
+    """UserError if a node certainly lacks the memory: before anything is planned, which takes time for each layer.
+
+    Of a strategy or a backend that is still to be chosen only the least is known: each parameter lies on some rank.
+    """
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    needed = VECTOR_BYTES * count * world.local_size // world.size
+    if settings.backend == "numpy" and not is_auto(settings.strategy):
+        needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
+        activations = activation_count(config, settings.batch_size, settings.seq_len)
+        needed += VECTOR_BYTES * activations * max(1, world.local_size - (settings.server == "dedicated"))
+    available = weights.available_bytes()
+    if available is not None and needed > available:
+        raise UserError(
+            f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
+            f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
+            "available: choose a smaller model or batch, or more nodes"
+        )

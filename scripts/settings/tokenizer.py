@@ -8,6 +8,7 @@ import tiktoken
 from gpt2.config import GPT2_VOCABULARY
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError
+from gpt2.files import read_bytes
 
 OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
 
@@ -37,6 +38,6 @@ def tokenizer_of_run(path: Path) -> str | None:
     path = Path(path).absolute()
     run = next((folder.parent for folder in path.parents if folder.name == "checkpoints"), path)
     try:
-        return json.loads((run / "config.json").read_text())["settings"]["tokenizer"]
+        return json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # the path is in no run folder, or the run was trained on token shards and knows no tokenizer

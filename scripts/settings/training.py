@@ -15,6 +15,7 @@ from strategies.checks import TRANSPORTS
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
 STRATEGY_HELP = "how gradients are exchanged; or a Python file with a strategy of your own, auto:FILE to try it too"
+LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
 
 
@@ -24,13 +25,13 @@ def setting(default, text, **options):
 
 
 def positive(text: str) -> float:
-    """The value of a flag that is a finite number above 0."""
+    """The value of a flag that is a number above 0, neither vanishingly small nor immense."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0")
+    if not LEAST <= value <= 1 / LEAST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0 (from {LEAST:g} to {1 / LEAST:g})")
     return value
 
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 NUMBER = r"(\d+(?:\.\d+)?)"
 BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+MOST = 1e18  # of anything: more is a typing error, and beyond 64 bits
 LEAST_RATE = 1e3  # bits/s; slower than this is a typing error
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -25,8 +26,8 @@ def bits_per_s(text: str) -> float:
     """400e6 for "400mbit": tc's notation."""
     match = re.fullmatch(NUMBER + r"([kmgt]?bit)", text.lower())
     rate = float(match[1]) * BITS[match[2]] if match else 0
-    if rate < LEAST_RATE:
-        raise UnitError(f"{text!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
+    if not LEAST_RATE <= rate <= MOST:
+        raise UnitError(f"{text[:40]!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
     return rate
 
 
@@ -38,26 +39,28 @@ def bytes_per_s(text: str) -> float:
 def duration_s(text: str) -> float:
     """2e-5 for "20us"."""
     match = re.fullmatch(NUMBER + r"(ns|us|ms|s)", text)
-    if match is None:
-        raise UnitError(f"{text!r} is no time: expected 20us, 1.5ms or the like")
-    return float(match[1]) * SECONDS[match[2]]
+    time_s = float(match[1]) * SECONDS[match[2]] if match else MOST
+    if time_s >= MOST:
+        raise UnitError(f"{text[:40]!r} is no time: expected 20us, 1.5ms or the like")
+    return time_s
 
 
 def parameter_count(text: str) -> int:
     """124000000 for "124M"."""
     match = re.fullmatch(NUMBER + r"([KMBT]?)", text.upper())
-    count = round(float(match[1]) * COUNTS[match[2]]) if match else 0
-    if count < 1:
-        raise UnitError(f"{text!r} is no count of parameters: expected 124M, 1.5B or a number")
-    return count
+    count = float(match[1]) * COUNTS[match[2]] if match else 0
+    if not 0.5 < count <= MOST:
+        raise UnitError(f"{text[:40]!r} is no count of parameters: expected 124M, 1.5B or a number")
+    return round(count)
 
 
 def sizes(text: str) -> list[int]:
     """[8000000, 64000000] bytes for "8MB,64MB"."""
     found = [re.fullmatch(NUMBER + r"\s*(|[KMG]I?)B?", word.upper()) for word in text.split(",")]
-    if not all(found) or not all(float(match[1]) > 0 for match in found):
-        raise UnitError(f"{text!r} is no list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
-    return [int(float(match[1]) * BYTES[match[2]]) for match in found]
+    counts = [float(match[1]) * BYTES[match[2]] if match else 0.0 for match in found]
+    if not all(0 < count <= MOST for count in counts):
+        raise UnitError(f"{text[:40]!r} is no list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
+    return [int(count) for count in counts]
 
 
 def file_size(text: str) -> int:
@@ -70,7 +73,7 @@ def file_size(text: str) -> int:
 
 def integer(text: str, low: int, high: int) -> int:
     """1000000 for "1_000_000"; low and high are the least and the most that is allowed."""
-    if not re.fullmatch(r"\d+(_\d+)*", text) or not low <= int(text) <= high:
+    if not re.fullmatch(r"\d{1,20}(_\d{1,20})*", text) or not low <= int(text) <= high:
         raise UnitError(f"{text!r}, expected an integer from {low} to {high}")
     return int(text)
 
@@ -83,6 +86,6 @@ def percent(text: str) -> Fraction:
 
 
 def repetitions(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UnitError(f"{text!r} rounds, expected 1 or more")
+    if not re.fullmatch(r"\d{1,9}", text) or int(text) < 1:
+        raise UnitError(f"{text[:40]!r} rounds, expected 1 or more")
     return int(text)

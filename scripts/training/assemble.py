@@ -6,6 +6,7 @@ so what a part depends on stands in the call that makes it.
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
@@ -13,7 +14,7 @@ from dist.probe.links import bucket_bytes, clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.progress import poking
 from dist.watch.watchdog import Watchdog
-from dist.world import library_name, threads_per_rank
+from dist.world import end_job, library_name, threads_per_rank
 from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
@@ -25,13 +26,14 @@ from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_backend
-from scripts.settings.checks import complete
+from scripts.settings.checks import check_memory, complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
-from scripts.training.meeting import MeetingPoint, Signals
+from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
+from scripts.training.signals import Signals
 from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
 from scripts.training.utilization import find_peak
 from scripts.training.worker import Server, Worker
@@ -85,17 +87,17 @@ def assemble(settings, world, lock) -> Parts:
 
     What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     """
+    signals = (resources := ExitStack()).enter_context(closing(Signals(partial(end_job, world.comm))))
     with world.together(UserError):
         settings, config = complete(settings, world.size)
-    resources = ExitStack()
-    signals = resources.enter_context(closing(Signals()))
+    check_room(settings, config, world)
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
-    # behind the lock: the tokens of a text lie beside the folder
-    train, val, data = open_data(s, config.vocab_size, world)
+    train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, layout, data, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
@@ -109,8 +111,7 @@ def assemble(settings, world, lock) -> Parts:
     with world.together(UserError):
         worker = new_worker(s, backend, layout, strategy, train, val, tracer)
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
-    every = s.checkpoint_every if find(s.strategy).exchanges else None  # else each rank trains a model of its own
-    checkpoints = Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
+    checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
     batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
         table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
@@ -131,6 +132,11 @@ def assemble(settings, world, lock) -> Parts:
         ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
         resources=resources,
     )
+
+
+def check_room(s, config, world) -> None:
+    with world.together(UserError):
+        check_memory(s, config, world)
 
 
 def adamw_settings(s) -> AdamWSettings:
@@ -280,3 +286,9 @@ def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Work
     model = GPT2(kernels, *(Parameters(layout, flat) for flat in flats), s.batch_size, s.seq_len, strategy.before_use)
     place = strategy.worker, strategy.workers
     return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)
+
+
+def new_checkpoints(s, world, path: Path, strategy, facts: dict, steps: range, lock) -> Checkpointing:
+    """What writes the run's checkpoints: none where nothing is exchanged, as each rank then trains a model of its own."""
+    every = s.checkpoint_every if find(s.strategy).exchanges else None
+    return Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)

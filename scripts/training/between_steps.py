@@ -56,7 +56,7 @@ class Validation:
         if not is_time(step, self.every) and not (self.every and step == self.last_step):
             return {}
         with self.tracer.phase("eval"):
-            part = self.worker.validation_loss(self.batches)
+            part = self.worker.validation_loss(self.batches, self.tracer.moves_on)
         with self.tracer.phase("wait"):
             loss, tokens = sum_everywhere(self.comm, *part)
         return {"val_loss": loss / tokens}
@@ -92,8 +92,11 @@ class Samples:
                 from gpt2.inference.generated_text import Sampling, printable, sample_text
 
                 settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step)
-                text = "".join(sample_text(self._kernels, parameters, self._encoding, *settings))
-                print(f"sample after step {step}: {printable(text)}", flush=True)
+                pieces = []
+                for piece in sample_text(self._kernels, parameters, self._encoding, *settings):
+                    pieces.append(piece)
+                    self.tracer.moves_on()
+                self.world.print(f"sample after step {step}: {printable(''.join(pieces))}")
         with self.tracer.phase("wait"):
             barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
 

@@ -6,22 +6,21 @@ checkpoint.
 """
 
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from dist.console import say
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, llmc, weights
 from scripts.training.between_steps import WholeModel, is_time
-from scripts.training.meeting import CHECKPOINT, END
+from scripts.training.signals import CHECKPOINT, END
 
 FAILED, NOT_FINITE = -1, -2
 ADVICE = "free some space, or see to the disk"
@@ -111,9 +110,7 @@ class Checkpointing:
             self.folder.mkdir()
         except OSError:
             return  # it is there; or the run folder is gone, too, and writing says so
-        where = f"rank {self.world.rank} on {self.world.host}"
-        text = f"{where}: {self.folder} was gone, with its checkpoints: made again, for those from now on"
-        print(text, file=sys.stderr, flush=True)
+        self._complain(f"{self.folder} was gone, with its checkpoints: made again, for those from now on")
 
     def _part_folder(self, step: int) -> Path:
         """Where the checkpoint of that step is being written."""
@@ -222,8 +219,7 @@ class Checkpointing:
             self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 
     def _complain(self, text: str) -> None:
-        with suppress(OSError):  # who would read it may be gone
-            print(f"rank {self.world.rank} on {self.world.host}: {text}", file=sys.stderr, flush=True)
+        say(f"rank {self.world.rank} on {self.world.host}: {text}", on_stderr=True)
 
     def _words(self, error) -> str:
         if isinstance(error, UserError):

@@ -4,11 +4,11 @@ All of it is collective.
 """
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist.console import say
 from dist.waiting import sum_everywhere
 from dist.world import threads_per_rank
 from gpt2.data import windows
@@ -145,6 +145,6 @@ def new_scorer(model: Model, world, name: str) -> Scorer:
         nonlocal said
         if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            print(f"{name}: {done:,} of rank 0's {total:,} rows", file=sys.stderr, flush=True)
+            say(f"{name}: {done:,} of rank 0's {total:,} rows", on_stderr=True)
 
     return Scorer(model.kernels, model.parameters, model.batch_size, None if world.rank else report)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import TEMPORARY, as_json, replacing
+from gpt2.files import TEMPORARY, as_json, read_bytes, regular, replacing
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from scripts.training.report import warn
@@ -32,7 +32,8 @@ class RunFolder:
             else:
                 check_holds_no_run(self.path)
             (self.path / "summary.json").unlink(missing_ok=True)  # an earlier run's: it says that all steps are done
-            self._log = (self.path / "log.jsonl").open("w" if resumed_step is None else "a", buffering=1)
+            mode = "w" if resumed_step is None else "a"
+            self._log = open(self.path / "log.jsonl", mode, buffering=1, opener=regular)  # noqa: SIM115
         with file_errors(self.path / "checkpoints", "choose another --out"):
             (self.path / "checkpoints").mkdir(exist_ok=True)
         self._events = None
@@ -48,7 +49,7 @@ class RunFolder:
             temporary.unlink()
         log, traces, config = self.path / "log.jsonl", self.path / "traces", self.path / "config.json"
         if log.exists():
-            kept = [line for line in log.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+            kept = [line for line in read_bytes(log).splitlines(keepends=True) if _step_of(line) <= step]
             with replacing(log) as file:
                 file.writelines(kept)
         if config.exists():
@@ -119,7 +120,7 @@ def _step_of(line: bytes) -> float:
 def _earlier_runs(config: Path) -> list[dict]:
     """What config.json says of the runs of this folder so far, in their order."""
     try:
-        last = json.loads(config.read_text())
+        last = json.loads(read_bytes(config))
         facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
         return [*last["earlier"], facts]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,50 +1,11 @@
-"""The end of a step, where all ranks meet: they tell each other their losses and times, and what a signal asked for.
-
-SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end. A handler only counts: ranks get a
-signal at different moments, or only some of them get it, so a rank tells the others where they meet. SIGUSR2 exists for
-launchers that end the ranks themselves on SIGTERM but pass this one on, as Open MPI's mpirun does.
-"""
+"""The end of a step, where all ranks meet: they tell each other their losses and times, and what a signal asked for."""
 
 import math
-import os
-import signal
 from typing import NamedTuple
 
 from dist.waiting import gather_everywhere
 from dist.world import end_with_one_line
-
-NOTHING, CHECKPOINT, END = 0, 1, 2  # in this order: of several wishes the largest counts
-ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END}
-INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
-
-
-class Signals:
-    """Catches the signals of ASKS from here on, so that they end nothing."""
-
-    def __init__(self):
-        self._arrived = dict.fromkeys(ASKS, 0)
-        self._answered = dict(self._arrived)
-        for number in ASKS:
-            signal.signal(number, self._count)
-
-    def close(self) -> None:
-        """From here on the signals are ignored.
-
-        They must not get their usual effect back. When the first rank has ended with a code other than 0, `srun
-        --kill-on-bad-exit` sends SIGTERM to the others, and Python drops its own handlers before MPI has ended.
-        """
-        for number in ASKS:
-            signal.signal(number, signal.SIG_IGN)
-
-    def _count(self, number, frame) -> None:
-        self._arrived[number] += 1
-
-    def asked(self) -> int:
-        """What was asked for since the last call: NOTHING, CHECKPOINT or END."""
-        arrived = dict(self._arrived)
-        new = [what for number, what in ASKS.items() if arrived[number] > self._answered[number]]
-        self._answered = arrived
-        return max(new, default=NOTHING)
+from scripts.training.signals import Signals
 
 
 class Meeting(NamedTuple):

@@ -3,14 +3,13 @@
 import errno
 import os
 import resource
-import sys
 import time
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
+from dist.console import say
 from dist.probe.links import clock_offset
 from dist.world import library_name
 from gpt2.errors import UserError
@@ -175,9 +174,8 @@ class TraceFailures:
 
 
 def warn(text: str) -> None:
-    """A line on stderr, if anybody is there to read it."""
-    with suppress(OSError):
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+    """A line on stderr, of what is lost while training goes on."""
+    say(f"warning: {text}", on_stderr=True)
 
 
 class Ending:

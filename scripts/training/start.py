@@ -1,10 +1,10 @@
 """What a run starts from: random parameters, those of a file, or the whole state that a checkpoint of the run holds."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 
+from dist.console import say
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -46,7 +46,7 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
         if problem is None:
             return checkpoint
         if world.rank == 0:
-            print(f"{problem}; trying the one before", file=sys.stderr, flush=True)
+            say(f"{problem}; trying the one before", on_stderr=True)
     if paths:
         text = f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
         end_with_one_line(world.comm, text)

@@ -1,6 +1,7 @@
 """What a rank computes in a step: a worker takes its windows through the model, a dedicated server computes nothing."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -57,12 +58,12 @@ class Worker:
                 self.model.backward(accumulate, gradients_final if is_final else no_hook)
         return loss
 
-    def validation_loss(self, batches: int) -> tuple[float, int]:
+    def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
         """(sum of losses, tokens) of this worker's part of the first windows of the validation set.
 
         Each worker takes `batches` of B windows, or fewer where the set ends; 0: all workers together take the whole
         set. All of them compute the same number of batches, even if the last one of some holds no window: parameters
-        may have to be gathered for each batch, and that takes every rank.
+        may have to be gathered for each batch, and that takes every rank. after_batch() is called after each.
         """
         B, T = self.inputs.shape
         wanted = batches * B * self.workers or self.val.count
@@ -75,6 +76,7 @@ class Worker:
             self.val.read(first, self.inputs[:count], self.targets[:count])
             self.inputs[count:], self.targets[count:] = 0, 0  # rows beyond the last window are computed and not counted
             total += float(self.model.token_losses(self.inputs, self.targets)[:count].sum(dtype=np.float64))
+            after_batch()
         return total, (stop - start) * T
 
     def seconds(self) -> tuple[float, float, float]:
@@ -93,7 +95,7 @@ class Server:
     def gradients(self, step: int, gradients_final) -> float:
         return 0.0
 
-    def validation_loss(self, batches: int) -> tuple[float, int]:
+    def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
         return 0.0, 0
 
     def seconds(self) -> tuple[float, float, float]:

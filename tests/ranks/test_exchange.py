@@ -240,13 +240,13 @@ def test_a_node_shares_its_memory(comm):
 
 @pytest.mark.ranks(3)
 def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
-    from dist import buffers
+    from dist import shared_memory
 
-    monkeypatch.setattr(buffers.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=1000, f_frsize=1))
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=1000, f_frsize=1))
     with pytest.raises(SystemExit):
         NodeBuffers(world_of(comm, comm.Split(0, comm.rank)), 1000)
     printed = capsys.readouterr().err
-    assert ("too little is free in /dev/shm" in printed) == (comm.rank == 0)
+    assert ("/dev/shm has 0.0 MB free, expected 0.0 MB for the buffers" in printed) == (comm.rank == 0)
 
 
 @pytest.mark.ranks(2, 3)

@@ -26,7 +26,7 @@ import numpy as np
 from dist.probe.programs import mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from scripts.machine.host import machine, versions
-from scripts.training.meeting import INTERRUPTED
+from scripts.training.signals import INTERRUPTED
 from tests.suites.faults.log import curve, last_step, newest_step
 from tests.suites.faults.processes import rank_processes, send, wait_until
 

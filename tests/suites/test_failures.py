@@ -19,7 +19,7 @@ import pytest
 
 from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import STATE, Checkpoint
-from scripts.training.meeting import INTERRUPTED
+from scripts.training.signals import INTERRUPTED
 from tests.suites import random_kills
 from tests.suites.faults.log import curve, last_step, newest_step
 from tests.suites.faults.processes import launcher_process, rank_processes, send, wait_until

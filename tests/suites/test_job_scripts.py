@@ -179,7 +179,7 @@ def test_a_run_that_has_ended_keeps_its_exit_code(tmp_path):
     """srun sends SIGTERM to the ranks that end last, when no Python handler is left: as after exec."""
     afterwards = "import os, signal, sys; os.kill(os.getpid(), signal.SIGTERM); sys.exit(75)"
     program = (
-        "import os, sys\nfrom scripts.training.meeting import Signals\nSignals().close()\n"
+        "import os, sys\nfrom scripts.training.signals import Signals\nSignals(print).close()\n"
         f"os.execv(sys.executable, ['p', '-c', {afterwards!r}])"
     )
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}

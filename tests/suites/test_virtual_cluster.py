@@ -150,7 +150,7 @@ def test_exit_code_and_stray_processes():
 
 def alive(word: str) -> list[int]:
     """Processes with this argument."""
-    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [pid for pid in numbers if word in command_line(pid)]
 
 

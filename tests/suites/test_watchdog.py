@@ -162,6 +162,28 @@ def test_train_names_a_rank_and_logs_the_slowest(tmp_path):
     assert not list((out / "traces").glob("*.live"))
 
 
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("hangs", [False, True], ids=["long", "hangs"])
+def test_a_server_waits_for_a_long_validation_but_not_for_one_that_hangs(tmp_path, hangs):
+    """Of four batches, each quicker than --stall-after, all together slower; or the third of them never ends."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\nfrom gpt2.model import GPT2\nfrom scripts import train\n"
+        "whole, seconds = GPT2.token_losses, iter([0.5, 0.5, %s, 0.5])\n"
+        "def late(*arguments):\n"
+        "    time.sleep(next(seconds))\n"
+        "    return whole(*arguments)\n"
+        "GPT2.token_losses = late\ntrain.main()\n" % (60 if hangs else 0.5)
+    )
+    flags = "--n-layer 1 --n-head 2 --n-embd 16 --context 16 --steps 1 --eval-steps 4 --stall-after 1 --end-on-stall"
+    flags += " --strategy reduce-bcast --server dedicated"
+    command = [sys.executable, str(program), *flags.split(), "--out", str(tmp_path / "run")]
+    result = launch(2, command, cwd=ROOT)
+    assert (result.returncode == 0) == (not hangs), result.stderr
+    told = re.findall("rank 1 on .* in eval of step 1 .* 1 rank waits in wait", result.stderr)
+    assert len(told) == hangs
+
+
 # --- what is concluded from what is seen ---
 
 PHASES = ["none", "forward", "backward", "reduce"]
@@ -264,3 +286,16 @@ def test_a_network_that_stands_still_is_no_slow_exchange():
     assert observe(seen(*rows[:2], (17, 0, "backward")), at_first=int(much)).find_standstill() is None
     assert observe(seen(*rows[:2], (17, 2, "reduce")), at_first=int(much)).find_standstill() is None
     assert observe(seen(*rows)).find_standstill() is None, "ports that are not what MPI uses"
+
+
+def test_who_moves_on_is_long_by_design_and_who_hangs_beside_it_is_named():
+    """A server waits for workers in a long validation; each batch of theirs is a change."""
+    observation = Observation(IS_MEETING, 60, 2)
+    positions = seen((17, 1, "reduce"), (17, 0, "forward"), (17, 0, "forward"))
+    for second in range(100):
+        positions["pulse"] += 1
+        positions["changes"][1] += second % 30 == 0
+        positions["changes"][2] += second % 30 == 0 and second < 30
+        observation.look(positions, second)
+        assert (observation.find_stall() is not None) == (second >= 60)
+    assert observation.find_stall().ranks == [2]

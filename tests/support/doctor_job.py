@@ -32,7 +32,7 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
             "variables": {"OMP_NUM_THREADS": "4", "SLURM_CPUS_PER_TASK": "4"},
         },
         "memory": {"total": 64 * GB, "free": 60 * GB, "limit": None},
-        "shared memory": {"folder": "/dev/shm", "free": 32 * GB},
+        "shared memory": {"folder": "/dev/shm", "free": 32 * GB, "left": []},
         "limits": {"locked_memory": None, "open_files": 65536},
         "interfaces": [
             {"name": "eth0", "rate": 1.25e9, "kind": "ethernet"},

@@ -114,6 +114,12 @@ CASES = {
     "little_shared_memory": [
         (change("shared memory/free", 64 << 20, 4), FAIL, "/dev/shm on node2 has 67.1 MB free", "--shm-size"),
     ],
+    "left_over_segments": [
+        (
+            change("shared memory/left", [["/dev/shm/mpich_shm_1_0", 2 * GB], ["/dev/shm/mpich_shm_2_0", GB]], *NODE_1),
+            NOTE, "2 segments of killed jobs in /dev/shm on node1 hold 3", "rm /dev/shm/mpich_shm_1_0 /dev/shm/mpich",
+        ),
+    ],
     "run_folder": [
         (change("run folder/problem", "Permission denied", 5), FAIL, "rank 5 on node2 cannot write to /sha", "--out"),
         (change("sees run folder", False, *NODE_1), FAIL, "ranks 2-3 on node1 do not see what rank 0 writes", "share"),

@@ -5,9 +5,12 @@ names can be printed, and a rank's spans follow each other as the tracer writes 
 with what is wrong, in half a line.
 """
 
+import errno
 import json
 import math
+import os
 import reprlib
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +25,21 @@ LATEST_NS = 1 << 58  # nine years after the machine has started; the exports mul
 MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
 LARGEST, LARGEST_LOSS = 1e15, 1e100
 LONGEST_NAME = 255
+
+
+def regular(path, flags: int) -> int:
+    """An opener, as open() takes one, that opens no pipe and no device: such a one may wait for ever for its writer."""
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # of a folder open() complains
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
+def read_bytes(path) -> bytes:
+    """Of a regular file. OSError: it is none, or cannot be read."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def shown(value) -> str:

@@ -192,7 +192,7 @@ def read_config(path, gaps: _Gaps | None = None) -> dict:
         raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
     path = folder / "config.json"
     try:
-        config = checks.parse(path.read_bytes())
+        config = checks.parse(checks.read_bytes(path))
         checks.check_config(config)
         return config
     except FileNotFoundError:
@@ -209,7 +209,7 @@ def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
     """
     path = folder / "log.jsonl"
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = checks.read_bytes(path).split(b"\n")
     except FileNotFoundError:
         gaps.add(f"{path} is missing; a training run writes it from its first step on")
         return []

@@ -72,7 +72,7 @@ def read_end_clocks(folder) -> dict[int, dict]:
     path = Path(folder) / "clocks.json"
     if not path.exists():
         return {}
-    found = checks.parse(path.read_bytes())
+    found = checks.parse(checks.read_bytes(path))
     if type(found) is not list:
         raise ValueError("no list of clocks")
     for clock in found:
@@ -82,7 +82,7 @@ def read_end_clocks(folder) -> dict[int, dict]:
 
 def _read_file(path, record: np.dtype, parse_header) -> tuple[dict, np.ndarray]:
     """What parse_header makes of the first line, and the whole records after it."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=checks.regular) as file:
         line = file.readline(LONGEST_HEADER)
         size = file.seek(0, 2)
     header = parse_header(line)

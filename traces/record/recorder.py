@@ -83,6 +83,11 @@ class Tracer:
             if interrupted:
                 interrupted.__enter__()
 
+    def moves_on(self) -> None:
+        """Say, to whoever watches phases, that this rank has come further in the phase that it is in."""
+        if self._on_phase is not None and self._phase:
+            self._on_phase(self._phase._name, self._step_number)
+
     def seconds(self, *names: str) -> float:
         """Seconds spent in these phases in the current step, or in the last one after it has ended.
 

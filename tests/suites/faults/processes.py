@@ -27,7 +27,7 @@ def launcher_process(folder: Path) -> int | None:
 
 def processes_of(folder: Path) -> list[int]:
     """Those whose command line has `folder` as a word, and that are no zombies."""
-    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [pid for pid in numbers if str(folder) in command_line(pid)[1:] and not is_zombie(pid)]
 
 

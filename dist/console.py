@@ -1,0 +1,64 @@
+"""What a program says on stdout and stderr, whatever lies behind them.
+
+That may be a full disk, a pipe that nobody reads any more, or a terminal with an alphabet of its own.
+
+A job says it by `say`, as nobody's progress lines are worth a training. Every program begins with open_console.
+"""
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+
+
+def open_console() -> None:
+    """What stdout's encoding lacks is printed as "?" from here on; a program whose output nobody takes ends in silence.
+
+    A full disk behind stdout is one line on stderr. Of a job, install_abort_hook of dist/world.py has the last word.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # none at all (">&-"), or a test's
+            stream.reconfigure(errors="replace")
+    atexit.register(_drop_unwritten)
+    sys.excepthook = _end_quietly
+
+
+def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
+    """print, at once. What cannot be written is written with the next line that can be, or lost."""
+    stream, line = sys.stderr if on_stderr else sys.stdout, " ".join(map(str, text))
+    with suppress(OSError, ValueError, AttributeError):  # ValueError: closed; AttributeError: there is none
+        try:
+            print(line, end=end, file=stream, flush=True)
+        except UnicodeError:  # where nobody called open_console
+            shown = line.encode(stream.encoding, "replace").decode(stream.encoding)
+            print(shown, end=end, file=stream, flush=True)
+
+
+def _end_quietly(kind, error, trace) -> None:
+    """The excepthook: an error that is stdout's own is no traceback. Python exits with code 1 after it."""
+    # An error of a file that was opened by its name has that name.
+    problem = _flush(sys.stdout, b"\n") if isinstance(error, OSError) and error.filename is None else None
+    if problem is None:
+        sys.__excepthook__(kind, error, trace)
+    elif not isinstance(problem, BrokenPipeError):
+        say(f"error: standard output: {problem.strerror}: write it elsewhere", on_stderr=True)
+
+
+def _drop_unwritten() -> None:
+    """At the end, what a stream holds and cannot write goes nowhere: Python would complain, and exit with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if _flush(stream) is not None:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _flush(stream, probe: bytes = b"") -> OSError | None:
+    """What keeps a stream from writing what it holds, and then the probe, if anything does."""
+    try:
+        with suppress(ValueError, AttributeError):
+            stream.flush()
+            if probe:  # an unbuffered stream holds nothing
+                os.write(stream.fileno(), probe)
+    except OSError as problem:
+        return problem
+    return None

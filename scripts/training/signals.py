@@ -1,0 +1,61 @@
+"""Signals that ask something of a training.
+
+SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end. A handler only counts: ranks get a
+signal at different moments, or only some of them get it, so a rank tells the others where they meet (meeting.py).
+SIGUSR2 exists for launchers that end the ranks themselves on SIGTERM but pass this one on, as Open MPI's mpirun does.
+
+Before the first step has ended nothing is there that a checkpoint could keep, and much may take long: then a wish for
+the end ends the job at once. While Python imports, SIGUSR1 and SIGUSR2, whose usual effect would end it, wait.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+
+NOTHING, CHECKPOINT, END = 0, 1, 2  # in this order: of several wishes the largest counts
+ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END}
+INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
+WAITING = signal.SIGUSR1, signal.SIGUSR2
+
+
+def let_wait() -> None:
+    """From here on, the kernel keeps the signals in WAITING until there are Signals."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+
+
+class Signals:
+    """Catches the signals of ASKS from here on, so that they end nothing, but for those that want the end of a run
+    without a step: that is `end(text, exit code)`, which does not return."""
+
+    def __init__(self, end: Callable[[str, int], None]):
+        self._end, self._has_met = end, False
+        self._arrived = dict.fromkeys(ASKS, 0)
+        self._answered = dict(self._arrived)
+        for number in ASKS:
+            signal.signal(number, self._count)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+
+    def close(self) -> None:
+        """From here on the signals are ignored.
+
+        They must not get their usual effect back. When the first rank has ended with a code other than 0, `srun
+        --kill-on-bad-exit` sends SIGTERM to the others, and Python drops its own handlers before MPI has ended.
+        """
+        for number in ASKS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _count(self, number, frame) -> None:
+        self._arrived[number] += 1
+        if ASKS[number] == END and not self._has_met:
+            name = signal.Signals(number).name
+            self._end(
+                f"{name} ends the run before its first step: the same command with --resume begins\n", INTERRUPTED
+            )
+
+    def asked(self) -> int:
+        """What was asked for since the last call: NOTHING, CHECKPOINT or END. The first call ends the first step."""
+        self._has_met = True
+        arrived = dict(self._arrived)
+        new = [what for number, what in ASKS.items() if arrived[number] > self._answered[number]]
+        self._answered = arrived
+        return max(new, default=NOTHING)

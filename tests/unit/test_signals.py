@@ -1,0 +1,67 @@
+"""scripts/training/signals.py: no signal ends a job that has not got its handlers yet; a start ends at once."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.training.signals import ASKS, CHECKPOINT, END, INTERRUPTED, NOTHING, WAITING, Signals, let_wait
+
+pytestmark = pytest.mark.any_mpi
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def handlers():
+    """The handlers and the mask are as before, after the test."""
+    before, mask = {number: signal.getsignal(number) for number in ASKS}, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_what_came_during_the_imports_is_counted(handlers):
+    let_wait()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.SIGUSR1 in signal.sigpending()
+    signals = Signals(None)
+    assert signals.asked() == CHECKPOINT
+    assert signals.asked() == NOTHING
+    assert not signal.sigpending() & {*WAITING}
+
+
+def test_before_the_first_step_has_ended_a_wish_for_the_end_is_met_at_once(handlers):
+    ended = []
+    signals = Signals(lambda *said: ended.append(said))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert not ended
+    os.kill(os.getpid(), signal.SIGTERM)
+    [(text, code)] = ended
+    assert code == INTERRUPTED
+    assert text.startswith("SIGTERM ends the run before its first step")
+    assert text.count("\n") == 1
+    signals.asked()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert len(ended) == 1
+    assert signals.asked() == END
+
+
+def test_train_waits_before_it_imports():
+    """A signal that Python has pending when the imports begin does not end the process."""
+    program = (
+        "import os, runpy, signal, sys\n"
+        "import scripts.training.signals as signals\n"
+        "def let_wait():\n"
+        "    whole()\n"
+        "    assert 'numpy' not in sys.modules and 'mpi4py' not in sys.modules\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "whole, signals.let_wait, sys.argv = signals.let_wait, let_wait, ['train.py', '--help']\n"
+        "runpy.run_path('scripts/train.py', run_name='__main__')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr
