@@ -289,6 +289,6 @@ def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Work
 
 
 def new_checkpoints(s, world, path: Path, strategy, facts: dict, steps: range, lock) -> Checkpointing:
-    """The writer of checkpoints. It writes none where nothing is exchanged: there each rank trains a model of its own."""
+    """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
     every = s.checkpoint_every if find(s.strategy).exchanges else None
     return Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
