@@ -141,7 +141,7 @@ def change_when(monkeypatch, module, name: str, after: int, change, path: Path) 
 
 
 # In the first reading, between it and the checksum, between the two readings, in the second with shards written.
-MOMENTS = [(prepare_batches, "find_cut", 1), (prepare_manifest, "checksum", 0), (prepare_script, "write_shards", 0)]
+MOMENTS = [(prepare_batches, "find_cut", 60), (prepare_manifest, "checksum", 2), (prepare_script, "write_shards", 0)]
 MOMENTS += [(prepare_shards.ShardWriter, "add", 9)]
 
 
@@ -155,6 +155,8 @@ def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch, module, n
     os.utime(path, ns=(0, 0))  # it is old, so that a change is another time however coarse the clock
     size = path.stat().st_size
     with monkeypatch.context() as patch:
+        if name in ("find_cut", "checksum"):  # hours before the second reading would come to it
+            patch.delattr(prepare_script, "write_shards")
         change_when(patch, module, name, after, change, path)
         message = refusal(make, folder, out)
     assert getattr(module, name) is function
@@ -164,6 +166,15 @@ def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch, module, n
     make(folder, out)
     make(folder, tmp_path / "new")
     assert contents(out) == contents(tmp_path / "new")
+
+
+def test_a_change_that_looks_like_damage(tmp_path, monkeypatch):
+    """That it is not UTF-8 any more would not help who waits for the file to be complete."""
+    path = tmp_path / "text.txt"
+    path.write_text(nonsense(900))
+    os.utime(path, ns=(0, 0))
+    change_when(monkeypatch, prepare_script, "write_shards", 0, lambda path: path.write_bytes(b"\xff"), path)
+    assert refusal(make, path, tmp_path / "out").startswith(f"{path}: 1 bytes, written to at ")
 
 
 def test_shards_of_before_stay_when_an_input_changes(tmp_path, monkeypatch, made):
