@@ -65,6 +65,12 @@ def test_a_lock_says_whose_it_is_and_that_it_lives(tmp_path):
     assert why_gone(own, own_lock()) is None
 
 
+def test_its_own_lock_can_always_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7\n8")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "x" * 300)
+    assert read_lock(leave(tmp_path, own_lock())).job == ""
+
+
 def test_a_process_that_proc_hides_is_not_taken_for_gone(monkeypatch):
     monkeypatch.setattr("scripts.training.lock._process", lambda pid: ("", 0))
     assert is_running(own_lock())
