@@ -121,7 +121,7 @@ def find(path: Path) -> tuple[ModuleType, Path]:
 
 def _in_folder(path: Path) -> tuple[ModuleType, Path]:
     if (path / "checkpoints").is_dir():
-        steps = [place for place in path.glob("checkpoints/step-*") if STEP.fullmatch(place.name)]
+        steps = [place for place in path.glob("checkpoints/step-*") if STEP.fullmatch(place.name) and place.is_dir()]
         if not steps:
             raise UserError(
                 f"{path} holds no checkpoints/step-*/model.bin: give a run that ended, or a .bin file or folder of "

@@ -80,13 +80,13 @@ def own_lock() -> Lock:
     """The lock of this process, with a new number of a run."""
     return Lock(
         run=uuid.uuid4().hex,
-        host=socket.gethostname(),
+        host=_word(socket.gethostname()),
         pid=os.getpid(),
         born=_process(os.getpid())[1],
         boot=_boot(),
         namespace=_namespace(),
-        cluster=os.environ.get("SLURM_CLUSTER_NAME", ""),
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        cluster=_word(os.environ.get("SLURM_CLUSTER_NAME", "")),
+        job=_word(os.environ.get("SLURM_JOB_ID", "")),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
 
@@ -154,9 +154,14 @@ def _parsed(content: bytes) -> Lock | None:
         return None
     texts = [getattr(lock, each.name) for each in fields(Lock) if each.type is str]
     numbers = [lock.pid, lock.born]
-    is_lock &= all(type(text) is str and text.isprintable() and len(text) <= LONGEST_WORD for text in texts)
+    is_lock &= all(type(text) is str and text == _word(text) for text in texts)
     is_lock &= all(type(number) is int and number >= 0 for number in numbers)
     return lock if is_lock and 0 < lock.pid < LARGEST_PID and RUN.fullmatch(lock.run) else None
+
+
+def _word(text: str) -> str:
+    """The text, or nothing if it would not do in the middle of a printed line."""
+    return text if text.isprintable() and len(text) <= LONGEST_WORD else ""
 
 
 def _process(pid: int) -> tuple[str, int]:
@@ -187,8 +192,9 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
+    """Empty where /proc shows another namespace's processes: their numbers say nothing of the lock's."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink("/proc/self/ns/pid") if os.readlink("/proc/self") == str(os.getpid()) else ""
     except OSError:
         return ""
 

@@ -1,14 +1,23 @@
 """The run folder's lock on several ranks: all end where it is refused, lost, or not seen by a node."""
 
+import re
 import threading
 from dataclasses import replace
 
 import pytest
 
 from dist.world import start_world, world_of
+from gpt2.formats import checkpoints
 from scripts.training import run_lock
+from scripts.training.folder import RunFolder
 from scripts.training.lock import LOCK, own_lock, read_lock
 from scripts.training.run_lock import RunLock
+from tests.support.in_process import train
+
+TRAINING = (
+    "--n-layer", 1, "--n-head", 1, "--n-embd", 8, "--context", 8, "--batch-size", 1, "--steps", 4,
+    "--checkpoint-every", 2, "--eval-every", 0, "--trace", "off",
+)  # fmt: skip
 
 
 @pytest.mark.ranks(1, 2)
@@ -110,3 +119,40 @@ def test_nodes_that_do_not_share_the_folder_are_named(comm, shared_path, monkeyp
         lock.take(folder, False)
         assert lock.run
         comm.Barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_part_of_another_job_makes_no_checkpoint(comm, shared_path, monkeypatch, capsys):
+    """It is said for each checkpoint, and the run ends with code 2, as its last one could not be written."""
+    write_part = checkpoints.write_part
+
+    def of_another_job(folder, step, rank, ranges, run):
+        return write_part(folder, step, rank, ranges, "f" * 32 if rank == 1 else run)
+
+    monkeypatch.setattr(checkpoints, "write_part", of_another_job)
+    with pytest.raises(SystemExit) as ended:
+        train(start_world(), shared_path / "run", *TRAINING)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert comm.rank or re.search(r"rank 0 on \S+: the checkpoint of step 4 was not written: .*rank-00001.*f{32}", said)
+    comm.Barrier()
+    assert list((shared_path / "run" / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.ranks(1)
+def test_a_summary_of_an_earlier_start_does_not_outlive_the_next_one(comm, shared_path, monkeypatch):
+    """Exit code 0 counts only with a summary: it must be this start's."""
+    train(start_world(), shared_path, *TRAINING)
+    (shared_path / "summary.json").write_text("{}")
+
+    class Stop(Exception):
+        pass
+
+    def stop(folder, *arguments):
+        raise Stop
+
+    monkeypatch.setattr(RunFolder, "write_config", stop)
+    with pytest.raises(Stop):
+        train(start_world(), shared_path, *TRAINING, "--resume")
+    assert not (shared_path / "summary.json").exists()
+    assert not (shared_path / LOCK).exists()

@@ -10,7 +10,7 @@ import pytest
 from dist.ranges import divide_among_holders
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoints, weights
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.parameters import Layout, Parameters
 
@@ -114,6 +114,13 @@ def test_what_others_have_put_there_stays(tmp_path, arrays):
     write(tmp_path, arrays, step=3)
     assert not (tmp_path / "step-00000003").is_symlink()
     assert Checkpoint(elsewhere).step == 3, "the step comes again: the link gives way, what it leads to stays"
+
+
+def test_weights_of_a_run_are_a_checkpoints(tmp_path, arrays):
+    """A file that is named like one is passed over."""
+    checkpoint = write(tmp_path / "checkpoints", arrays)
+    (tmp_path / "checkpoints" / "step-00000099").touch()
+    assert weights.find(tmp_path) == (checkpoints, checkpoint)
 
 
 def content(folder):

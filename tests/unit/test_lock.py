@@ -65,6 +65,25 @@ def test_a_lock_says_whose_it_is_and_that_it_lives(tmp_path):
     assert why_gone(own, own_lock()) is None
 
 
+@pytest.mark.parametrize("what", ["boot", "namespace"])
+def test_a_pid_counts_only_where_it_was_given(tmp_path, what):
+    """On another machine, or in another container, the same number is another process."""
+    other = replace(ended(), **{what: "another"})
+    assert not is_near(other, own_lock())
+    assert why_gone(other, own_lock()) is None
+
+
+def test_a_pid_does_not_count_where_proc_shows_others(monkeypatch):
+    monkeypatch.setattr(os, "readlink", lambda path: "1" if path == "/proc/self" else "pid:[4026531836]")
+    assert not is_near(own_lock(), own_lock())
+
+
+def test_its_own_lock_can_always_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7\n8")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "x" * 300)
+    assert read_lock(leave(tmp_path, own_lock())).job == ""
+
+
 def test_a_process_that_proc_hides_is_not_taken_for_gone(monkeypatch):
     monkeypatch.setattr("scripts.training.lock._process", lambda pid: ("", 0))
     assert is_running(own_lock())
