@@ -88,9 +88,7 @@ def assemble(settings, world, lock) -> Parts:
     What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     """
     signals = (resources := ExitStack()).enter_context(closing(Signals(partial(end_job, world.comm))))
-    with world.together(UserError):
-        settings, config = complete(settings, world.size)
-    check_room(settings, config, world)
+    settings, config = completed(settings, world)
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
@@ -132,6 +130,14 @@ def assemble(settings, world, lock) -> Parts:
         ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
         resources=resources,
     )
+
+
+def completed(s, world) -> tuple:
+    """complete(), and whether there is room for it."""
+    with world.together(UserError):
+        s, config = complete(s, world.size)
+    check_room(s, config, world)
+    return s, config
 
 
 def check_room(s, config, world) -> None:
