@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 from scripts.cluster.hosts import ClusterError
@@ -29,6 +29,7 @@ from tests.suites.faults.case import FAULT_STEP, Case, Scene, data_folder, nothi
 from tests.suites.faults.cases import CASES
 from tests.suites.faults.command import COMMAND, CommandSuite
 from tests.suites.faults.commands import COMMANDS
+from tests.suites.faults.disk import own_disk
 from tests.suites.faults.folder_cases import FOLDER_CASES, write_data
 from tests.suites.faults.launchers import launchers
 from tests.suites.faults.log import MARK, OF_THE_JOB, curve, last_step, message, newest_step, skipped_steps
@@ -43,7 +44,7 @@ TRAINING = (
     "--steps", 100, "--checkpoint-every", 10, "--eval-every", 0, "--end-on-stall", "--stall-after", 5,
 )  # fmt: skip
 START_LIMIT_S, END_LIMIT_S, GONE_LIMIT_S = 120, 60, 15
-DISK, LOCK = "size=8m", "lock.json"
+LOCK = "lock.json"
 HALF_WRITTEN = ("checkpoints/*.part", "checkpoints/.*", ".*.tmp")
 SETTING = (
     "Three virtual hosts of one rank each, `--steps 100 --checkpoint-every 10 --end-on-stall --stall-after 5`, the "
@@ -110,7 +111,7 @@ class Suite:
         expected = self._undisturbed(case)
         run = self._folder / name
         self._begin(run, case)
-        with own_disk(run / case.disk if case.disk else None):
+        with own_disk(run / case.disk) if case.disk else nullcontext():
             facts = self._failed(run, case, expected) | {"case": name, "says": case.says, "launcher": self._launcher}
             case.heal(run)
             case.afterwards(run)
@@ -207,20 +208,6 @@ class Suite:
         }  # fmt: skip
 
 
-@contextmanager
-def own_disk(folder: Path | None):
-    """A small file system at `folder`, if there is one, while the block runs; hosts that are made in it see it."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 def train_command(run: Path, case: Case, program: tuple = (SCRIPTS / "train.py",), flags: tuple = ()) -> list[str]:
     """What each rank runs of a run that nobody disturbs."""
     words = [sys.executable, *program, *TRAINING, *flags, "--strategy", *case.strategy, "--out", run]
@@ -255,11 +242,12 @@ def expected_line(case: Case, output: Path) -> str:
 
 
 def in_words(row: dict, case: Case) -> dict:
-    """The row, with what docs/failures.md shows: outcome, what is wrong, the line that says what happened, and whose."""
+    """The row, with what docs/failures.md shows: outcome, what is wrong, the line that says it, and whose that is."""
     said = row["message"] if case.line else row["resumed_message"] or row["message"]
     said = row["second"]["message"] if row["second"] else said
     said_by = "job" if re.search(OF_THE_JOB, said) else "launcher" if said else ""
-    row |= {"wrong": judge(row, case), "said": said, "said_by": said_by}
+    row |= {"said": said, "said_by": said_by}
+    row |= {"wrong": judge(row, case)}
     return row | {"outcome": outcome(row)}
 
 

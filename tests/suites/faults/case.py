@@ -64,9 +64,10 @@ class Case:
     """says: what happens. before(scene): do it to the hosts, before the job starts. provoke(scene): do it to a run that
     has made FAULT_STEP steps, or, at_start, as soon as its ranks are there. inside: the fault of failure_train.py.
 
-    expected: ENDS, GOES_ON or TO_THE_END; with the exit code, None for any but 0; a line of the job that matches `line`;
-    within_s after the cause; by_launcher: when and how it ends is the launcher's choice. second: the exit code of another job that `provoke` starts,
-    and `line` is for that one. resumed: the exit code when it is taken up; told to take the run over, if take_over.
+    expected: ENDS, GOES_ON or TO_THE_END; with the exit code, None for any but 0, and a line of the job that matches
+    `line`, within_s after the cause. by_launcher: when and how it ends is the launcher's choice. second: the exit code
+    of another job that `provoke` starts, and `line` is for that one. resumed: the exit code when it is taken up; told
+    to take the run over, if take_over.
 
     strategy: and other flags of a run that nobody disturbs, too; {data} in them is a folder of shards. flags: besides.
     ranks: one on each of the first hosts. command: before Python. disk: the folder of the run, "." or "checkpoints",

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpt2.formats.checkpoints import newest_first, rank_file
 from scripts.training.meeting import INTERRUPTED
 from tests.suites.faults.case import ERROR, GOES_ON, IN_RANK, MISTAKE, TO_THE_END, VICTIM, Case, Scene
+from tests.suites.faults.disk import empty, fill
 from tests.suites.faults.log import newest_step
 from tests.suites.faults.processes import send, wait_until
 
@@ -21,28 +22,14 @@ def kill_host(scene: Scene) -> None:
     send(signal.SIGKILL, scene.cluster.nodes[VICTIM].pid)
 
 
-def fill(folder: Path) -> None:
-    """The disk that a folder is on, to the last byte."""
-    try:
-        with open(folder / "ballast", "wb", buffering=0) as file:
-            while file.write(bytes(1 << 16)):
-                pass
-    except OSError:
-        pass
-
-
 def fill_for_a_while(scene: Scene) -> None:
     """Until two checkpoints have failed."""
     folder = scene.run / "checkpoints"
     before = newest_step(scene.run)
     fill(folder)
     wait_until(lambda: False, 0.5)
-    (folder / "ballast").unlink()
+    empty(folder)
     assert newest_step(scene.run) <= before + 10
-
-
-def empty(run: Path) -> None:
-    (run / "ballast").unlink(missing_ok=True)
 
 
 def forbid(scene: Scene) -> None:
@@ -95,8 +82,8 @@ CASES = {
                       line=r"the checkpoint of step", heal=lambda run: empty(run / "checkpoints"),
                       provoke=lambda scene: fill(scene.run / "checkpoints")),
     "disk-run": Case("the run folder's disk is full", provoke=lambda scene: fill(scene.run), disk=".", heal=empty),
-    "read-only": Case("the run folder may not be written any more", TO_THE_END, forbid, command=UNPRIVILEGED, heal=allow,
-                      code=MISTAKE, line=r"the checkpoint of step"),
+    "read-only": Case("the run folder may not be written any more", TO_THE_END, forbid, command=UNPRIVILEGED,
+                      heal=allow, code=MISTAKE, line=r"the checkpoint of step"),
     "vanishes": Case("the run folder is removed", line=ERROR,
                      provoke=lambda scene: shutil.rmtree(scene.run, ignore_errors=True)),
     "corrupt": Case("a bit of the newest checkpoint is flipped", provoke=killed, afterwards=damage(1, flip),

@@ -1,4 +1,4 @@
-"""What is odd about the single commands of failure_suite.py: files to write that are none, values, texts that change."""
+"""The single commands of failure_suite.py: odd files to write to, odd values, texts that change, interruptions."""
 
 import json
 import os
@@ -28,10 +28,9 @@ TRAIN_ON = f"python scripts/train.py {TINY} --steps 8 --resume --out run"
 EXPORT = "python scripts/export.py run --format llmc --out"
 EVALUATE = "python scripts/evaluate.py run --text text.txt --json"
 LATIN = "caf\udce9"  # in ISO-8859-1
-# More shared memory than that /dev/shm has, which is what MPI needs for two ranks.
-SMALL_SHM = "mount -t tmpfs -o size=24m tmpfs /dev/shm"
 LARGER = (
-    "--n-layer 4 --n-head 8 --n-embd 512 --context 64 --batch-size 2 --threads 1 --eval-every 0 --steps 4 --out new"
+    "mpirun -n 2 python scripts/train.py --strategy hierarchical-sharded --n-layer 4 --n-head 8 --n-embd 512 "
+    "--context 64 --batch-size 2 --threads 1 --eval-every 0 --steps 4 --out new"
 )
 KILLED_THEN_AGAIN = (
     "mount -t tmpfs tmpfs /dev/shm; "
@@ -183,6 +182,13 @@ def size(flag: str) -> Command:
     return Command(f"{flag} of 2^63", f"{NEW} {flag} {HUGE}")
 
 
+def shm(size: str) -> Command:
+    """Two ranks, whose /dev/shm is that small."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    return Command(f"/dev/shm has {size.upper()}B", f"unshare --mount sh -c '{mount} && exec {LARGER}'", codes=(),
+                   line=f"{ERROR}.*/dev/shm")  # fmt: skip
+
+
 is_device, is_fifo = is_kind("device", stat.S_ISCHR), is_kind("fifo", stat.S_ISFIFO)
 COMMANDS = {
     "export-device": Command("export.py onto a device", f"{EXPORT} device", before=device, check=is_device),
@@ -191,7 +197,8 @@ COMMANDS = {
                                     check=device_is_there),
     "export-link": Command("export.py onto a link to a file", f"{EXPORT} link", GOES_ON, linked_file,
                            check=link_is_followed),
-    "evaluate-device": Command("evaluate.py --json onto a device", f"{EVALUATE} device", before=device, check=is_device),
+    "evaluate-device": Command("evaluate.py --json onto a device", f"{EVALUATE} device", before=device,
+                               check=is_device),
     "evaluate-fifo": Command("evaluate.py --json onto a FIFO", f"{EVALUATE} fifo", before=fifo("fifo"), check=is_fifo),
     "evaluate-link": Command("evaluate.py --json onto a link to a file", f"{EVALUATE} link", GOES_ON, linked_file,
                              check=link_is_followed),
@@ -209,7 +216,7 @@ COMMANDS = {
     "ntasks": Command("`SLURM_NTASKS=²`", f"env SLURM_STEP_ID=0 SLURM_NTASKS=² {NEW}", codes=(0, 2)),
     "size-embd": size("--n-embd"),
     "size-batch": size("--batch-size"),
-    "size-steps": size("--steps"),
+    "size-vocabulary": size("--vocab-size"),
     "size-context": size("--context"),
     "seq-len": Command("no tokens in a sequence", f"{NEW} --seq-len 0"),
     "peak-tflops": Command("a peak that is almost nothing", f"{NEW} --peak-tflops 1e-320"),
@@ -226,12 +233,12 @@ COMMANDS = {
                        check=log_is_json),
     "data-end": Command("a run's data are others at their end when it is resumed", f"{DATA} --resume --steps 8",
                         before=changed_at_the_end),
-    "compare-int": Command("compare.py gets SIGINT", COMPARE, during=interrupt_training(signal.SIGINT), codes=(), line=""),
+    "compare-int": Command("compare.py gets SIGINT", COMPARE, during=interrupt_training(signal.SIGINT), codes=(),
+                           line=""),
     "compare-term": Command("compare.py gets SIGTERM", COMPARE, during=interrupt_training(signal.SIGTERM), codes=(),
                             line=""),
-    "shm-small": Command("/dev/shm is too small", "unshare --mount sh -c "
-                         f"'{SMALL_SHM} && exec mpirun -n 2 python scripts/train.py --strategy zero-2 {LARGER}'",
-                         codes=(), line=f"{ERROR}.*/dev/shm"),
+    "shm-small": shm("24m"),
+    "shm-tiny": shm("512k"),
     "shm-left": Command("all ranks are killed, and another run starts: what stays in /dev/shm",
                         f'unshare --mount --pid --fork --mount-proc bash -c "{KILLED_THEN_AGAIN}"', GOES_ON,
                         check=shared_memory_is_empty),

@@ -26,7 +26,8 @@ from tests.suites.faults.case import (
     data_folder,
     stop_ranks,
 )  # fmt: skip
-from tests.suites.faults.cases import fill, killed
+from tests.suites.faults.cases import killed
+from tests.suites.faults.disk import fill
 from tests.suites.faults.log import message, newest_step
 from tests.suites.faults.processes import is_loaded, send, wait_until
 
@@ -161,15 +162,16 @@ FOLDER_CASES = {
                      inside=f"nan-gradients:{VICTIM}:{LAST_STEP}", line=f"{ERROR}.*100"),
     "traces-full": Case("the disk of `traces/` is full", GOES_ON, lambda scene: fill(scene.run / "traces"),
                         disk="traces", heal=unmount("traces"), line="trac"),
-    "traces-gone": Case("`traces/` is removed", GOES_ON, lambda scene: shutil.rmtree(scene.run / "traces"), line="trac"),
+    "traces-gone": Case("`traces/` is removed", GOES_ON, lambda scene: shutil.rmtree(scene.run / "traces"),
+                        line="trac"),
     "events-full": Case("the disk of `tensorboard/` is full", GOES_ON, lambda scene: fill(scene.run / "tensorboard"),
                         flags=("--tensorboard",), disk="tensorboard", heal=unmount("tensorboard"), line="tensorboard"),
     "checkpoints-gone": Case("`checkpoints/` is removed", GOES_ON,
                              lambda scene: shutil.rmtree(scene.run / "checkpoints", ignore_errors=True)),
     "drift-two": Case("a rank's parameters differ, with two ranks", flags=("--check-replicas", 10), ranks=2,
                       line=f"{ERROR}.*rank 0.*rank 1", **DRIFT),
-    "drift-checkpoint": Case("a rank's parameters differ, and a checkpoint is due before `--check-replicas`", line=ERROR,
-                             flags=("--check-replicas", 16), **DRIFT),
+    "drift-checkpoint": Case("a rank's parameters differ, and a checkpoint is due before the next `--check-replicas`",
+                             line=ERROR, flags=("--check-replicas", 16), **DRIFT),
     "validation": Case("a validation takes longer than `--stall-after`, with `--server dedicated`", GOES_ON,
                        inside=f"long-validation:all:{FAULT_STEP}", flags=("--eval-every", CHECKPOINT_STEP),
                        strategy=("reduce-bcast", "--server", "dedicated")),
@@ -177,7 +179,8 @@ FOLDER_CASES = {
                        strategy=("reduce-scatter", *SHARDS), line=f"{ERROR}.*node1"),
     "data-cut": Case("the data are cut while they are read", provoke=cut_data, strategy=("reduce-scatter", *SHARDS),
                      heal=write_data, code=MISTAKE, line=f"{ERROR}.*train_000.bin"),
-    "own-folder": Case("one host does not share the run folder", before=own_folder, code=MISTAKE, line=f"{ERROR}.*node1"),
+    "own-folder": Case("one host does not share the run folder", before=own_folder, code=MISTAKE,
+                       line=f"{ERROR}.*node1"),
     "stale-summary": Case("an earlier run's summary.json is there, and a rank is killed", ENDS, killed,
                           before=stale_summary, by_launcher=True),
     "litter": Case("notes, an archive and a linked checkpoint lie in `checkpoints/`", provoke=killed, by_launcher=True,

@@ -1,4 +1,4 @@
-"""What became of a run that something failed in, in the words of docs/failures.md, and whether that is as it should be."""
+"""What became of a run that something failed in, in the words of docs/failures.md, and whether that is right."""
 
 import re
 
