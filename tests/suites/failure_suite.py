@@ -11,7 +11,7 @@ with --resume: it is to end with the losses of a run that nobody disturbed, bit 
 written. --launchers command: the cases of faults/commands.py, single commands on this machine, without hosts.
 --json: rows of the same case and launcher are replaced in the file, others stay.
 
-Each case says what it expects. Exit code 1: a row is not as expected.
+Each case says what it expects. Exit code 1: a row is not as expected; 2: it could not be made.
 """
 
 import json
@@ -62,7 +62,7 @@ def main():
     try:
         rows = list(all_rows(arguments, file))
     except ClusterError as error:
-        raise SystemExit(f"failure_suite.py: error: {error}") from None
+        give_up(str(error))
     wrong = [f"{row['case']} ({row['launcher']})" for row in rows if row["wrong"]]
     print(f"{len(rows) - len(wrong)} of {len(rows)} as expected{'; not: ' if wrong else ''}{', '.join(wrong)}")
     raise SystemExit(1 if wrong else 0)
@@ -140,7 +140,7 @@ class Suite:
             with self._hosts() as cluster:
                 process = cluster.start(train_command(run, case), run.with_suffix(".txt"), case.ranks)
                 if process.wait(START_LIMIT_S + END_LIMIT_S):
-                    raise SystemExit(f"failure_suite.py: error: {run}: {words(run)[-2000:]}")
+                    give_up(f"{run}: {words(run)[-2000:]}")
         if key not in self._curves:
             self._curves[key] = curve(run)
         return self._curves[key]
@@ -187,7 +187,7 @@ class Suite:
     def _wait_for_fault_step(self, run: Path, process) -> None:
         wait_until(lambda: last_step(run) >= FAULT_STEP or process.poll() is not None, START_LIMIT_S)
         if last_step(run) < FAULT_STEP:
-            raise SystemExit(f"failure_suite.py: error: {run} did not come so far: {words(run)[-2000:]}")
+            give_up(f"{run} did not come so far: {words(run)[-2000:]}")
 
     def _resumed(self, run: Path, case: Case, expected: list[tuple]) -> dict:
         """The same, started again as it should have been from the first, with --resume."""
@@ -220,6 +220,11 @@ def broken_command(run: Path, case: Case) -> list[str]:
     return [*case.command, *train_command(run, case, program, case.flags)]
 
 
+def give_up(text: str):
+    print(f"failure_suite.py: error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def words(run: Path) -> str:
     return run.with_suffix(".txt").read_text()
 
@@ -229,7 +234,7 @@ def fault_time(output: Path) -> float:
     text = output.read_text()
     found = re.search(rf"{MARK} ([\d.]+)", text)
     if not found:
-        raise SystemExit(f"failure_suite.py: error: {output} does not say when the fault was: {text[-2000:]}")
+        give_up(f"{output} does not say when the fault was: {text[-2000:]}")
     return float(found[1])
 
 

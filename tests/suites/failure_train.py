@@ -28,12 +28,13 @@ from mpi4py import MPI
 from scripts import train
 from scripts.training.worker import Worker
 from tests.suites.faults.log import MARK
+from tests.suites.faults.suite import take_fault
 
 FOR_EVER_S, LONG_S, SLOW_S = 1e6, 8.0, 0.2
 
 
 def main():
-    fault, rank, step = sys.argv.pop(1).split(":")
+    fault, rank, step = take_fault(FAULTS, "FAULT:R:S")
     fail_in_step(FAULTS[fault], rank, int(step))
     train.main()
 

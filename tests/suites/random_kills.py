@@ -12,11 +12,11 @@ usr1        SIGUSR1 to one rank: it goes on, after a checkpoint
 disk        the run's disk, a small one of its own, is full for a while (as root)
 second      another job is started in the same folder: it ends at once, with code 2, and the first goes on
 
-Where it has ended it is started again with --resume at once. When the minutes are over, SIGTERM ends the other run after
-some step R, from a single start; the disturbed run is taken up for the last time and told to end with step R, too. Then
-all losses, norms and the last state must be equal, bit for bit. With several numbers in --ranks each start draws one of
-them: sums are then made in another order, so that losses must agree to 1e-6 of themselves. How fast the machine is
-decides only how many steps that are. Exit code 1: they do not agree, or a run ended as it should not have.
+Where it has ended it is started again with --resume at once. When the minutes are over, SIGTERM ends the other run
+after some step R, from a single start; the disturbed run is taken up for the last time and told to end with step R,
+too. Then all losses, norms and the last state must be equal, bit for bit. With several numbers in --ranks each start
+draws one of them: sums are then made in another order, so that losses must agree to 1e-6 of themselves. How fast the
+machine is decides only how many steps that are. Exit code 1: they do not agree, or a run ended as it should not have.
 """
 
 import argparse

@@ -124,7 +124,7 @@ def summary(rows: list[dict]) -> str:
     refused = sum(row["resumed_code"] == 2 for row in rows)
     skipped = sum(bool(row["skipped"]) for row in rows)
     left = sum(len(row["left_over"]) for row in rows)
-    wrong = sum(bool(row["wrong"]) for row in rows)
+    wrong = sum(bool(row.get("wrong")) for row in rows)
     return (
         f"Of {len(rows)} runs {same} ended with the losses of an undisturbed run, bit for bit, {skipped} with others, "
         f"as a step was skipped, and {refused} were not taken up, as no checkpoint was good. Half-written files left "
