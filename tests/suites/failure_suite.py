@@ -45,7 +45,7 @@ TRAINING = (
 )  # fmt: skip
 START_LIMIT_S, END_LIMIT_S, GONE_LIMIT_S = 120, 60, 15
 LOCK = "lock.json"
-HALF_WRITTEN = ("checkpoints/*.part", "checkpoints/.*", ".*.tmp")
+HALF_WRITTEN = ("checkpoints/*.part", "checkpoints/.*", ".*.tmp", "lock*")
 SETTING = (
     "Three virtual hosts of one rank each, `--steps 100 --checkpoint-every 10 --end-on-stall --stall-after 5`, the "
     f"fault in step {FAULT_STEP}."

@@ -155,15 +155,17 @@ def largest_difference(one: Path, other: Path, steps: int) -> float:
     numbers = [[line[0] for line in each] for each in curves]
     if numbers != [[*range(1, steps + 1)]] * 2:
         raise Failed(f"the logs hold {len(curves[0])} and {len(curves[1])} lines, expected each step to {steps} once")
-    found, step = max((abs(b[1] / a[1] - 1), a[0]) for a, b in zip(*curves, strict=True))
-    if not found <= AGREE:
-        raise Failed(f"the losses of step {step} differ by {found:.1e} of themselves, expected at most {AGREE:g}")
-    return found
+    differences = [abs(b[1] / a[1] - 1) for a, b in zip(*curves, strict=True)]
+    for step, found in enumerate(differences, 1):
+        if not found <= AGREE:  # a NaN is not
+            raise Failed(f"the losses of step {step} differ by {found:.1e} of themselves, expected at most {AGREE:g}")
+    return max(differences)
 
 
 def summary(facts: dict) -> str:
     kinds = ", ".join(f"{name} {count}" for name, count in facts["faults"].items())
-    ranks = f" on {' or '.join(map(str, facts['ranks']))} ranks" if len(facts["ranks"]) > 1 else ""
+    *others, last = map(str, facts["ranks"])
+    ranks = f" on {', '.join(others)} or {last} ranks" if others else ""
     text = (
         f"{sum(facts['faults'].values())} faults in {facts['minutes']:g} minutes ({kinds}), taken up again each time"
         f"{ranks}; {facts['lost_steps']} steps lost, at most {facts['most_lost']} by a fault; "
