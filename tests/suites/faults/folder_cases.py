@@ -180,7 +180,8 @@ FOLDER_CASES = {
                        strategy=("reduce-scatter", *SHARDS), line=f"{ERROR}.*node1"),
     "data-cut": Case("the data are cut while they are read", provoke=cut_data, strategy=("reduce-scatter", *SHARDS),
                      heal=write_data, code=MISTAKE, line=f"{ERROR}.*train_000.bin"),
-    "own-folder": Case("one host does not share the run folder", before=own_folder, code=MISTAKE,
+    # A file system may tell a host for 10 s that a new file is not there.
+    "own-folder": Case("one host does not share the run folder", before=own_folder, code=MISTAKE, within_s=15,
                        line=f"{ERROR}.*node1"),
     "stale-summary": Case("an earlier run's summary.json is there, and a rank is killed", ENDS, killed,
                           before=stale_summary, by_launcher=True),
