@@ -34,7 +34,7 @@ import numpy as np
 
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from scripts.machine.host import machine, versions
-from scripts.training.meeting import INTERRUPTED
+from tests.suites.faults.case import INTERRUPTED
 from tests.suites.faults.disk import own_disk
 from tests.suites.faults.disturbed import FAULTS, Disturbed
 from tests.suites.faults.job import CATCH_UP_S, ENDLESS, Failed, Job, Settings

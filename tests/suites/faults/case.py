@@ -14,7 +14,7 @@ FAULT_STEP = 35
 IN_RANK = f"{VICTIM}:{FAULT_STEP}"
 # Ends before its last step; makes all its steps and ends well; makes all of them, and then says what is wrong.
 ENDS, GOES_ON, TO_THE_END = "ends", "goes on", "goes on to the end"
-MISTAKE = 2
+MISTAKE, INTERRUPTED = 2, 75  # exit codes
 ERROR = r"^(\w+\.py: )?error: "
 
 

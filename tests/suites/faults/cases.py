@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.formats.checkpoints import newest_first, rank_file
-from scripts.training.meeting import INTERRUPTED
-from tests.suites.faults.case import ERROR, GOES_ON, IN_RANK, MISTAKE, TO_THE_END, VICTIM, Case, Scene
+from tests.suites.faults.case import ERROR, GOES_ON, IN_RANK, INTERRUPTED, MISTAKE, TO_THE_END, VICTIM, Case, Scene
 from tests.suites.faults.disk import empty, fill
 from tests.suites.faults.log import newest_step
 from tests.suites.faults.processes import send, wait_until

@@ -5,8 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from scripts.training.meeting import INTERRUPTED
-from tests.suites.faults.case import MISTAKE
+from tests.suites.faults.case import INTERRUPTED, MISTAKE
 from tests.suites.faults.disk import empty, fill
 from tests.suites.faults.job import CATCH_UP_S, END_LIMIT_S, ENDLESS, Failed, Job, Settings
 from tests.suites.faults.log import last_step, newest_step
