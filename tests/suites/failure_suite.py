@@ -108,7 +108,7 @@ class Suite:
 
     def row(self, name: str, case: Case) -> dict:
         """Run the case, resume it, and say what became of it."""
-        expected = self._undisturbed(case)
+        expected, start_s = self._undisturbed(case)
         run = self._folder / name
         self._begin(run, case)
         with own_disk(run / case.disk) if case.disk else nullcontext():
@@ -116,7 +116,7 @@ class Suite:
             case.heal(run)
             case.afterwards(run)
             facts |= self._resumed(run, case, expected)
-            facts["found"] = case.check(run)
+            facts |= {"found": case.check(run), "start_s": start_s}
             return in_words(facts, case)
 
     def _begin(self, run: Path, case: Case) -> None:
@@ -131,18 +131,22 @@ class Suite:
         config = json.loads(next(self._folder.glob("*/config.json")).read_text())
         return machine() | {"mpi": config["mpi_library"]} | versions("numpy", "mpi4py")
 
-    def _undisturbed(self, case: Case) -> list[tuple]:
-        """The curve of a run to which nothing happens."""
+    def _undisturbed(self, case: Case) -> tuple[list[tuple], float]:
+        """(the curve of a run to which nothing happens, seconds until it had made its first step)."""
         key = re.sub(r"\W+", "-", f"{' '.join(map(str, case.strategy))} {case.ranks}")
         run = self._folder / key
-        if not (run / "summary.json").exists():
+        output, took = run.with_suffix(".txt"), run.with_suffix(".start")
+        if not took.exists():
             self._begin(run, case)
             with self._hosts() as cluster:
-                process = cluster.start(train_command(run, case), run.with_suffix(".txt"), case.ranks)
+                process, started = cluster.start(train_command(run, case), output, case.ranks), time.time()
+                wait_until(lambda: last_step(run) or process.poll() is not None, START_LIMIT_S)
+                start_s = time.time() - started
                 if process.wait(START_LIMIT_S + END_LIMIT_S):
                     give_up(f"{run}: {words(run)[-2000:]}")
+            took.write_text(f"{start_s:.2f}")
         if key not in self._curves:
-            self._curves[key] = curve(run)
+            self._curves[key] = curve(run), float(took.read_text())
         return self._curves[key]
 
     def _failed(self, run: Path, case: Case, expected: list[tuple]) -> dict:

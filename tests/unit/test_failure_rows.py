@@ -18,6 +18,7 @@ ENDED = {
     "ended": True, "seconds": 1.0, "gone_s": 1.0, "code": 2, "survivors": [], "went_on": False, "last_step": 35,
     "began": True, "skipped": [], "stale": False, "second": None, "found": [], "left_over": [], "launcher": "mpirun",
     "said": "error: no room on node1", "resumed_code": 0, "resumed_from": 30, "same": True,
+    "start_s": 2.0,
 }  # fmt: skip
 WENT_ON = ENDED | {"went_on": True, "code": 0, "last_step": 100, "resumed_from": 100}
 REFUSED = {"ended": True, "seconds": 2.0, "code": 2, "message": "error: pid 7"}
@@ -37,7 +38,7 @@ def judged(row: dict, case: Case) -> dict:
         (WENT_ON, Case("", GOES_ON), "goes on"),
         (WENT_ON | {"second": REFUSED, "said": "error: pid 7"}, SECOND, "goes on, the second: 2.0 s, code 2"),
         (WENT_ON | {"code": 2}, Case("", TO_THE_END, code=2), "goes on to the end, code 2, 0 lost"),
-        (ENDED | {"last_step": 0, "began": False}, MISTAKEN, "1.0 s, code 2, not begun"),
+        (ENDED | {"last_step": 0, "began": False, "seconds": 6.0}, MISTAKEN, "6.0 s, code 2, not begun"),
         (ENDED | {"seconds": 17.0, "code": 137}, Case("", by_launcher=True), "**17.0 s**, code 137, 5 lost"),
         (ENDED | {"resumed_code": 2, "same": False}, Case("", resumed=2), "1.0 s, code 2, not resumed: code 2"),
     ],
@@ -51,7 +52,9 @@ def test_what_is_as_expected(row, case, words):
     ("changed", "case", "word"),
     [
         (WENT_ON, MISTAKEN, "expected: ends"),
-        ({"seconds": 6.0}, MISTAKEN, "later than 5 s"),
+        ({"seconds": 6.0}, MISTAKEN, "later than 5.0 s"),
+        ({"seconds": 8.0, "began": False, "last_step": 0}, MISTAKEN, "later than 7.0 s"),
+        (WENT_ON | {"second": REFUSED | {"seconds": 8.0}, "said": "error: pid 7"}, SECOND, "later than 7.0 s"),
         ({"code": 1}, MISTAKEN, "expected code 2"),
         ({"code": 0}, MISTAKEN, "code 0"),
         ({"said": ""}, MISTAKEN, "no line"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from dist.probe.programs import find_mpirun, mpirun_environment
 from scripts.machine.host import machine, versions
 from tests.suites.faults.case import ENDS, ERROR, GOES_ON, MISTAKE, nothing
-from tests.suites.faults.log import OF_THE_JOB
+from tests.suites.faults.log import OF_A_LAUNCHER, OF_THE_JOB
 from tests.suites.faults.processes import processes_in, send, wait_until
 
 COMMAND = "command"  # where other rows name their launcher
@@ -120,9 +120,9 @@ def run(command: Command, folder: Path) -> dict:
 
 
 def line_of(lines: list[str], command: Command) -> str:
-    """The one that is expected; else one that speaks of a mistake; else, of a command that failed, the last."""
+    """The one that is expected; else one that speaks of a mistake; else the last."""
     patterns = [command.line] if command.expected == ENDS and command.line else []
-    found = [line for pattern in (*patterns, OF_THE_JOB) for line in lines if re.search(pattern, line)]
+    found = [line for pattern in (*patterns, OF_THE_JOB, OF_A_LAUNCHER) for line in lines if re.search(pattern, line)]
     return next(iter([*found, *lines[-1:]]), "")
 
 

@@ -208,11 +208,11 @@ COMMANDS = {
                              check=no_manifest, line=f"{ERROR}.*long.txt"),
     "prepare-shrinks": Command("prepare.py's text is cut while it is read", PREPARE, ENDS, long_text, shrink,
                                check=no_manifest, line=f"{ERROR}.*long.txt"),
-    "config-fifo-plot": Command("config.json is a FIFO: plot.py", "python scripts/plot.py run",
+    "config-fifo-plot": Command("config.json is a FIFO: plot.py", "python scripts/plot.py run", codes=(0, 2),
                                 before=fifo("run/config.json")),
     "config-fifo-train": Command("config.json is a FIFO: train.py", TRAIN_ON, before=fifo("run/config.json")),
     "config-fifo-export": Command("config.json is a FIFO: export.py", "python scripts/export.py run --format perfetto "
-                                  "--out trace.json", before=fifo("run/config.json")),
+                                  "--out trace.json", before=fifo("run/config.json"), codes=(0, 2)),
     "ntasks": Command("`SLURM_NTASKS=²`", f"env SLURM_STEP_ID=0 SLURM_NTASKS=² {NEW}", codes=(0, 2)),
     "size-embd": size("--n-embd"),
     "size-batch": size("--batch-size"),
