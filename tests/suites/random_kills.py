@@ -123,7 +123,9 @@ def possible(faults: list[str]) -> list[str]:
 
 
 def end_both(quiet: Job, disturbed: Disturbed) -> int:
-    """End both runs after the same step, and return it."""
+    """End both runs after the same step, and return it. Failed."""
+    if not disturbed.job.ended():  # of a fault that it survives
+        disturbed.job.kill()
     wait_until(lambda: quiet.ended() or last_step(quiet.run) > last_step(disturbed.run) + AHEAD, CATCH_UP_S)
     send(signal.SIGTERM, *rank_processes(quiet.run).values())
     quiet.expect(INTERRUPTED)

@@ -56,15 +56,14 @@ class Disturbed:
 
     def end_at(self, steps: int) -> None:
         """Bring the run to its end after that step. Failed."""
-        if not self.job.ended():
-            self.job.kill()
         self.start(steps)
         self.job.expect(0, CATCH_UP_S)
 
-    def makes_a_step(self) -> bool:
-        """Wait until this start has made a step; whether it goes on after it."""
+    def makes_a_step(self) -> None:
+        """Wait until this start has made a step that none before it had made. Failed."""
         wait_until(lambda: self.job.ended() or last_step(self.run) > self._started_at, BEGIN_LIMIT_S)
-        return not self.job.ended()
+        if self.job.ended() or last_step(self.run) <= self._started_at:
+            raise Failed(f"{self.run}: makes no step after {self._started_at}: {self.job.last_words()}")
 
     def goes_on(self, what: str) -> None:
         """Failed unless the job makes another step."""
@@ -85,8 +84,8 @@ class Disturbed:
 
     def terminate(self) -> str:
         """SIGTERM to all ranks, which leave a checkpoint."""
-        if self.makes_a_step():
-            send(signal.SIGTERM, *rank_processes(self.run).values())
+        self.makes_a_step()
+        send(signal.SIGTERM, *rank_processes(self.run).values())
         self.job.expect(INTERRUPTED)
         self.job.wait_until_gone()
         if newest_step(self.run) != last_step(self.run):
