@@ -12,7 +12,7 @@ from tests.suites.faults.log import last_step, newest_step
 from tests.suites.faults.processes import rank_processes, send, wait_until
 
 BEGIN_LIMIT_S = 300  # to a start's first step, on a machine that has other work
-FULL_LIMIT_S = 120  # to a checkpoint that finds no room
+FULL_LIMIT_S, FULL_S = 120, 1  # to a checkpoint that finds no room; and so much longer
 LEAD = 100  # steps: an undisturbed run that is farther ahead waits
 
 
@@ -108,16 +108,17 @@ class Disturbed:
         self.makes_a_step()
         fill(self.run)
         wait_until(lambda: self.job.ended() or "was not written" in self.job.says(), FULL_LIMIT_S)
-        if not self.job.ended():
-            wait_until(self.job.ended, 1.0)  # the log may be what is full a moment later
+        wait_until(self.job.ended, FULL_S)  # the log may be what finds no room a moment later
         empty(self.run)
-        if self.job.ended():
-            if self.job.code() == 0 or "error: " not in self.job.says():
-                raise Failed(f"{self.run}: code {self.job.code()} on a full disk: {self.job.last_words()}")
-            self.job.wait_until_gone()
-            return "full disk, ended"
-        self.goes_on("a full disk")
-        return "full disk"
+        step = last_step(self.run)
+        wait_until(lambda: self.job.ended() or last_step(self.run) > step, BEGIN_LIMIT_S)
+        if not self.job.ended():
+            self.goes_on("a full disk")
+            return "full disk"
+        if self.job.code() == 0 or "error: " not in self.job.says():
+            raise Failed(f"{self.run}: code {self.job.code()} on a full disk: {self.job.last_words()}")
+        self.job.wait_until_gone()
+        return "full disk, ended"
 
     def start_second(self) -> str:
         """Another job in the same folder, which is refused."""
