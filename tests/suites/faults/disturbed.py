@@ -129,7 +129,7 @@ class Disturbed:
             second.expect(MISTAKE, END_LIMIT_S)
         except Failed:
             send(signal.SIGKILL, second.launcher)
-            raise
+            raise Failed(f"{self.run}: a second job was not refused: {second.last_words()}") from None
         self.second_s.append(round(time.monotonic() - begun, 2))
         self.goes_on("a second job")
         return "second job"
