@@ -8,8 +8,11 @@ sleep:R:S    rank R sleeps and never comes back
 nan:R:S      rank R's parameters are no numbers any more
 overflow:R:S rank R's gradients are infinite
 drift:R:S    one of rank R's parameters is another than on the other ranks
+nan-gradients:R:S    rank R's gradients are no numbers, its loss is one
+long-validation:R:S  from step S on rank R takes 8 s for a validation
+slow:R:S     from step S on rank R takes 0.2 s longer for each
 
-The rank says on standard output when it does so: `fault at SECONDS`, as time.time() counts.
+R may be `all`. The rank says on standard output when it does so: `fault at SECONDS`, as time.time() counts.
 """
 
 import os
@@ -25,21 +28,22 @@ from mpi4py import MPI
 from scripts import train
 from scripts.training.worker import Worker
 from tests.suites.faults.log import MARK
+from tests.suites.faults.suite import take_fault
 
-FOR_EVER_S = 1e6
+FOR_EVER_S, LONG_S, SLOW_S = 1e6, 8.0, 0.2
 
 
 def main():
-    fault, rank, step = sys.argv.pop(1).split(":")
-    fail_in_step(FAULTS[fault], int(rank), int(step))
+    fault, rank, step = take_fault(FAULTS, "FAULT:R:S")
+    fail_in_step(FAULTS[fault], rank, int(step))
     train.main()
 
 
-def fail_in_step(fail, rank: int, step: int) -> None:
+def fail_in_step(fail, rank: str, step: int) -> None:
     gradients = Worker.gradients
 
     def failing(worker, number, *arguments):
-        if number == step and rank == MPI.COMM_WORLD.rank:
+        if number == step and rank in ("all", str(MPI.COMM_WORLD.rank)):
             # Before the line break a launcher may hold the line back.
             sys.stdout.write(f"{MARK} {time.time()}\n")
             sys.stdout.flush()
@@ -78,8 +82,36 @@ def drift(worker: Worker, gradients) -> float:
     return gradients()
 
 
+def lose_gradients(worker: Worker, gradients) -> float:
+    loss = gradients()
+    worker.model.gradients.flat[:] = float("nan")
+    return loss
+
+
+def validate_long(worker: Worker, gradients) -> float:
+    put_off(worker, "validation_loss", LONG_S)
+    return gradients()
+
+
+def slow_down(worker: Worker, gradients) -> float:
+    put_off(worker, "seconds", SLOW_S)  # which is called once a step
+    return gradients()
+
+
+def put_off(worker: Worker, name: str, seconds: float) -> None:
+    """From here on a method of the worker sleeps first."""
+    method = getattr(worker, name)
+
+    def slow(*arguments):
+        time.sleep(seconds)
+        return method(*arguments)
+
+    setattr(worker, name, slow)
+
+
 FAULTS = {
     "raise": raise_error, "exit": leave, "sleep": sleep, "nan": lose_numbers, "overflow": overflow, "drift": drift,
+    "nan-gradients": lose_gradients, "long-validation": validate_long, "slow": slow_down,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -25,14 +25,15 @@ from gpt2.data.windows import Windows
 from gpt2.model import GPT2
 from scripts import train
 from strategies import STRATEGIES, Strategy
+from tests.suites.faults.suite import take_fault
 
 LATE_S, STALL_S, STALL_EVERY = 0.2, 1.0, 20
 TENSORS = 148  # of GPT-2 124M
 
 
 def main():
-    fault, _, rank = sys.argv.pop(1).partition(":")
-    FAULTS[fault](int(rank or -1))
+    fault, *ranks = take_fault(FAULTS, "FAULT[:R]")
+    FAULTS[fault](int(ranks[0]) if ranks else -1)
     train.main()
 
 

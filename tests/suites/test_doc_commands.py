@@ -95,6 +95,10 @@ ELSEWHERE = {
     "sudo python tests/suites/failure_suite.py --out runs/failures": "scripts/makers/pages/faults.py",
     "sudo python tests/suites/failure_suite.py --out runs/failures --launchers mpirun --cases killed,cable":
         "scripts/makers/pages/faults.py",
+    "sudo python tests/suites/failure_suite.py --out runs/failures --launchers command":
+        "scripts/makers/pages/faults.py",
+    "sudo python tests/suites/random_kills.py --minutes 60 --ranks 1,2,3,4 --faults all":
+        "scripts/makers/pages/faults.py",
     "sudo python scripts/makers/make_docs.py failures": "scripts/makers/pages/faults.py",
     "python tests/suites/random_kills.py --minutes 5 --every 30": ".ci/run",
     "mpirun -n 4 python scripts/train.py --strategy chain.py --out runs/chain": "tests/ranks/test_own_strategy.py",

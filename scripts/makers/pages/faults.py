@@ -6,6 +6,7 @@ What was done to a run, what became of it, and the sentence that sums it all up 
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from subprocess import CalledProcessError
 
 from PIL import Image
 
@@ -16,6 +17,7 @@ from traces.plots import look
 from traces.verdict.summary import measure_runs
 
 FAILURES = ROOT / "docs" / "failures.json"
+COMMAND = "command"  # what failure_suite.py calls the launcher of single commands
 LONGEST_LINE = 180  # characters
 DPI, COLOURS = 90, 48  # of a picture
 
@@ -44,33 +46,58 @@ def made_on(facts: dict) -> str:
 
 
 def failures(part: Part, folder: Path) -> dict[str, str]:
-    """Every case under the launchers of this Python's MPI; the rows of another MPI's stay."""
-    found = run_suite("failure_suite.py", folder, FAILURES)
-    return {"failures": matrix(found), "failure messages": messages(found)}
+    """Every case under the launchers of this Python's MPI, and as single commands; the rows of another MPI's stay."""
+    cases = part.options.cases
+    try:
+        found = run_suite("failure_suite.py", folder, FAILURES, *(["--cases", cases] if cases else []))
+    except CalledProcessError as error:
+        if error.returncode != 1:
+            raise
+        found = read(FAILURES)  # not all is as expected, and the page says so in bold
+    runs = [row for row in found["rows"] if row["launcher"] != COMMAND]
+    commands = [row for row in found["rows"] if row["launcher"] == COMMAND]
+    return {
+        "failures": matrix(runs, found["made_on"], found["summary"]),
+        "failure messages": messages(runs),
+        "failures_commands": command_table(commands, found["made_on"]),
+    }
 
 
-def matrix(found: dict) -> str:
+def matrix(rows: list[dict], made: dict, summary: str) -> str:
     """A line a case, a column a launcher."""
-    launchers = sorted(found["made_on"])
+    launchers = sorted(made.keys() - {COMMAND})
     lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
-    for says, group in groupby(found["rows"], lambda row: row["says"]):
+    for says, group in groupby(rows, lambda row: row["says"]):
         outcomes = {row["launcher"]: row["outcome"] for row in group}
         lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
-    lines += ["", f"{found['summary']} Made on:", ""]
-    return "\n".join(lines + [f"* `{short(name)}`: {made_on(found['made_on'][name])}." for name in launchers])
+    lines += ["", f"{summary} Made on:", ""]
+    return "\n".join(lines + [f"* `{short(name)}`: {made_on(made[name])}." for name in launchers])
 
 
-def messages(found: dict) -> str:
+def messages(rows: list[dict]) -> str:
     """A line a case: what was printed, once where the job says it; where only a launcher does, what each says."""
     lines = ["| | the line |", "|---|---|"]
-    for says, group in groupby(found["rows"], lambda row: row["says"]):
-        rows = list(group)
-        said = [f"`{shortened(row['said'])}`" for row in rows if row["said_by"] == "job"][:1]
+    for says, group in groupby(rows, lambda row: row["says"]):
+        of_case = list(group)
+        said = [f"`{shortened(row['said'])}`" for row in of_case if row["said_by"] == "job"][:1]
         said += [
-            f"{short(row['launcher'])}: `{shortened(row['said'])}`" for row in rows if row["said_by"] == "launcher"
+            f"{short(row['launcher'])}: `{shortened(row['said'])}`" for row in of_case if row["said_by"] == "launcher"
         ]
         lines.append(f"| {says} | {'<br>'.join(said) or 'nothing'} |")
     return "\n".join(lines)
+
+
+def command_table(rows: list[dict], made: dict) -> str:
+    """A line a command: what is odd, what became of it, and the line that it ended with."""
+    lines = ["| | | the line |", "|---|---|---|"]
+    for row in rows:
+        said = f"`{in_table(shortened(row['said']))}`" if row["code"] and row["said"] else "nothing" * bool(row["code"])
+        lines.append(f"| {in_table(row['says'])} | {row['outcome']} | {said} |")
+    return "\n".join([*lines, "", *(f"Made on {made_on(made[name])}." for name in made if name == COMMAND)])
+
+
+def in_table(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def short(launcher: str) -> str:
@@ -83,10 +110,13 @@ def shortened(line: str) -> str:
 
 
 def random_kills(part: Part, folder: Path) -> dict[str, str]:
-    """A run under random kills beside an undisturbed one."""
-    output_of("random_kills.py", "--json", folder / "kills.json")
-    found = read(folder / "kills.json")
-    return {"random kills": f"> {found['summary']}\n\nMade on {made_on(found['machine'])}."}
+    """A run under random faults beside an undisturbed one, in each of the part's forms."""
+    lines = []
+    for number, flags in enumerate(part.flags):
+        output_of("random_kills.py", "--json", folder / f"{number}.json", *flags.split())
+        found = read(folder / f"{number}.json")
+        lines.append(f"> {found['summary']}")
+    return {"random kills": "\n>\n".join(lines) + f"\n\nMade on {made_on(found['machine'])}."}
 
 
 def pictures(part: Part, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Three hosts of one rank each, and training on them under this MPI's mpirun or under srun: virtual ones, as root."""
 
 import subprocess
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,17 +13,18 @@ from scripts.cluster.slurm_daemons import running_slurm
 
 NODES = 3
 RATE = "10gbit"
+JOBS_AT_ONCE = 2  # a core of each node for each
 
 
 class Cluster:
-    """Running hosts: `head` and `nodes`; ranks are started by `prefix` in `environment`."""
+    """Running hosts: `head` and `nodes`; so many ranks are started by `prefix(ranks)` in `environment`."""
 
-    def __init__(self, head: Host, nodes: list[Host], prefix: list[str], environment: dict[str, str]):
+    def __init__(self, head: Host, nodes: list[Host], prefix: Callable[[int], list[str]], environment: dict[str, str]):
         self.head, self.nodes, self._prefix, self._environment = head, nodes, prefix, environment
 
-    def start(self, command: list[str], output: Path) -> subprocess.Popen:
-        """`command` as one rank on each host; all that they and the launcher print goes to the end of `output`."""
-        words = ["env", f"--chdir={Path.cwd()}", *self._prefix, *command]
+    def start(self, command: list[str], output: Path, ranks: int = NODES) -> subprocess.Popen:
+        """`command` as one rank on each of the first hosts; what they and the launcher print is added to `output`."""
+        words = ["env", f"--chdir={Path.cwd()}", *self._prefix(ranks), *command]
         with open(output, "a") as file:
             return subprocess.Popen(
                 self.head.enter(*words), env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -41,17 +43,22 @@ def mpirun_hosts():
     with running_hosts(host_addresses(NODES)) as (head, nodes):
         connect(head, nodes, node_ports(NODES, RATE, []), None, "reno")
         write_launch_files(head, nodes, [1] * NODES, is_open_mpi(mpirun))
-        prefix = [mpirun, "-n", str(NODES), *launch_options(mpirun)]
-        yield Cluster(head, nodes, prefix, launch_environment(mpirun, NODES))
+        yield Cluster(
+            head, nodes, lambda ranks: [mpirun, "-n", str(ranks), *launch_options(mpirun)],
+            launch_environment(mpirun, NODES),
+        )  # fmt: skip
 
 
 @contextmanager
 def slurm_hosts():
     """Under srun, as scripts/slurm/train.sbatch calls it."""
     plugin = "pmix" if is_open_mpi(mpirun_here()) else "pmi2"
-    with running_slurm(NODES, 1, 0, RATE) as slurm:
-        prefix = ["srun", f"--mpi={plugin}", f"-N{NODES}", f"-n{NODES}", "--kill-on-bad-exit=1"]
-        yield Cluster(slurm.head, slurm.nodes, prefix, slurm.environment())
+    with running_slurm(NODES, JOBS_AT_ONCE, 0, RATE) as slurm:
+        yield Cluster(
+            slurm.head, slurm.nodes,
+            lambda ranks: ["srun", f"--mpi={plugin}", f"-N{ranks}", f"-n{ranks}", "--kill-on-bad-exit=1"],
+            slurm.environment(),
+        )  # fmt: skip
 
 
 def launchers() -> dict:

@@ -1,12 +1,16 @@
 """What a run says and leaves behind: how far its log goes, and how far its newest complete checkpoint."""
 
 import json
+import re
 from pathlib import Path
 
 from gpt2.formats.checkpoints import newest_first
 
 MARK = "fault at"  # what failure_train.py prints, and when it was
 LINE_BYTES = 4096  # a line of log.jsonl is shorter
+# Lines that say who, where, what: the job's own, which are looked for first, and those of the launchers.
+OF_THE_JOB = r"^(\w+\.py: )?(error|warning): |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended"
+OF_A_LAUNCHER = r"RUNNING AT|Peer host:|srun: error: \w+: task|noticed that"
 
 
 def last_step(run: Path) -> int:
@@ -39,3 +43,13 @@ def skipped_steps(run: Path) -> list[int]:
 def newest_step(run: Path) -> int:
     """The step of the newest complete checkpoint; 0 where there is none."""
     return next((int(path.name.removeprefix("step-")) for path in newest_first(run / "checkpoints")), 0)
+
+
+def message(output: Path) -> str:
+    """The first line of the job that names a rank or an error; else the launcher's that names a host; else "".
+
+    The run folder is RUN in it.
+    """
+    text = output.read_text(errors="replace").replace(str(output.parent / output.name.split(".")[0]), "RUN")
+    lines = [line.strip(" =") for line in text.splitlines()]
+    return next((line for wanted in (OF_THE_JOB, OF_A_LAUNCHER) for line in lines if re.search(wanted, line)), "")

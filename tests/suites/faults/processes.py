@@ -31,8 +31,29 @@ def processes_of(folder: Path) -> list[int]:
     return [pid for pid in numbers if str(folder) in command_line(pid)[1:] and not is_zombie(pid)]
 
 
+def processes_in(folder: Path) -> list[int]:
+    """Those whose working folder it is, and that are no zombies."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in numbers if works_in(pid, folder) and not is_zombie(pid)]
+
+
+def works_in(pid: int, folder: Path) -> bool:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd")) == folder
+    except OSError:
+        return False  # ended meanwhile, or another user's
+
+
 def is_python(program: str) -> bool:
     return Path(program).name.startswith("python")
+
+
+def is_loaded(pid: int, library: str) -> bool:
+    """Whether a process has mapped a file with that in its name, or has ended."""
+    try:
+        return library in Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def is_zombie(pid: int) -> bool:

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -30,6 +32,23 @@ def names_in(table: dict) -> Callable[[str], list[str]]:
         return found
 
     return names
+
+
+def take_fault(faults: dict, form: str) -> list[str]:
+    """The first argument of the command line, taken off it: the name of one of `faults`, and words behind colons.
+
+    form: "FAULT:R:S", which the argument must have; words in [] may be left out. Ends the program where it does not.
+    """
+    ranks = r"[0-9]+|all" if ":S" in form else r"[0-9]+"
+    words = sys.argv.pop(1).split(":") if len(sys.argv) > 1 else [""]
+    most, least = form.count(":") + 1, form.partition("[")[0].count(":") + 1
+    problem = None if words[0] in faults else f"no fault {words[0] or 'given'}, there are {', '.join(faults)}"
+    if not least <= len(words) <= most or not all(re.fullmatch(ranks, word) for word in words[1:]):
+        problem = problem or f"{':'.join(words)}: expected {form}, R and S being numbers"
+    if problem:
+        print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
+        raise SystemExit(2)
+    return words
 
 
 class RowsFile:

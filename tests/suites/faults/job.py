@@ -1,0 +1,91 @@
+"""One start of a training of random_kills.py: its launcher's process, its end, and what it says."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist.probe.programs import mpirun_command, mpirun_environment
+from tests.suites.faults.processes import rank_processes, send, wait_until
+
+TRAIN = Path(__file__).parents[3] / "scripts" / "train.py"
+ENDLESS = 100_000_000  # steps
+END_LIMIT_S, CATCH_UP_S = 120, 3600
+
+
+class Failed(Exception):
+    """Something did not go as it should, in one line."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """flags: train.py's. batches: {ranks: (sequences of a rank, micro-steps)}, of which all make the same step."""
+
+    flags: tuple
+    batches: dict[int, tuple[int, int]]
+
+    def of(self, ranks: int) -> tuple:
+        batch, accumulated = self.batches[ranks]
+        return (*self.flags, "--batch-size", batch, "--grad-accum", accumulated)
+
+
+def as_nice_as_this() -> list[str]:
+    """What starts a command with this process's priority, also under a launcher that begins a session for each rank.
+
+    Linux shares cores between sessions first (sched(7), "The autogroup feature"): the nice value counts inside one.
+    """
+    return ["sh", "-c", f'echo {os.nice(0)} 2>/dev/null >/proc/self/autogroup; exec "$@"', "sh"]
+
+
+class Job:
+    """One start of the training on so many ranks: its launcher's process and what it prints, in RUN.txt.
+
+    name: of the file that takes what it prints, if not the run's.
+    """
+
+    def __init__(self, run: Path, settings: Settings, ranks: int, steps: int, name: str | None = None):
+        self.run, self.ranks, self._output = run, ranks, run.with_name(f"{name or run.name}.txt")
+        train = [*as_nice_as_this(), sys.executable, TRAIN, *settings.of(ranks), "--steps", steps, "--resume"]
+        with open(self._output, "w") as output:
+            self._process = subprocess.Popen(
+                [str(word) for word in [*mpirun_command(ranks), *train, "--out", run]],
+                env=mpirun_environment(ranks), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+
+    @property
+    def launcher(self) -> int:
+        return self._process.pid
+
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def ended(self) -> bool:
+        return self.code() is not None
+
+    def expect(self, code: int, limit_s: float = END_LIMIT_S) -> None:
+        """Wait for its end. Failed where it comes too late, or with another code."""
+        try:
+            found = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{self.run}: has not ended in {limit_s} s: {self.last_words()}") from None
+        if found != code:
+            raise Failed(f"{self.run}: ended with {found}, expected {code}: {self.last_words()}")
+
+    def kill(self) -> None:
+        """Kill all of it and wait until it is gone: ranks without their launcher would still write. Failed."""
+        send(signal.SIGKILL, *rank_processes(self.run).values())
+        self.wait_until_gone()
+
+    def wait_until_gone(self) -> None:
+        wait_until(lambda: self.ended() and not rank_processes(self.run), END_LIMIT_S)
+        if not self.ended() or (left := rank_processes(self.run)):
+            self._process.kill()
+            raise Failed(f"{self.run}: {END_LIMIT_S} s after a kill there still are {left or 'the launcher'}")
+
+    def says(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def last_words(self) -> str:
+        return " / ".join(self.says().strip().splitlines()[-3:])

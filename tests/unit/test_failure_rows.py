@@ -1,0 +1,146 @@
+"""What failure_suite.py and random_kills.py say of rows and runs that are as expected, and of others."""
+
+import json
+import sys
+
+import pytest
+
+from scripts.makers.pages import faults as page
+from tests.suites import failure_train, random_kills
+from tests.suites.faults import command, outcome
+from tests.suites.faults.case import ENDS, GOES_ON, MISTAKE, TO_THE_END, Case
+from tests.suites.faults.command import Command
+from tests.suites.faults.job import Failed
+from tests.suites.faults.suite import take_fault
+
+pytestmark = pytest.mark.any_mpi
+ENDED = {
+    "ended": True, "seconds": 1.0, "gone_s": 1.0, "code": 2, "survivors": [], "went_on": False, "last_step": 35,
+    "began": True, "skipped": [], "stale": False, "second": None, "found": [], "left_over": [], "launcher": "mpirun",
+    "said": "error: no room on node1", "resumed_code": 0, "resumed_from": 30, "same": True,
+    "start_s": 2.0,
+}  # fmt: skip
+WENT_ON = ENDED | {"went_on": True, "code": 0, "last_step": 100, "resumed_from": 100}
+REFUSED = {"ended": True, "seconds": 2.0, "code": 2, "message": "error: pid 7"}
+MISTAKEN = Case("", ENDS, code=MISTAKE, line="error: .*node1")
+SECOND = Case("", GOES_ON, second=MISTAKE, line="pid 7")
+
+
+def judged(row: dict, case: Case) -> dict:
+    row = row | {"wrong": outcome.judge(row, case)}
+    return row | {"outcome": outcome.outcome(row)}
+
+
+@pytest.mark.parametrize(
+    ("row", "case", "words"),
+    [
+        (ENDED, MISTAKEN, "1.0 s, code 2, 5 lost"),
+        (WENT_ON, Case("", GOES_ON), "goes on"),
+        (WENT_ON | {"second": REFUSED, "said": "error: pid 7"}, SECOND, "goes on, the second: 2.0 s, code 2"),
+        (WENT_ON | {"code": 2}, Case("", TO_THE_END, code=2), "goes on to the end, code 2, 0 lost"),
+        (ENDED | {"last_step": 0, "began": False, "seconds": 6.0}, MISTAKEN, "6.0 s, code 2, not begun"),
+        (ENDED | {"seconds": 17.0, "code": 137}, Case("", by_launcher=True), "**17.0 s**, code 137, 5 lost"),
+        (ENDED | {"resumed_code": 2, "same": False}, Case("", resumed=2), "1.0 s, code 2, not resumed: code 2"),
+    ],
+)
+def test_what_is_as_expected(row, case, words):
+    found = judged(row, case)
+    assert (found["wrong"], found["outcome"]) == ([], words)
+
+
+@pytest.mark.parametrize(
+    ("changed", "case", "word"),
+    [
+        (WENT_ON, MISTAKEN, "expected: ends"),
+        ({"seconds": 6.0}, MISTAKEN, "later than 5.0 s"),
+        ({"seconds": 8.0, "began": False, "last_step": 0}, MISTAKEN, "later than 7.0 s"),
+        (WENT_ON | {"second": REFUSED | {"seconds": 8.0}, "said": "error: pid 7"}, SECOND, "later than 7.0 s"),
+        ({"code": 1}, MISTAKEN, "expected code 2"),
+        ({"code": 0}, MISTAKEN, "code 0"),
+        ({"said": ""}, MISTAKEN, "no line"),
+        ({"said": "error: no room on node0"}, MISTAKEN, "another line"),
+        ({"ended": False}, MISTAKEN, "does not end"),
+        ({"survivors": [1]}, MISTAKEN, "rank 1 stays"),
+        ({"left_over": ["checkpoints/step-00000040.part"]}, MISTAKEN, "checkpoints/step-00000040.part stays"),
+        ({"found": ["the notes are gone"]}, MISTAKEN, "the notes are gone"),
+        ({"stale": True}, MISTAKEN, "summary.json says that it is done"),
+        ({"same": False}, MISTAKEN, "resumed with other losses"),
+        ({"resumed_code": 2}, MISTAKEN, "expected code 0 when resumed"),
+        ({"resumed_code": None}, MISTAKEN, "resumed, it does not end"),
+        ({}, Case("", GOES_ON), "expected to go on"),
+        (WENT_ON | {"same": False}, Case("", GOES_ON), "other losses"),
+        (WENT_ON | {"second": REFUSED | {"code": 0}}, SECOND, "expected code 2 of the second"),
+        (WENT_ON | {"second": REFUSED | {"ended": False}}, SECOND, "the second: "),
+        ({"same": False}, Case("", by_launcher=True), "resumed with other losses"),
+    ],
+)
+def test_what_is_not_as_expected_is_bold(changed, case, word):
+    found = judged(ENDED | changed, case)
+    assert found["wrong"]
+    assert "**" in found["outcome"]
+    assert word in found["outcome"]
+
+
+DONE = {"ended": True, "seconds": 1.0, "code": 2, "said": "error: no", "found": [], "traceback": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "wrong"),
+    [
+        ({}, ENDS, []),
+        ({"code": 0}, GOES_ON, []),
+        ({"code": 1}, ENDS, ["expected code 2"]),
+        ({"said": "Killed"}, ENDS, ["another line"]),
+        ({"seconds": 7.0}, ENDS, ["later than 5.0 s"]),
+        ({"traceback": True}, ENDS, ["a traceback"]),
+        ({"found": ["fifo is replaced"]}, ENDS, ["fifo is replaced"]),
+        ({"ended": False}, ENDS, ["does not end"]),
+        ({}, GOES_ON, ["expected to succeed"]),
+    ],
+)
+def test_a_command_is_judged(changed, expected, wrong):
+    assert command.judge(DONE | changed, Command("", "", expected), 5.0) == wrong
+
+
+def test_the_page_has_commands_apart_from_launchers():
+    made = {"mpirun (MPICH)": {"processor": "a CPU", "cores": 2}, "command": {"processor": "a CPU", "cores": 2}}
+    run = judged(ENDED, MISTAKEN) | {"says": "the disk is full", "launcher": "mpirun (MPICH)", "said_by": "job"}
+    assert "| the disk is full | 1.0 s, code 2, 5 lost |" in page.matrix([run], made, "All is well.")
+    assert "command" not in page.matrix([run], made, "All is well.")
+    row = DONE | {"says": "`| head`", "outcome": "1.0 s, code 2"}
+    assert "| `\\| head` | 1.0 s, code 2 | `error: no` |" in page.command_table([row], made)
+
+
+def write_log(run, losses):
+    run.mkdir()
+    lines = [{"step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-3} for step, loss in enumerate(losses, 1)]
+    (run / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize("other", [[2.0, 1.0 + 1e-5], [2.0, float("nan")], [2.0], [2.0, 1.0, 1.0]])
+def test_other_losses_and_steps_are_noticed(tmp_path, other):
+    one = write_log(tmp_path / "one", [2.0, 1.0])
+    close = write_log(tmp_path / "close", [2.0, 1.0 + 5e-7])
+    assert random_kills.largest_difference(one, close, 2) == pytest.approx(5e-7)
+    with pytest.raises(Failed):
+        random_kills.largest_difference(one, write_log(tmp_path / "other", other), 2)
+
+
+def test_all_numbers_of_ranks_make_the_same_step():
+    assert len({ranks * batch * steps for ranks, (batch, steps) in random_kills.BATCHES.items()}) == 1
+
+
+@pytest.mark.parametrize("fault", ["no-such:1:2", "raise", "raise:1", "raise:1:x", "raise:1:2:3", ""])
+def test_an_unknown_fault_is_one_line(fault, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["failure_train.py", fault])
+    with pytest.raises(SystemExit) as ended:
+        take_fault(failure_train.FAULTS, "FAULT:R:S")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("failure_train.py: error: ")
+
+
+def test_a_known_fault_is_taken_off_the_command_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["failure_train.py", "raise:all:2", "--steps"])
+    assert take_fault(failure_train.FAULTS, "FAULT:R:S") == ["raise", "all", "2"]
+    assert sys.argv == ["failure_train.py", "--steps"]
