@@ -20,6 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpt2.config import PRESETS
+from gpt2.errors import UserError
+from gpt2.files import write_json
 from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
@@ -95,18 +97,18 @@ def measure(facts: dict, world, limit: TimeLimit) -> None:
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
     """Print and write what was found, in one line if `brief`; the exit code."""
     findings = find(CHECKS, ranks, settings.model)
-    whole = json.dumps(as_dict(ranks, findings), indent=1)
+    found = as_dict(ranks, findings)
     if settings.json == "-":
-        print(whole, flush=True)
+        print(json.dumps(found, indent=1), flush=True)
     elif brief:
         print(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}", flush=True)
     else:
         print(as_text(ranks, findings), flush=True)
     if settings.json not in (None, "-"):
         try:
-            Path(settings.json).write_text(whole + "\n")
-        except OSError as error:
-            print(f"error: {settings.json} cannot be written: {error.strerror}: choose another", file=sys.stderr)
+            write_json(Path(settings.json), found)
+        except UserError as error:
+            print(f"doctor.py: error: {error}", file=sys.stderr)
             return USER_MISTAKE
     return 1 if any(finding.severity == FAIL for finding in findings) else 0
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import replacing
+from gpt2.files import write_json
 from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input
 
@@ -91,8 +91,7 @@ def read_manifest(folder: Path) -> dict | None:
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
-    with replacing(folder / FILE) as file:
-        file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+    write_json(folder / FILE, manifest)
 
 
 def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
