@@ -1,4 +1,4 @@
-"""Damaged files: a thousand mutants of each kind are refused with one clear line, or read as what their bytes say.
+"""Damaged files: 300 mutants of each kind are refused with one clear line, or read as what their bytes say.
 
 tests/suites/damaged/ says what is right for each format. damaged_inputs.py is the same as a program, for more of them;
 test_fuzz_objects.py looks for what would unpickle a file.
@@ -7,9 +7,10 @@ test_fuzz_objects.py looks for what would unpickle a file.
 import pytest
 
 from tests.suites.damaged.table import KINDS
-from tests.support.mutations import COUNT, ORIGINAL, PART, REFUSED, read_mutants
+from tests.support.mutations import ORIGINAL, PART, REFUSED, read_mutants
 
 pytestmark = pytest.mark.any_mpi
+COUNT = 300
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -19,5 +20,5 @@ def test_damaged(kind, tmp_path):
     case = KINDS[kind].make(tmp_path)
     found = read_mutants(case, COUNT)
     assert found.total() == COUNT
-    assert found.total() - found[REFUSED] - found[PART] >= case.least
+    assert found.total() - found[REFUSED] - found[PART] >= case.least * COUNT / 100
     assert found[REFUSED] + found[PART] or found[ORIGINAL] < COUNT  # the damage is seen

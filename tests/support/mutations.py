@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-COUNT = 1000
 REFUSED, PART, ORIGINAL, ANOTHER = "refused", "in part, and said", "as the original", "as another"
 SECONDS_EACH = 10  # of computing: a reader that takes longer hangs
 MEMORY_BYTES = 1 << 30  # beyond what the process has: a reader that asks for more believes a damaged header
@@ -202,7 +201,7 @@ class Damaged:
     mutate(mutator, content) -> bytes. read(): what is made of the file, or one of `errors`, whose text is one line that
     names `named` (default: the file). judge(mutant, value): AssertionError where the value is not what the mutant says,
     or where the value None, a refusal, is wrong. content(value): equal for values that are equal. lacks(value): whether
-    the value says that a part was left out. least: of a thousand mutants so many are read whole.
+    the value says that a part was left out. least: of a hundred mutants so many are read whole, on average.
     """
 
     path: Path
@@ -216,7 +215,7 @@ class Damaged:
     least: int = 0
 
 
-def read_mutants(case: Damaged, count: int = COUNT, seed: int = 0) -> Counter:
+def read_mutants(case: Damaged, count: int, seed: int = 0) -> Counter:
     """Write `count` mutants of the case's file, one after another, and read each; at the end the file is whole.
 
     Returns how many were REFUSED, read in PART, read as the ORIGINAL, read as ANOTHER. What `judge` objects to,

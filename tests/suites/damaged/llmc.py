@@ -61,7 +61,7 @@ def shard(folder: Path) -> Damaged:
         if value:
             assert value[1] == [expected[at : at + T + 1] for at in range(0, len(expected) - T, T)]
 
-    return Damaged(path, partial(of_bytes, head=16), read, UserError, judge, least=100)
+    return Damaged(path, partial(of_bytes, head=16), read, UserError, judge, least=10)
 
 
 # --- llm.c's model files ---
@@ -112,7 +112,7 @@ def model(folder: Path, stored: str) -> Damaged:
     def content(value):
         return value[0], value[1].tobytes()
 
-    return Damaged(path, partial(of_bytes, head=36), read, UserError, judge, content=content, least=100)
+    return Damaged(path, partial(of_bytes, head=36), read, UserError, judge, content=content, least=10)
 
 
 # --- llm.c's multiple-choice evaluations ---
@@ -150,7 +150,7 @@ def evaluation(folder: Path) -> Damaged:
     def judge(mutant, value):
         assert value == choices_in(mutant)
 
-    return Damaged(path, partial(of_bytes, head=12), read, UserError, judge, least=100)
+    return Damaged(path, partial(of_bytes, head=12), read, UserError, judge, least=10)
 
 
 # --- checkpoints ---

@@ -184,7 +184,7 @@ def config(folder: Path) -> Damaged:
             assert value.config == {"settings": {"strategy": "reduce-bcast"}}
             assert str(path) in value.missing[0]
 
-    return case(run, path, of_json, FollowingConfig(run, folder), judge, least=50)
+    return case(run, path, of_json, FollowingConfig(run, folder), judge, least=5)
 
 
 def log(folder: Path) -> Damaged:
@@ -203,7 +203,7 @@ def log(folder: Path) -> Damaged:
         if not value.missing:
             assert str(value.log) == str([rows[step] for step in sorted(rows)])
 
-    return case(run, run / "log.jsonl", of_lines, FollowingLog(run, folder), judge, least=100)
+    return case(run, run / "log.jsonl", of_lines, FollowingLog(run, folder), judge, least=10)
 
 
 def spans_in(content: bytes, end: dict | None) -> list[tuple]:
@@ -232,7 +232,7 @@ def trace(folder: Path) -> Damaged:
             records = [(step, NAMES[phase], *rest) for step, phase, *rest in value.ranks[1].records.tolist()]
             assert records == spans_in(mutant, end[value.ranks[1].identity["node"]])
 
-    return case(run, trace_path(run / "traces", 1), of_trace, Following(run, folder), judge, least=100)
+    return case(run, trace_path(run / "traces", 1), of_trace, Following(run, folder), judge, least=10)
 
 
 def counters(folder: Path) -> Damaged:
@@ -248,7 +248,7 @@ def counters(folder: Path) -> Damaged:
         for name in COUNTERS.names[1:]:
             assert np.array_equal(value.counters[1].records[name], expected[name])
 
-    return case(run, path, of_counters, Following(run, folder), judge, least=100)
+    return case(run, path, of_counters, Following(run, folder), judge, least=10)
 
 
 def end_clocks(folder: Path) -> Damaged:
@@ -264,4 +264,4 @@ def end_clocks(folder: Path) -> Damaged:
                 first, at = spans_in(content, ends.get(one.identity["node"]))[0], one.records[0].tolist()
                 assert (first[3], first[4]) == (at[3], at[4])
 
-    return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=50)
+    return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=5)

@@ -65,7 +65,7 @@ def json_lines(folder: Path) -> Damaged:
     def read():
         return [text for _, text in read_chunks(file_of(path), "text")]
 
-    return Damaged(path, of_lines, read, UserError, judge, least=50)
+    return Damaged(path, of_lines, read, UserError, judge, least=5)
 
 
 def parquet(folder: Path) -> Damaged:
@@ -144,7 +144,7 @@ def tokenizer_of_run(folder: Path) -> Damaged:
     def judge(mutant, value):
         assert value in (None, "bytes")
 
-    return Damaged(path, of_json, lambda: choose_tokenizer(None, folder, 256).name, UserError, judge, least=50)
+    return Damaged(path, of_json, lambda: choose_tokenizer(None, folder, 256).name, UserError, judge, least=5)
 
 
 def resumed_log(folder: Path) -> Damaged:
@@ -163,4 +163,4 @@ def resumed_log(folder: Path) -> Damaged:
         assert set(kept) <= set(mutant.splitlines(keepends=True))
         assert all(json.loads(line)["step"] <= 2 for line in kept)
 
-    return Damaged(made / "log.jsonl", of_lines, read, UserError, judge, least=100)
+    return Damaged(made / "log.jsonl", of_lines, read, UserError, judge, least=10)
