@@ -163,7 +163,7 @@ def test_programs(folder, program, name):
     before = kinds(folder)
     command = [sys.executable, ROOT / "scripts" / program, *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{program}: error: ")
