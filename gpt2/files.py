@@ -1,4 +1,7 @@
-"""Files and folders that are there whole or not at all, whenever the writer is interrupted."""
+"""Files and folders that are there whole or not at all, whenever the writer is interrupted.
+
+They take the place of regular files only, or of nothing. A link to a regular file stays: what it points to is replaced.
+"""
 
 import errno
 import json
@@ -6,13 +9,22 @@ import math
 import os
 import shutil
 import stat
+import sys
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 
 TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
+CANNOT_WRITE = "cannot write it: choose a folder that exists, is writable and has room"
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def regular(path, flags: int) -> int:
@@ -52,34 +64,112 @@ def new_file(path: Path):
 def replacing(path: Path):
     """A binary file to write. It takes the place of `path` when the block ends well, and disappears otherwise.
 
-    Readers see the old file or the whole new one. An OSError (disk full, no permission) becomes a UserError.
+    Readers see the old file or the whole new one, which has the old one's permissions. An OSError (disk full, no
+    permission) becomes a UserError, as what place_of_file refuses.
     """
-    path = Path(path)
-    temporary = temporary_name(path)  # not tempfile's: only their owner may read those
-    with file_errors(path, "cannot write it: choose a folder that exists, is writable and has room"):
+    place = place_of_file(path)
+    temporary = temporary_name(place)  # not tempfile's: only their owner may read those
+    with file_errors(path, CANNOT_WRITE):
         try:
             with new_file(temporary) as file:
                 yield file
-            os.replace(temporary, path)
+            _take_place(temporary, place)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_in(folder: Path):
+    """A folder to fill with files. Each takes the place of its name in `folder`, as with `replacing`, when the block
+    ends well.
+
+    `folder` is made where missing. For writers who open their files themselves, and for files that belong together.
+    """
+    folder = Path(folder)
+    with file_errors(folder, "cannot write there: choose a folder that is writable and has room"):
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(folder / "files")
+        temporary.mkdir()
+        try:
+            yield temporary
+            places = {path: place_of_file(folder / path.name) for path in sorted(temporary.iterdir())}
+            for path, place in places.items():
+                beside = path if place.parent == folder else temporary_name(place)
+                if beside != path:
+                    shutil.move(path, beside)  # a link's target may lie on another disk
+                _take_place(beside, place)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: Path, value) -> None:
+    """The value as indented JSON, by `replacing`. UserError."""
+    with replacing(path) as file:
+        file.write(f"{as_json(value, indent=1)}\n".encode())
+
+
+def place_of_file(path: Path) -> Path:
+    """Where a file is written that gets the name `path`: there, or where the link of that name leads.
+
+    UserError: nothing may be written there, as it is no regular file, leads nowhere, is this program's own output, is
+    protected, or lies in no folder that can be written.
+    """
+    path = Path(path)
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    with file_errors(path, CANNOT_WRITE):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            found = None
+            if path.is_symlink():
+                raise UserError(f"{path}: a link to {place}, where nothing is: remove it, or choose another") from None
+            if not place.parent.is_dir():
+                raise
+    if found and not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        raise UserError(f"{path}: {kind}, expected a regular file or a new name: choose another")
+    if found and (not place.exists() or _is_own_output(found)):
+        raise UserError(f"{path}: this program's own output, expected a file of its own: choose another")
+    if not os.access(place.parent, os.W_OK | os.X_OK) or (found and not os.access(place, os.W_OK)):
+        raise UserError(f"{path}: Permission denied: {CANNOT_WRITE}")
+    return place
+
+
+def _is_own_output(found: os.stat_result) -> bool:
+    """Whether it is the file to which standard output or error goes, as /dev/stdout behind `> FILE`."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+            if os.path.samestat(found, os.fstat(stream.fileno())):
+                return True
+    return False
+
+
+def _take_place(new: Path, place: Path) -> None:
+    """Rename a file to a name whose file, if there is one, it replaces, with that one's owner and permissions."""
+    with suppress(FileNotFoundError):
+        old = place.stat()
+        with suppress(PermissionError):  # only root may give a file away
+            os.chown(new, old.st_uid, old.st_gid)
+        os.chmod(new, stat.S_IMODE(old.st_mode))
+    os.replace(new, place)
 
 
 @contextmanager
 def new_folder(path: Path):
     """A folder to fill. It gets its name when the block ends well, and disappears otherwise.
 
-    UserError: something of that name exists already, other than an empty folder, or it cannot be written.
+    UserError: something of that name exists already, other than an empty folder or a link to one, or it cannot be
+    written.
     """
-    path = Path(os.path.abspath(path))
+    path, place = Path(path), Path(os.path.realpath(path))
     with file_errors(path, "cannot write it: choose a place that exists, is writable and has room"):
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if os.path.lexists(path) and not (place.is_dir() and not any(place.iterdir())):
             raise UserError(f"{path}: exists already, expected the name of a new folder: choose another, or remove it")
-        temporary = temporary_name(path)
+        temporary = temporary_name(place)
         temporary.mkdir()
         try:
             yield temporary
-            temporary.rename(path)
+            temporary.rename(place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -21,7 +21,7 @@ from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-from gpt2.files import as_json
+from gpt2.files import place_of_file, replacing_in, write_json
 from scripts.exchange_bench.contenders import chosen
 from scripts.exchange_bench.pytorch import Gloo, check_torch
 from scripts.exchange_bench.rounds import measure
@@ -45,8 +45,9 @@ def main():
     for size_bytes in settings.bytes:
         report["sizes"].append(bench(world, makers, size_bytes, settings.repeat, report["link"], ports))
         world.print(f"{tables(report, report['sizes'][-1])}\n")
-    if world.rank == 0:
-        write(settings, report)
+    with world.together(UserError):
+        if world.rank == 0:
+            write(settings, report)
 
 
 def exchange_parser(description: str, repeat: int) -> OneLineParser:
@@ -75,20 +76,10 @@ def check(settings, world) -> dict:
     if settings.figure and settings.figure.suffix != ".png":
         raise UserError(f"--figure {settings.figure}: expected a name that ends in .png")
     if world.rank == 0:
-        for flag, path in (("--json", settings.json), ("--figure", settings.figure)):
-            if path:
-                check_writable(flag, path)
+        figures = [settings.figure, settings.figure.with_suffix(".svg")] if settings.figure else []
+        for path in filter(None, [settings.json, *figures]):
+            place_of_file(path)
     return makers
-
-
-def check_writable(flag: str, path: Path) -> None:
-    is_new = not path.exists()
-    try:
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise UserError(f"{flag} {path}: {error.strerror}: give a file in a folder that exists") from None
 
 
 def describe(settings, world, ports: Ports) -> dict:
@@ -129,14 +120,15 @@ def bench(world, makers: dict, size_bytes: int, repeat: int, link: dict, ports: 
 
 
 def write(settings, report: dict) -> None:
-    """On rank 0: the files that were asked for."""
+    """On rank 0: the files that were asked for. UserError."""
     if settings.json:
-        settings.json.write_text(as_json(report, indent=1) + "\n")
+        write_json(settings.json, report)
     if settings.figure:
         # Loading matplotlib takes a second, which --help and a mistake need not wait for.
         from traces.plots import exchange_bars, look
 
-        look.save(exchange_bars.draw(report), settings.figure.with_suffix(""))
+        with replacing_in(settings.figure.parent) as folder:
+            look.save(exchange_bars.draw(report), folder / settings.figure.stem)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from dist.console import open_console
 from gpt2.config import PRESETS
+from gpt2.errors import UserError
+from gpt2.files import place_of_file
 from scripts.step_bench.process import ContenderError, serve
 
 
@@ -34,8 +36,10 @@ def main():
     if settings.contender:  # this is a process that measures when it is asked (step_bench/process.py)
         return serve(contenders.MAKERS, *settings.contender)
     try:
+        if settings.json:
+            place_of_file(settings.json)  # before the minutes that this takes
         raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
-    except ContenderError as error:
+    except (ContenderError, UserError) as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

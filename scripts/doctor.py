@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dist.console import open_console, say
 from gpt2.config import PRESETS
-from gpt2.files import as_json
+from gpt2.errors import UserError
+from gpt2.files import as_json, write_json
 from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
@@ -96,18 +97,18 @@ def measure(facts: dict, world, limit: TimeLimit) -> None:
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
     """Print and write what was found, in one line if `brief`; the exit code."""
     findings = find(CHECKS, ranks, settings.model)
-    whole = as_json(as_dict(ranks, findings), indent=1)
+    found = as_dict(ranks, findings)
     if settings.json == "-":
-        say(whole)
+        say(as_json(found, indent=1))
     elif brief:
         say(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}")
     else:
         say(as_text(ranks, findings))
     if settings.json not in (None, "-"):
         try:
-            Path(settings.json).write_text(whole + "\n")
-        except OSError as error:
-            say(f"error: {settings.json} cannot be written: {error.strerror}: choose another", on_stderr=True)
+            write_json(Path(settings.json), found)
+        except UserError as error:
+            say(f"doctor.py: error: {error}", on_stderr=True)
             return USER_MISTAKE
     return 1 if any(finding.severity == FAIL for finding in findings) else 0
 

@@ -21,7 +21,7 @@ from dist.console import open_console
 from dist.world import start_world
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from gpt2.files import as_json, replacing
+from gpt2.files import place_of_file, write_json
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
@@ -34,6 +34,9 @@ def main():
 def evaluate(settings, world) -> None:
     """Every rank runs it; rank 0 prints a line an evaluation, and writes --json. A mistake ends the job."""
     s = settings
+    with world.together(UserError):
+        if world.rank == 0 and settings.json:
+            place_of_file(settings.json)  # before the hours that an evaluation may take
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.threads, world)
     evaluations = {
         "val_data": lambda: of_validation(model, s.val_data, world),
@@ -47,8 +50,7 @@ def evaluate(settings, world) -> None:
             world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
         if world.rank == 0 and settings.json:
-            with replacing(settings.json) as file:
-                file.write(f"{as_json({'model': settings.model} | results, indent=1)}\n".encode())
+            write_json(settings.json, {"model": settings.model} | results)
 
 
 def parse(arguments=None) -> argparse.Namespace:

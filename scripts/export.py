@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dist.console import open_console
 from gpt2.errors import UserError
+from gpt2.files import place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
@@ -47,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 def export(settings: argparse.Namespace) -> list[Path]:
     """Write what the flags ask for; returns the paths. RunError, UserError, OSError."""
     if settings.format in ("paraver", "perfetto"):
-        write_trace = paraver.export if settings.format == "paraver" else chrome.export
-        return write_trace(read_run(settings.run, allow_missing=True), settings.out)
+        return export_trace(settings)
     if settings.format == "tensorboard":
         return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
     parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
@@ -58,6 +58,17 @@ def export(settings: argparse.Namespace) -> list[Path]:
     shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
     huggingface_export.write_parameters(settings.out, parameters, stored=stored, shard_bytes=shard_bytes)
     return sorted(settings.out.iterdir())
+
+
+def export_trace(settings: argparse.Namespace) -> list[Path]:
+    """For Paraver, which gets three files, or for Perfetto."""
+    out, write_trace = settings.out, paraver.export if settings.format == "paraver" else chrome.export
+    if not out.name or (settings.format == "perfetto" and out.exists()):
+        place_of_file(out)  # refuses before the minutes that a long trace takes
+    run = read_run(settings.run, allow_missing=True)
+    with replacing_in(out.parent) as folder:
+        written = write_trace(run, folder / out.name)
+    return [out.parent / path.name for path in written]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

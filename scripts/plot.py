@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 from dist.console import open_console
+from gpt2.errors import UserError
+from gpt2.files import replacing_in
 from traces import RunError, read_run
 from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where a run folder cannot be used."""
+    """Returns the exit status: 2 where a run folder cannot be used, or a file not be written."""
     settings = parse(arguments)
     try:
         measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
@@ -26,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
         for path in plot(measured, settings.out or folder / "plots"):
             print(path)
-    except RunError as error:
+    except (RunError, UserError) as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
         return 2
     for one in measured:
@@ -54,7 +56,9 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     from traces.plots import look
 
     figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
-    saved = {name: look.save(figure, folder / name) for name, figure in sorted(figures.items())}
+    with replacing_in(folder) as new:
+        names = {name: look.save(figure, new / name) for name, figure in sorted(figures.items())}
+    saved = {name: [folder / path.name for path in pair] for name, pair in names.items()}
     paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}

@@ -12,9 +12,9 @@ code is the command's, or 2 for a mistake.
 
 import argparse
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 
 from dist.console import open_console
 from scripts.cluster import program
@@ -72,21 +72,13 @@ def run(arguments, command: list[str]) -> int:
 
 def run_command(slurm: Slurm, command: list[str]) -> int:
     """The command's exit code, or 128 + the signal that ended it."""
-    process = subprocess.Popen(slurm.head.enter_here(*command), env=slurm.environment())
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches the command as well
     try:
-        return program.exit_code(process, stop_command)
+        stop = partial(program.end_process, grace_s=GRACE_S)
+        return program.run_process(slurm.head.enter_here(*command), stop, env=slurm.environment())
     finally:
         signal.signal(signal.SIGINT, program.raise_stopped)
-
-
-def stop_command(process: subprocess.Popen) -> None:
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def wait_for_jobs(slurm: Slurm) -> None:

@@ -12,7 +12,7 @@ import sys
 
 from dist.probe.programs import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
-from scripts.cluster.program import exit_code
+from scripts.cluster.program import run_process
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
 # mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.
@@ -73,11 +73,10 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
     mpirun = mpirun_here()
     write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
     line = [mpirun, "-n", str(sum(placement)), *launch_options(mpirun), *command]
-    process = subprocess.Popen(
-        head.enter_here(*line), env=launch_environment(mpirun, sum(placement)),
+    return run_process(
+        head.enter_here(*line), stop_mpirun, env=launch_environment(mpirun, sum(placement)),
         stdin=subprocess.DEVNULL, start_new_session=True,  # standard input is the terminal's
     )  # fmt: skip
-    return exit_code(process, stop_mpirun)
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:

@@ -1,4 +1,4 @@
-"""What virtual_cluster.py and virtual_slurm.py share as programs: their command line, what they need, how they end."""
+"""What compare.py, virtual_cluster.py and virtual_slurm.py share: how they start other programs, and how they end."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.cluster.hosts import ClusterError
@@ -13,6 +14,7 @@ from scripts.settings.units import UnitError
 
 HOST_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 USER_MISTAKE = 2  # exit code, as argparse's
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
@@ -57,11 +59,19 @@ def check_command(command: list[str]) -> None:
 
 
 def end_with(work: Callable[[], int]) -> None:
-    """End this process with what `work` returns. Ctrl-C and SIGTERM stop it, and a user's mistake is one line."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_stopped)
+    """End this process with what `work` returns.
+
+    Ctrl-C, SIGTERM and a terminal that closes stop it, and so does a closed pipe behind its output. A user's mistake is
+    one line.
+    """
+    for number in ENDS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup starts it
+            signal.signal(number, raise_stopped)
     try:
         raise SystemExit(work())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except (ClusterError, UnitError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(USER_MISTAKE) from None
@@ -69,11 +79,47 @@ def end_with(work: Callable[[], int]) -> None:
         raise SystemExit(stopped.exit_code) from None
 
 
-def exit_code(process: subprocess.Popen, stop: Callable[[subprocess.Popen], None]) -> int:
-    """What the process ends with: its code, or 128 + the signal that ended it. Stopped goes through, after `stop`."""
+def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **options) -> int:
+    """Run a command to its end: its exit code, or 128 + the signal that ended it. options: Popen's.
+
+    Stopped goes through, after `stop`.
+    """
+    process = None
     try:
+        with undisturbed():
+            process = subprocess.Popen(command, **options)
         code = process.wait()
     except Stopped:
-        stop(process)
+        if process:
+            stop(process)
         raise
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def undisturbed():
+    """Signals that stop this program wait until the block ends: in the midst of Popen, nobody knows the process yet."""
+    arrived = []
+    handlers = {number: signal.getsignal(number) for number in ENDS}
+    for number, handler in handlers.items():
+        if handler is raise_stopped:
+            signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
+
+
+def end_process(process: subprocess.Popen, grace_s: float) -> None:
+    """Tell it to end, and kill it after grace_s seconds, or when we are told to end once more."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()
+        process.wait()

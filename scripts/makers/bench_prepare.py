@@ -20,6 +20,7 @@ import numpy as np
 
 from gpt2.data.texts import read_documents
 from gpt2.data.tokenizers import load_tokenizer
+from gpt2.files import write_json
 from scripts.machine.host import machine, versions
 
 PREPARE = Path(__file__).parents[1] / "prepare.py"
@@ -43,7 +44,7 @@ def main():
     print(json.dumps(report))
     if settings.json:
         report |= {"machine": machine(), "versions": versions("numpy", "tiktoken")}
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(settings.json, report)
 
 
 def rates(path: Path, count: int) -> dict:

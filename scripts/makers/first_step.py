@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2.files import write_json
 from scripts.machine.host import machine, versions
 
 
@@ -21,7 +22,7 @@ def main():
     print(json.dumps(seconds))
     if settings.json:
         report = seconds | {"machine": machine(), "versions": versions("numpy", "numba")}
-        settings.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(settings.json, report)
 
 
 def first_step() -> dict:

@@ -127,7 +127,7 @@ def read_parquet(source: Input, field: str) -> Iterator[str]:
         where = f"{source.path}: row {row} is not UTF-8 at its byte {error.start}"
         raise UserError(f"{where}: write it again with sound text") from error
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = "".join(sign if sign.isprintable() else "?" for sign in " ".join(str(error).split()))
         raise UserError(
             f"{source.path}: cannot be read as Parquet ({shortened(reason)}): write or copy it again"
         ) from error

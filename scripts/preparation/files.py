@@ -105,6 +105,8 @@ def bare_name(path: Path) -> str:
 def blocks(source: Input) -> Iterator[bytes]:
     """The file's bytes, unpacked, about BLOCK_BYTES at a time, never none. UserError: unreadable or damaged."""
     with file_errors(source.path, "expected a sound file that can be read; check its permissions, or write it again"):
+        if source.packing and not os.path.getsize(source.path):
+            raise UserError(f"{source.path}: 0 bytes, expected a packed file, even of nothing: write or copy it again")
         try:
             if source.packing == ".zst":
                 yield from filter(None, zstd_blocks(source.path))

@@ -6,6 +6,7 @@
     inputs                     path, bytes, sha256, documents, empty_documents (left out), characters; in order
     shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
     complete                   true when nothing is missing
+    crc32                      of all the above; manifests of old have none
 
 `end` is where a shard ends in the input: up to there, the shards hold so many whole batches and so many tokens of the
 next one. Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
@@ -16,16 +17,20 @@ import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import as_json, read_bytes, replacing
+from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
 from scripts.preparation.files import Input, check_unchanged
 
-FILE = "manifest.json"
+FILE, CHECKSUM = "manifest.json", "crc32"
+SHARD = {"file": str, "split": str, "tokens": int, "bytes": int, "sha256": str, "end": (int, int)}
+INPUT = {"path": str, "bytes": int, "sha256": str}
+MANIFEST = {"tokenizer": str, "options": {}, "inputs": [INPUT], "shards": [SHARD], "complete": bool}
 
 
 def survey(field: str, source: Input) -> dict:
@@ -85,16 +90,15 @@ def read_manifest(folder: Path) -> dict | None:
         return None
     with file_errors(path, "check its permissions"):
         content = read_bytes(path)
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, RecursionError):
         found = json.loads(content)
-        if {"tokenizer", "options", "inputs", "shards", "complete"} <= set(found):
+        if fits(found, MANIFEST) and found.pop(CHECKSUM, None) in (None, manifest_checksum(found)):
             return found
-    raise UserError(f"{path}: not a manifest of prepare.py: give --out a folder of its own")
+    raise UserError(f"{path}: not a manifest of prepare.py, or damaged: give --out a folder of its own")
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
-    with replacing(folder / FILE) as file:
-        file.write(as_json(manifest, indent=1).encode() + b"\n")
+    write_json(folder / FILE, manifest | {CHECKSUM: manifest_checksum(manifest)})
 
 
 def take_back(folder: Path, manifest: dict, kept: int) -> None:
@@ -106,6 +110,23 @@ def take_back(folder: Path, manifest: dict, kept: int) -> None:
         write_manifest(folder, manifest)
     else:
         (folder / FILE).unlink(missing_ok=True)
+
+
+def manifest_checksum(manifest: dict) -> int:
+    """Of all but the checksum itself."""
+    facts = {name: value for name, value in manifest.items() if name != CHECKSUM}
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
+
+
+def fits(value, shape) -> bool:
+    """Whether a JSON value has a shape as in MANIFEST. Objects may hold more, lists of one shape any number."""
+    if isinstance(shape, dict):
+        return type(value) is dict and all(name in value and fits(value[name], one) for name, one in shape.items())
+    if isinstance(shape, list):
+        return type(value) is list and all(fits(one, shape[0]) for one in value)
+    if isinstance(shape, tuple):
+        return type(value) is list and len(value) == len(shape) and all(map(fits, value, shape))
+    return type(value) is shape and (shape is not int or value >= 0)
 
 
 def check_made_alike(folder: Path, found: dict, expected: dict) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpt2.data.shards import SHARD_VERSION
 from gpt2.errors import file_errors
+from gpt2.files import place_of_file
 from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, make_header
 from scripts.preparation.manifest import checksum
 
@@ -63,7 +64,8 @@ class ShardWriter:
         file = f"{self._name}_{split}_{self._numbers[split]:06}.bin"
         self._split, self._path, self._count = split, self._folder / (file + PART), 0
         with file_errors(self._path, ADVICE):
-            self._file = open(self._path, "wb")  # noqa: SIM115 (open from one call to another)
+            self._path.unlink(missing_ok=True)  # not written through, where it is a link or a pipe
+            self._file = open(self._path, "xb")  # noqa: SIM115 (open from one call to another)
             self._file.write(bytes(HEADER_BYTES))
 
     def _close(self, end: list[int]) -> None:
@@ -75,7 +77,7 @@ class ShardWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             facts = checksum(self._path)
-            os.replace(self._path, path)
+            os.replace(self._path, place_of_file(path))
         self._file = None
         self._numbers[self._split] += 1
         self._completed({"file": path.name, "split": self._split, "tokens": self._count, **facts, "end": end})

@@ -80,11 +80,17 @@ def write_log(folder: Path, config: dict, log: list[dict]) -> Path:
     own seconds, forwards and backwards from when the last of the run's jobs began.
     """
     check_tensorboard("--format tensorboard")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: a file, expected a folder or a new name: choose another --out")
     if any(folder.glob("*tfevents*")):
         raise UserError(f"{folder} holds event files already, whose points would be there twice: choose another --out")
     events = EventFile(folder, first_step=1)
-    for record, wall_time in zip(log, _wall_times(config, log), strict=True):
-        events.add(record, wall_time)
+    try:
+        for record, wall_time in zip(log, _wall_times(config, log), strict=True):
+            events.add(record, wall_time)
+    except BaseException:
+        events.path.unlink(missing_ok=True)  # half of them would keep the next attempt from writing all
+        raise
     events.close()
     return events.path
 

@@ -4,6 +4,7 @@ import base64
 from html import escape
 from pathlib import Path
 
+from gpt2.files import replacing
 from scripts.reports.verdict import efficiencies, other_findings, place_text
 from traces.units import bytes_text, count_text, mfu_text, seconds_text, short_ms
 
@@ -39,7 +40,7 @@ CAPTIONS = {
 
 
 def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
-    """Write the page and return its path.
+    """Write the page and return its path. UserError: it cannot be written.
 
     numbers: a run's traces.verdict.summary; answer: what diagnose.py --json prints; figures: SVG files by name; config:
     config.json.
@@ -48,7 +49,9 @@ def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Pat
     parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n')
+    with replacing(path) as file:
+        page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+        file.write(page.encode())
     return path
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import tiktoken
 
 from gpt2.config import GPT2_VOCABULARY
-from gpt2.data.tokenizers import load_tokenizer
+from gpt2.data.tokenizers import TOKENIZERS, load_tokenizer
 from gpt2.errors import UserError
 from gpt2.files import read_bytes
 
@@ -34,10 +34,20 @@ def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> t
 
 
 def tokenizer_of_run(path: Path) -> str | None:
-    """The name that config.json gives, for a path of a run folder, a checkpoint in it, or a checkpoint's file."""
+    """The name that config.json gives, for a path of a run folder, a checkpoint in it, or a checkpoint's file.
+
+    None: the path is in no run folder, or the run was trained on token shards and knows no tokenizer. UserError: the
+    name is none of a tokenizer.
+    """
     path = Path(path).absolute()
     run = next((folder.parent for folder in path.parents if folder.name == "checkpoints"), path)
     try:
-        return json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
-    except (OSError, ValueError, KeyError, TypeError):
+        name = json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # the path is in no run folder, or the run was trained on token shards and knows no tokenizer
+    if name is not None and name not in list(TOKENIZERS):
+        found = f"{name!r}"[:50]
+        raise UserError(
+            f"{run / 'config.json'}: its tokenizer is {found}, expected {' or '.join(TOKENIZERS)}: say --tokenizer"
+        )
+    return name

@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from gpt2.files import as_json
+from gpt2.files import write_json
 
 BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
 TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
@@ -101,8 +101,9 @@ def statistics_of(seconds: list[float], ours: list[float], tokens: int) -> dict:
 
 
 def write_report(settings, report: dict) -> None:
+    """--json, if it was given. UserError."""
     if settings.json:
-        settings.json.write_text(as_json(report, indent=1) + "\n")
+        write_json(settings.json, report)
 
 
 def import_torch():

@@ -217,8 +217,8 @@ def rejected(result, says):
         (["--repeat", "0"], "'0' rounds, expected 1 or more"),
         (["--link", "4pears"], "'4pears' is no rate"),
         (["--link", "400mbit"], "--link with all ranks on one node"),
-        (["--json", "/none/exchange.json"], "--json /none/exchange.json: No such file or directory"),
-        (["--json", "."], "--json .: Is a directory"),
+        (["--json", "/none/exchange.json"], "/none/exchange.json: No such file or directory"),
+        (["--json", "."], ".: a folder, expected a regular file"),
         (["--figure", "exchange.pdf"], "expected a name that ends in .png"),
     ],
 )

@@ -10,6 +10,7 @@ diagnosed and not run again.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ ALL = CASES | FOR_PICTURES
 
 def main():
     settings, rows = parse(), []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would leave its virtual cluster to itself
     made_on, file = machine() | versions("numpy", "mpi4py"), RowsFile(settings.json, "number", ALL, summary)
     for name in settings.cases:
         for number in range(1, settings.repeat + 1):

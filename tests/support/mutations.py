@@ -6,10 +6,13 @@ import random
 import resource
 import signal
 import struct
+from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-COUNT = 1000
+REFUSED, PART, ORIGINAL, ANOTHER = "refused", "in part, and said", "as the original", "as another"
 SECONDS_EACH = 10  # of computing: a reader that takes longer hangs
 MEMORY_BYTES = 1 << 30  # beyond what the process has: a reader that asks for more believes a damaged header
 
@@ -191,30 +194,62 @@ def _places(value):
         yield from _places(value[key])
 
 
-def read_mutants(path: Path, mutate, read, errors, named: Path | None = None, count: int = COUNT):
-    """Write `count` mutants of the file at `path`, one after another, and read each; at the end the file is whole.
+@dataclass(frozen=True)
+class Damaged:
+    """A file that is going to be damaged, and what reads it.
 
-    Yields (mutant, what read() returned), or (mutant, None) where it raised one of `errors`, with one line that names
-    `named` (default: the file). Anything else that it raises, a hang, and more memory than a small file can need end
-    the test, and say by which mutant. mutate(mutator, content) -> bytes; each mutant has its own seed, its number.
+    mutate(mutator, content) -> bytes. read(): what is made of the file, or one of `errors`, whose text is one line that
+    names `named` (default: the file). judge(mutant, value): AssertionError where the value is not what the mutant says,
+    or where the value None, a refusal, is wrong. content(value): equal for values that are equal. lacks(value): whether
+    the value says that a part was left out. least: of a hundred mutants so many are read whole, on average.
     """
-    content = path.read_bytes()
+
+    path: Path
+    mutate: Callable
+    read: Callable
+    errors: type[Exception]
+    judge: Callable
+    named: Path | None = None
+    content: Callable = lambda value: value
+    lacks: Callable = lambda value: False
+    least: int = 0
+
+
+def read_mutants(case: Damaged, count: int, seed: int = 0) -> Counter:
+    """Write `count` mutants of the case's file, one after another, and read each; at the end the file is whole.
+
+    Returns how many were REFUSED, read in PART, read as the ORIGINAL, read as ANOTHER. What `judge` objects to,
+    anything else that is raised, a hang, and more memory than a small file can need go through, with a note by which
+    mutant. Each mutant has its own random numbers, from `seed` and its number.
+    """
+    whole, found = case.path.read_bytes(), Counter()
+    original = case.content(case.read())
     try:
         for number in range(count):
-            mutant = mutate(Mutator(number), content)
-            path.write_bytes(mutant)
+            mutant = case.mutate(Mutator((seed << 32) + number), whole)
+            case.path.write_bytes(mutant)
             try:
-                with limited():
-                    result = read()
-            except errors as error:
-                check_message(error, named or path, number)
-                result = None
+                found[_outcome(case, mutant, number, original)] += 1
             except BaseException as error:
-                error.add_note(f"mutant {number} of {path}: {mutant[:600]!r}")
+                error.add_note(f"seed {seed}, mutant {number} of {case.path}: {mutant[:600]!r}")
                 raise
-            yield mutant, result
     finally:
-        path.write_bytes(content)
+        case.path.write_bytes(whole)
+    return found
+
+
+def _outcome(case: Damaged, mutant: bytes, number: int, original) -> str:
+    try:
+        with limited():
+            value = case.read()
+    except case.errors as error:
+        check_message(error, case.named or case.path, number)
+        case.judge(mutant, None)
+        return REFUSED
+    case.judge(mutant, value)
+    if case.lacks(value):
+        return PART
+    return ORIGINAL if case.content(value) == original else ANOTHER
 
 
 def check_message(error: Exception, named: Path, number: int) -> None:

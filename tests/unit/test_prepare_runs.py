@@ -213,15 +213,31 @@ def test_two_at_once(made):
         assert "another prepare.py is writing there" in refusal(make, folder, out)
 
 
-def test_full_disk(made, tmp_path):
+def test_full_disk(made, tmp_path, monkeypatch):
     folder, whole = made
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "in_train_000000.bin.part").symlink_to("/dev/full")
-    assert "No space left on device: cannot write it: make room" in refusal(make, folder, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_shards, "open", lambda path, mode: open("/dev/full", "wb"), raising=False)  # noqa: SIM115
+        assert "No space left on device: cannot write it: make room" in refusal(make, folder, out)
     assert not list(out.glob("*.part"))
     make(folder, out)
     assert contents(out) == contents(whole)
+
+
+def test_nothing_is_written_through_links(made, tmp_path):
+    """Not through one of an unfinished shard's name. What a shard's own name leads to must be a file."""
+    folder, whole = made
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    out.mkdir()
+    kept.write_text("kept")
+    (out / "in_train_000000.bin.part").symlink_to(kept)
+    make(folder, out)
+    assert contents(out) == contents(whole)
+    assert kept.read_text() == "kept"
+    (out / "in_train_000000.bin").unlink()
+    os.mkfifo(out / "in_train_000000.bin")
+    assert "in_train_000000.bin: a named pipe, expected a regular file" in refusal(make, folder, out)
+    assert (out / "in_train_000000.bin").is_fifo()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
-"""Damaged run folders: a thousand mutants of each file are refused with one clear line, or read as what they say.
+"""The files of run folders, to be damaged: refused with one clear line, or read as what they say.
 
 What is right, where a folder is read at all:
   a rank's trace       what a reference reader finds, moved by its clock; each span after the one before, as a tracer
                        writes them, and seated where config.json says
   configuration, log   the JSON that stands there; what a crash may leave out is left out and said
-  counters, clocks     the numbers that stand there, or left out and said
+  counters, clocks     the numbers that stand there, or left out and said; clocks that contradict all traces are refused
 and all that is made of a run (table, verdict, exports, prediction) has finite numbers and passes the exports' checkers.
 A time or a rate has no checksum: another value is another value.
 """
@@ -15,13 +15,12 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from scripts.plot import report
 from scripts.prediction.from_run import advise_from_run
 from scripts.reports.verdict import as_text, diagnose
 from tests.support import chrome_check, faulty_runs, paraver_check
-from tests.support.mutations import Mutator, read_mutants
+from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.record.files import COUNTERS, RECORD, counters_path, trace_path, write_end_clocks
@@ -29,13 +28,10 @@ from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
 from traces.verdict.summary import measure_runs
 
-pytestmark = pytest.mark.any_mpi
 
-
-@pytest.fixture
-def folder(tmp_path):
+def measured_run(folder: Path) -> Path:
     """Three ranks on two nodes, with links, counters and the clocks of the end; as train.py writes it."""
-    run = faulty_runs.make(tmp_path / "run", strategy="reduce-bcast", nodes=[0, 1, 1], steps=4, vector=1e6)
+    run = faulty_runs.make(folder / "run", strategy="reduce-bcast", nodes=[0, 1, 1], steps=4, vector=1e6)
     settings = {"wire": "float32", "overlap": False, "model": None, "n_layer": 2, "grad_accum": 1, "grad_clip": 1.0}
     config = run.config | {"settings": run.config["settings"] | settings, "started": "2026-11-21T09:14:59+0000"}
     config |= {"command": ["train.py", "--steps", "4"], "versions": {"python": "3.11.7"}, "threads_per_rank": 1}
@@ -164,20 +160,37 @@ def of_counters(mutator: Mutator, content: bytes) -> bytes:
     return mutator.of_header_and_records(content, COUNTERS.itemsize)
 
 
-def test_config(folder, tmp_path):
-    path = folder / "config.json"
-    for mutant, run in read_mutants(path, of_json, FollowingConfig(folder, tmp_path).read, RunError, folder):
-        if run and not run.missing:
-            assert run.config == json.loads(mutant)
+def case(run: Path, path: Path, mutate, following: Following, judge, least: int) -> Damaged:
+    """named: the folder, as a file may be at odds with another."""
+
+    def content(value):
+        return repr([value.config, value.log, [one.records.tobytes() for one in (*value.ranks, *value.counters)]])
+
+    return Damaged(
+        path, mutate, following.read, RunError, judge, run, content, lacks=lambda value: bool(value.missing),
+        least=least,
+    )  # fmt: skip
+
+
+def config(folder: Path) -> Damaged:
+    run = measured_run(folder)
+    path = run / "config.json"
+
+    def judge(mutant, value):
+        if value and not value.missing:
+            assert value.config == json.loads(mutant)
             assert not names_one_thing_twice(mutant)
-        elif run:
-            assert run.config == {"settings": {"strategy": "reduce-bcast"}}
-            assert str(path) in run.missing[0]
+        elif value:
+            assert value.config == {"settings": {"strategy": "reduce-bcast"}}
+            assert str(path) in value.missing[0]
+
+    return case(run, path, of_json, FollowingConfig(run, folder), judge, least=5)
 
 
-def test_log(folder, tmp_path):
-    path, read_whole = folder / "log.jsonl", 0
-    for mutant, run in read_mutants(path, of_lines, FollowingLog(folder, tmp_path).read, RunError, folder):
+def log(folder: Path) -> Damaged:
+    run = measured_run(folder)
+
+    def judge(mutant, value):
         rows, lines = {}, set()
         for line in mutant.split(b"\n")[:-1]:
             try:
@@ -185,12 +198,12 @@ def test_log(folder, tmp_path):
                 rows[row["step"]] = row
                 lines.add(str(row))
             except (ValueError, KeyError, TypeError, RecursionError):
-                assert "log.jsonl, line" in str(run.missing)
-        assert {str(row) for row in run.log} <= lines
-        if not run.missing:
-            assert str(run.log) == str([rows[step] for step in sorted(rows)])
-            read_whole += 1
-    assert read_whole > 100
+                assert "log.jsonl, line" in str(value.missing)
+        assert {str(row) for row in value.log} <= lines
+        if not value.missing:
+            assert str(value.log) == str([rows[step] for step in sorted(rows)])
+
+    return case(run, run / "log.jsonl", of_lines, FollowingLog(run, folder), judge, least=10)
 
 
 def spans_in(content: bytes, end: dict | None) -> list[tuple]:
@@ -210,44 +223,47 @@ def spans_in(content: bytes, end: dict | None) -> list[tuple]:
     return [(step, names[phase], root, moved(a), moved(b), size) for step, phase, root, a, b, size in rows]
 
 
-def test_a_ranks_trace(folder, tmp_path):
-    path, read_at_all = trace_path(folder / "traces", 1), 0
-    end = {clock["node"]: clock for clock in json.loads((folder / "traces" / "clocks.json").read_text())}
+def trace(folder: Path) -> Damaged:
+    run = measured_run(folder)
+    end = {clock["node"]: clock for clock in json.loads((run / "traces" / "clocks.json").read_text())}
 
-    for mutant, run in read_mutants(path, of_trace, Following(folder, tmp_path).read, RunError, folder):
-        if run is None or run.missing:
-            continue
-        records = [(step, NAMES[phase], *rest) for step, phase, *rest in run.ranks[1].records.tolist()]
-        assert records == spans_in(mutant, end[run.ranks[1].identity["node"]])
-        read_at_all += 1
-    assert read_at_all > 100
+    def judge(mutant, value):
+        if value is not None and not value.missing:
+            records = [(step, NAMES[phase], *rest) for step, phase, *rest in value.ranks[1].records.tolist()]
+            assert records == spans_in(mutant, end[value.ranks[1].identity["node"]])
+
+    return case(run, trace_path(run / "traces", 1), of_trace, Following(run, folder), judge, least=10)
 
 
-def test_a_nodes_counters(folder, tmp_path):
-    path, read_at_all = counters_path(folder / "traces", 1), 0
+def counters(folder: Path) -> Damaged:
+    run = measured_run(folder)
+    path = counters_path(run / "traces", 1)
 
-    for mutant, run in read_mutants(path, of_counters, Following(folder, tmp_path).read, RunError, folder):
-        if len(run.counters) < 2:
-            assert str(path) in str(run.missing)
-            continue
+    def judge(mutant, value):
+        if len(value.counters) < 2:
+            assert str(path) in str(value.missing)
+            return
         whole = mutant.partition(b"\n")[2]
         expected = np.frombuffer(whole[: len(whole) // 32 * 32], COUNTERS)
         for name in COUNTERS.names[1:]:
-            assert np.array_equal(run.counters[1].records[name], expected[name])
-        read_at_all += 1
-    assert read_at_all > 100
+            assert np.array_equal(value.counters[1].records[name], expected[name])
+
+    return case(run, path, of_counters, Following(run, folder), judge, least=10)
 
 
-def test_end_clocks(folder, tmp_path):
-    path, read_at_all = folder / "traces" / "clocks.json", 0
-    without_end = [trace.clock["offset_ns"] for trace in read_run(folder).ranks]
-    for mutant, run in read_mutants(path, of_json, Following(folder, tmp_path).read, RunError, folder):
-        assert [trace.clock["offset_ns"] for trace in run.ranks] == without_end[: len(run.ranks)]
-        if not run.missing:
+def end_clocks(folder: Path) -> Damaged:
+    run = measured_run(folder)
+    without_end = [trace.clock["offset_ns"] for trace in read_run(run).ranks]
+
+    def judge(mutant, value):
+        if value is None:  # the clocks of all nodes contradict the traces
+            return
+        assert [trace.clock["offset_ns"] for trace in value.ranks] == without_end[: len(value.ranks)]
+        if not value.missing:
             ends = {clock["node"]: clock for clock in json.loads(mutant)}
-            for trace in run.ranks:
-                content = trace_path(folder / "traces", trace.identity["rank"]).read_bytes()
-                first, at = spans_in(content, ends.get(trace.identity["node"]))[0], trace.records[0].tolist()
+            for one in value.ranks:
+                content = trace_path(run / "traces", one.identity["rank"]).read_bytes()
+                first, at = spans_in(content, ends.get(one.identity["node"]))[0], one.records[0].tolist()
                 assert (first[3], first[4]) == (at[3], at[4])
-            read_at_all += 1
-    assert read_at_all > 50
+
+    return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=5)

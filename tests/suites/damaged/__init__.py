@@ -1,0 +1,1 @@
+"""Files of every format that is read, made to be damaged: what each is read by, and what may become of it."""
