@@ -1,0 +1,174 @@
+"""An MPI that delivers as late and in as odd an order as the standard allows, and says who did not wait.
+
+MPI libraries are kind: small messages are copied at once and arrive in time, so a wait that is left out changes nothing
+until the day when it does. Here a request is complete only after a number of tests drawn from a seed. Until then its
+receive buffer holds NaN, and what came lies elsewhere. A send completes when it has been received, not before
+(MPI_Issend), and its buffer must still hold what it held when the send began. So must a receive buffer its NaN.
+"""
+
+from random import Random
+
+import numpy as np
+
+from dist.mpi import MPI
+
+POISON = 0xFF  # all bits set: a NaN in float32, float64 and bfloat16
+
+
+class Late:
+    """The requests of one rank, and how long each is held back: 0 to `most` unsuccessful tests."""
+
+    def __init__(self, seed: int, most: int = 6):
+        self.random, self.most = Random(seed), most
+        self.open = {}  # {request: what it is, for a message}
+
+    def receive(self, buffer, start, what: str) -> "LateRequest":
+        """start(landing) begins the real one."""
+        landing = np.empty_like(buffer)
+        _bytes(buffer).fill(POISON)
+        return self._request(what, start(landing), (), [(buffer, landing)])
+
+    def send(self, buffer, start, what: str) -> "LateRequest":
+        """start(copy) begins the real one."""
+        copy = np.array(buffer)
+        return self._request(what, start(copy), [(buffer, copy)], ())
+
+    def gather(self, sent, received, start, what: str) -> "LateRequest":
+        """start(copy, landing) begins the real one."""
+        copy, landing = np.array(sent), np.empty_like(received)
+        _bytes(received).fill(POISON)
+        return self._request(what, start(copy, landing), [(sent, copy)], [(received, landing)])
+
+    def none(self, request, what: str) -> "LateRequest":
+        """Of a request without buffers."""
+        return self._request(what, request, (), ())
+
+    def check_all_were_waited_for(self) -> None:
+        assert not self.open, f"never waited for: {', '.join(self.open.values())}"
+
+    def _request(self, what, *parts):
+        request = LateRequest(self, self.random.randint(0, self.most), what, *parts)
+        self.open[request] = what
+        return request
+
+
+class LateRequest:
+    """sends: (the user's buffer, what it held); receives: (the user's buffer, where the data lands until the wait)."""
+
+    def __init__(self, late: Late, tests: int, what: str, request, sends, receives):
+        self._late, self._tests, self._what, self._request = late, tests, what, request
+        self._sends, self._receives = sends, receives
+
+    def Test(self) -> bool:
+        if self not in self._late.open:
+            return True
+        self._tests -= 1
+        if self._tests >= 0 or not self._request.Test():
+            return False
+        for buffer, copy in self._sends:
+            assert _bytes(buffer).tobytes() == _bytes(copy).tobytes(), f"changed before its wait: {self._what}"
+        for buffer, landing in self._receives:
+            assert (_bytes(buffer) == POISON).all(), f"written to before its wait: {self._what}"
+            buffer[...] = landing
+        del self._late.open[self]
+        return True
+
+    def Wait(self) -> bool:
+        self._tests = 0
+        self._request.Wait()
+        return self.Test()
+
+
+def late_comm(comm, late: Late):
+    """The ranks of comm, with a communicator whose nonblocking calls are late. Collective."""
+
+    class LateComm(MPI.Intracomm):
+        """mpi4py makes what is split or duplicated from it of the same class."""
+
+        def Isend(self, buffer, dest, tag=0):
+            start = super().Issend
+            return late.send(buffer, lambda copy: start(copy, dest, tag), f"to {dest}, tag {tag}")
+
+        def Irecv(self, buffer, source, tag=0):
+            start = super().Irecv
+            return late.receive(
+                buffer, lambda landing: start(landing, source, tag), f"receive from {source}, tag {tag}"
+            )
+
+        def Iallgather(self, sent, received):
+            return late.gather(sent, received, super().Iallgather, "Iallgather")
+
+        def Ibarrier(self):
+            return late.none(super().Ibarrier(), "Ibarrier")
+
+        def __getattribute__(self, name):
+            """Any other nonblocking call would not be late: it has to be written here first."""
+            assert not name.startswith("I") or name in vars(LateComm) or name.startswith("Is_"), f"{name} is not late"
+            return super().__getattribute__(name)
+
+    return LateComm(comm).Dup()
+
+
+class Mailboxes:
+    """Messages between ranks that are all in this process, for exchanges that use Isend and Irecv alone."""
+
+    def __init__(self, ranks: int, seed: int, most: int = 6):
+        self.lates = [Late(seed * ranks + rank, most) for rank in range(ranks)]
+        self._sent, self._received = {}, {}  # by (source, destination, context, tag): matched in their order
+        self._contexts = [0] * ranks
+
+    def comms(self) -> list["MailboxComm"]:
+        return [MailboxComm(self, rank, 0) for rank in range(len(self.lates))]
+
+    def send(self, key, copy) -> "Half":
+        return self._match(Half(copy), self._sent, self._received, key, sends=True)
+
+    def receive(self, key, landing) -> "Half":
+        return self._match(Half(landing), self._received, self._sent, key, sends=False)
+
+    def _match(self, half, own, others, key, sends):
+        """With the oldest of the other side's; where there is none it lies there until one comes."""
+        if not others.get(key):
+            own.setdefault(key, []).append(half)
+            return half
+        other = others[key].pop(0)
+        source, destination = (half, other) if sends else (other, half)
+        destination.buffer[...] = source.buffer
+        half.is_matched = other.is_matched = True
+        return half
+
+    def new_context(self, rank: int) -> int:
+        """Ranks duplicate in the same order."""
+        self._contexts[rank] += 1
+        return self._contexts[rank]
+
+
+class Half:
+    """One side of a message: complete when the other side is there."""
+
+    def __init__(self, buffer):
+        self.buffer, self.is_matched = buffer, False
+
+    def Test(self) -> bool:
+        return self.is_matched
+
+
+class MailboxComm:
+    def __init__(self, boxes: Mailboxes, rank: int, context: int):
+        self._boxes, self.rank, self.size, self._context = boxes, rank, len(boxes.lates), context
+
+    def Dup(self):
+        return MailboxComm(self._boxes, self.rank, self._boxes.new_context(self.rank))
+
+    def Isend(self, buffer, dest, tag=0):
+        key = self.rank, dest, self._context, tag
+        return self._boxes.lates[self.rank].send(buffer, lambda copy: self._boxes.send(key, copy), f"send {key}")
+
+    def Irecv(self, buffer, source, tag=0):
+        key = source, self.rank, self._context, tag
+        start = self._boxes.receive
+        return self._boxes.lates[self.rank].receive(buffer, lambda landing: start(key, landing), f"receive {key}")
+
+
+def _bytes(array) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
