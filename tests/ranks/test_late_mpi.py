@@ -28,34 +28,35 @@ def makes(kind):
     return lambda training, start, stop: kind(small.KERNELS, training.layout, start, stop, AdamWSettings(eps=1e-4))
 
 
-def cases():
+def cases(ranks):
+    """Strategy, options, and the ranks of each node: both ways where a strategy knows nodes."""
     for name, kind in STRATEGIES.items():
-        if kind.exchanges:
-            yield name, {}
+        options = [{}] if kind.exchanges else []
         if kind.overlaps:
-            yield name, {"bucket_bytes": 400}
-            yield name, {"bucket_bytes": 0, "wire": "bfloat16", "error_feedback": kind.error_feedback}
+            rounded = {"wire": "bfloat16", "error_feedback": kind.error_feedback}
+            options += [{"bucket_bytes": 400, **more} for more in ({}, rounded)]
+        for sizes in NODES[ranks] if kind.knows_nodes else NODES[ranks][:1]:
+            yield from ((name, some, sizes) for some in options)
 
 
 def result(comm, sizes, name, options):
     """Bits of all parameters, and of every loss and norm on the way."""
-    found, numbers = small.train(small.nodes_of(comm, sizes), name, max_norm=0.3, **options)
+    found, numbers = small.train(small.nodes_of(comm, sizes), name, max_norm=0.3, segment_bytes=1000, **options)
     return found.tobytes(), np.array([[number or 0.0 for number in step] for step in numbers]).tobytes()
 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_late_messages_and_dawdling_ranks_change_no_bit(comm, monkeypatch):
     monkeypatch.setattr(small, "TOKENS", small.TOKENS[:2])
-    for number, (name, options) in enumerate(cases()):
-        for sizes in NODES[comm.size]:
-            slow = number % comm.size == comm.rank
-            expected = result(comm, sizes, name, options)
-            late = Late(100 * number + comm.rank, 25 if slow else 3)
-            with monkeypatch.context() as patch:
-                patch.setattr(small.Training, "_new_optimizer", makes(Dawdling if slow else AdamW))
-                found = result(late_comm(comm, late), sizes, name, options)
-            assert found == expected, f"{name} {options} {sizes}"
-            late.check_all_were_waited_for()
+    for number, (name, options, sizes) in enumerate(cases(comm.size)):
+        slow = number % comm.size == comm.rank
+        expected = result(comm, sizes, name, options)
+        late = Late(100 * number + comm.rank, 25 if slow else 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(small.Training, "_new_optimizer", makes(Dawdling if slow else AdamW))
+            found = result(late_comm(comm, late), sizes, name, options)
+        assert found == expected, f"{name} {options} {sizes}"
+        late.check_all_were_waited_for()
 
 
 @pytest.mark.ranks(2)
@@ -68,7 +69,7 @@ def test_nothing_is_there_before_its_wait(comm):
     gathering = mpi.Iallgather(sent, gathered)
     assert np.isnan(received).all()
     assert np.isnan(gathered).all()
-    with pytest.raises(AssertionError, match="never waited for: from"):
+    with pytest.raises(AssertionError, match="never waited for: receive from"):
         late.check_all_were_waited_for()
     for request in (gathering, arrival, leaving, mpi.Ibarrier()):
         wait(request)

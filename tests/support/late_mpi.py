@@ -83,11 +83,14 @@ def late_comm(comm, late: Late):
     """The ranks of comm, with a communicator whose nonblocking calls are late. Collective."""
 
     class LateComm(MPI.Intracomm):
-        """mpi4py makes what is split or duplicated from it of the same class."""
+        """What is duplicated from it is of the same class: mpi4py sees to that."""
+
+        def Split(self, color=0, key=0):
+            return LateComm(super().Split(color, key))
 
         def Isend(self, buffer, dest, tag=0):
             start = super().Issend
-            return late.send(buffer, lambda copy: start(copy, dest, tag), f"to {dest}, tag {tag}")
+            return late.send(buffer, lambda copy: start(copy, dest, tag), f"send to {dest}, tag {tag}")
 
         def Irecv(self, buffer, source, tag=0):
             start = super().Irecv
