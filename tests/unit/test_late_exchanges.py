@@ -1,6 +1,6 @@
 """Rings and trees over an MPI that delivers late and in an odd order: the same bits, and no wait can be left out.
 
-All ranks are in this process: an exchange is a generator, so each rank is moved on in turn (tests/support/late_mpi.py).
+All ranks are in one thread: an exchange is a generator, so each rank is moved on in turn.
 """
 
 import ast
@@ -14,14 +14,14 @@ import pytest
 from dist.host import exchange, ring, tree
 from dist.host.exchange import RingExchange, TreeExchange
 from dist.wire import WireFormat
-from tests.support.late_mpi import Mailboxes
+from tests.support.thread_ranks import Post
 
 SEGMENT_BYTES = 100  # 25 values of float32: chunks have several, the last shorter
 MOST_TURNS = 100_000  # of all ranks; an exchange that has not ended then hangs
 WIRES = (WireFormat("float32", SEGMENT_BYTES), WireFormat("bfloat16", SEGMENT_BYTES, error_feedback=True))
 
 
-def run(boxes, exchanges, begin):
+def run(post, exchanges, begin):
     """begin(exchange, rank) on every rank, then all of them to their ends."""
     for rank, one in enumerate(exchanges):
         begin(one, rank)
@@ -30,7 +30,7 @@ def run(boxes, exchanges, begin):
             break
     else:
         pytest.fail("the exchange hangs")
-    for late in boxes.lates:
+    for late in post.lates:
         late.check_all_were_waited_for()
 
 
@@ -45,9 +45,9 @@ def sums(ranks, size, per_rank=1):
 
 def ring_results(ranks, size, wire, seed, most):
     """Each rank's vector after two all-reduces with an addend, of two ranges under way at once."""
-    boxes, ranges = Mailboxes(ranks, seed, most), [(size // 3, size), (0, size // 3)]
+    post, ranges = Post(ranks, seed, most), [(size // 3, size), (0, size // 3)]
     addends = [[whole_numbers(rank + ranks, size)] for rank in range(ranks)]
-    rings = [RingExchange(comm, ranges, wire, added) for comm, added in zip(boxes.comms(), addends, strict=True)]
+    rings = [RingExchange(comm, ranges, wire, added) for comm, added in zip(post.comms(), addends, strict=True)]
     vectors = [None] * ranks
 
     def begin(one, rank):
@@ -56,13 +56,13 @@ def ring_results(ranks, size, wire, seed, most):
             one.start_allreduce(vectors[rank], *part)
 
     for _ in range(2):
-        run(boxes, rings, begin)
+        run(post, rings, begin)
     return vectors
 
 
 def tree_results(ranks, size, wire, seed, most):
-    boxes, vectors = Mailboxes(ranks, seed, most), [None] * ranks
-    trees = [TreeExchange(comm, [(0, size)], wire) for comm in boxes.comms()]
+    post, vectors = Post(ranks, seed, most), [None] * ranks
+    trees = [TreeExchange(comm, [(0, size)], wire) for comm in post.comms()]
 
     def begin(one, rank):
         vectors[rank] = whole_numbers(rank, size)
@@ -70,21 +70,21 @@ def tree_results(ranks, size, wire, seed, most):
             one.start_allreduce(vectors[rank], *part)
 
     for _ in range(2):
-        run(boxes, trees, begin)
+        run(post, trees, begin)
     return vectors
 
 
 def halves_results(ranks, size, wire, seed, most):
     """A reduce-scatter, and an all-gather of twice its sums, one at a time and in the memory of one range."""
-    boxes, ranges = Mailboxes(ranks, seed, most), [(0, size // 4), (size // 4, size)]
-    rings = [RingExchange(comm, ranges, wire, one_at_a_time=True) for comm in boxes.comms()]
+    post, ranges = Post(ranks, seed, most), [(0, size // 4), (size // 4, size)]
+    rings = [RingExchange(comm, ranges, wire, one_at_a_time=True) for comm in post.comms()]
     vectors = [whole_numbers(rank, size) for rank in range(ranks)]
 
     def begin(one, rank):
         for part in ranges:
             one.progress.start(one.reduce_scatter(vectors[rank], *part))
 
-    run(boxes, rings, begin)
+    run(post, rings, begin)
     for one, vector in zip(rings, vectors, strict=True):
         for part in ranges:
             own = slice(*one.own_part(*part))
@@ -96,7 +96,7 @@ def halves_results(ranks, size, wire, seed, most):
         for part in ranges:
             one.progress.start(one.all_gather(vectors[rank], *part))
 
-    run(boxes, rings, gather)
+    run(post, rings, gather)
     return vectors
 
 
@@ -173,8 +173,8 @@ class Sent:
     """Two ranks, and a message between them that begins."""
 
     def __init__(self):
-        self.boxes = Mailboxes(2, seed=0, most=3)
-        first, second = self.boxes.comms()
+        self.post = Post(2, seed=0, most=3)
+        first, second = self.post.comms()
         self.sent, self.received = np.arange(5, dtype=np.float32), np.zeros(5, np.float32)
         self.receive, self.send = second.Irecv(self.received, 0), first.Isend(self.sent, 1)
 
@@ -203,4 +203,4 @@ def test_buffers_used_too_early_are_named():
     with pytest.raises(AssertionError, match="written to before its wait: receive"):
         message.end()
     with pytest.raises(AssertionError, match="never waited for: send"):
-        message.boxes.lates[0].check_all_were_waited_for()
+        message.post.lates[0].check_all_were_waited_for()
