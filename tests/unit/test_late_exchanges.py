@@ -8,6 +8,7 @@ import inspect
 import itertools
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -127,6 +128,38 @@ def test_sums_of_any_numbers_have_the_bits_of_a_kind_mpi(results, monkeypatch):
         assert (kind == kind[0]).all(), "the ranks' sums differ"
         for seed in range(3):
             np.testing.assert_array_equal(np.array(results(5, 301, wire, seed, 20)).view(np.uint32), kind.view("u4"))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_gathered_does_not_mix_with_what_is_fed_back(ranks):
+    """Parameters are gathered rounded to nearest, whatever the sums before them have left; and leave nothing."""
+    post, size = Post(ranks, 1), 50
+    rings = [RingExchange(comm, [(0, size)], WIRES[1]) for comm in post.comms()]
+    sums = [np.linspace(1, 2, size, dtype=np.float32) for _ in rings]
+    run(post, rings, lambda one, rank: one.progress.start(one.reduce_scatter(sums[rank], 0, size)))
+    errors = [one.errors.copy() for one in rings]
+    assert all(error.any() for error in errors)
+    parameters = np.linspace(3, 5, size, dtype=np.float32)
+    vectors = [parameters.copy() for _ in rings]
+    run(post, rings, lambda one, rank: one.progress.start(one.all_gather(vectors[rank], 0, size)))
+    for one, before, vector in zip(rings, errors, vectors, strict=True):
+        np.testing.assert_array_equal(vector, parameters.astype(ml_dtypes.bfloat16).astype(np.float32))
+        np.testing.assert_array_equal(one.errors, before)
+
+
+def test_what_rounding_takes_is_fed_back_to_the_next_sum():
+    """Two ranks: the mean of many exchanges of the same numbers comes to their sum, which no single one has."""
+    for make in (
+        lambda comm: RingExchange(comm, [(0, 40)], WIRES[1]),
+        lambda comm: TreeExchange(comm, [(0, 40)], WIRES[1]),
+    ):
+        post, own = Post(2, 1, 0), np.linspace(1, 2, 40, dtype=np.float32)
+        both, total = [make(comm) for comm in post.comms()], np.zeros(40)
+        for _ in range(200):
+            vectors = [own.copy(), own.copy()]
+            run(post, both, lambda one, rank, vectors=vectors: one.start_allreduce(vectors[rank], 0, 40))
+            total += vectors[0]
+        assert np.abs(total / 200 - 2 * own).max() < 4e-4
 
 
 def waits_of(module) -> list[ast.Expr]:
