@@ -95,7 +95,27 @@ def test_a_run_is_the_training_that_its_flags_say(comm, shared_path, data):
         np.testing.assert_allclose(last_parameters(run, 6), parameters, atol=1e-5)
 
 
-OUTLIERS = {**SET, "steps": 150, "batch_size": 1, "grad_accum": 1, "schedule": "constant", "lr": 1e-4, "warmup": 0}
+@pytest.mark.ranks(1)
+def test_the_seed_decides_the_order_of_the_windows(comm, shared_path, data):
+    """From the same parameters, which stay: losses tell which windows a step has."""
+    flags = [*data, "--steps", 3, "--lr", 0]
+    train(alone(), shared_path / "start", *flags)
+    losses = {}
+    for name, more in {"1": ["--shuffle", "--seed", 1], "2": ["--shuffle", "--seed", 2], "none": ["--seed", 1]}.items():
+        for again in "ab":
+            run = shared_path / (name + again)
+            train(alone(), run, *flags, *more, "--init", shared_path / "start")
+            losses[name + again] = [line["loss"] for line in log(run)]
+    assert all(losses[name + "a"] == losses[name + "b"] for name in ("1", "2", "none"))
+    assert len({tuple(found) for found in losses.values()}) == 3
+    np.testing.assert_allclose(losses["nonea"], [line["loss"] for line in log(shared_path / "start")], rtol=1e-5)
+
+
+# Betas near 1: then it shows after 140 steps, too, how many of them were updates.
+OUTLIERS = {
+    **SET, "steps": 150, "batch_size": 1, "grad_accum": 1, "schedule": "constant", "lr": 1e-4, "warmup": 0,
+    "beta1": 0.99, "beta2": 0.999,
+}  # fmt: skip
 WINDOW, Z = 128, 0.8  # so low that some steps are skipped
 
 
