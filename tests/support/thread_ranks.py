@@ -11,11 +11,9 @@ import numpy as np
 
 from dist.buffers import NodeBuffers
 from dist.mpi import MPI
-from dist.waiting import wait
+from dist.waiting import Condition, wait
 from dist.world import World, world_of
 from tests.support.late_mpi import Late
-
-HANGS_S = 60
 
 
 def run_ranks(nodes: list[int], program, seed: int = 0, most: int = 0, slow: int | None = None) -> list:
@@ -124,6 +122,9 @@ class ThreadComm:
         self._post, self._name, self._members, self.rank, self.size = post, name, members, rank, len(members)
         self._late, self._calls = post.lates[members[rank]], 0
 
+    def check(self) -> None:
+        self._post.check()
+
     def Dup(self):
         return ThreadComm(self._post, self._next_call(), self._members, self.rank)
 
@@ -199,6 +200,21 @@ class ThreadComm:
 def share_in_process(buffers: NodeBuffers, local_comm: ThreadComm, count: int, dtype) -> list[np.ndarray]:
     """In the place of NodeBuffers._share, for ranks that share all memory."""
     return local_comm.allgather(np.zeros(count, dtype))
+
+
+def ending_with_others(arrived):
+    """NodeBuffers.arrived of ranks that look, while they wait, whether another rank has failed."""
+
+    def watched(buffers, local_ranks, count):
+        condition = arrived(buffers, local_ranks, count)
+
+        def holds():
+            buffers._local_comm.check()
+            return condition.Test()
+
+        return Condition(holds)
+
+    return watched
 
 
 def check_no_memory(world: World, size: int) -> None:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from gpt2.kernels import load_kernels
-from gpt2.kernels.numpy import adamw, classifier_backward, classifier_forward, layernorm_backward, sum_of_squares
+from gpt2.kernels.numpy import (
+    adamw,
+    classifier_backward,
+    classifier_forward,
+    layernorm_backward,
+    linear_backward,
+    sum_of_squares,
+)
 from gpt2.kernels.numpy.adamw import BLOCK
 from gpt2.kernels.numpy.cores import Cores
 
@@ -57,6 +64,21 @@ def test_losses_do_not_depend_on_which_columns_are_first():
         return losses
 
     np.testing.assert_array_equal(*both_orders(run))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(3, 40), (40, 3)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_linear_layers_gradients_do_not_depend_on_how_they_are_cut(outputs, inputs, accumulate):
+    """Four parts of each product, by columns or by rows: whole numbers, so that sums are exact."""
+    x, w, dy = (
+        RANDOM.integers(-3, 4, size).astype(np.float32) for size in ((9, inputs), (outputs, inputs), (9, outputs))
+    )
+    for cores in (Cores(1), Cores(8), InOrder(5, True)):
+        dx, dw, db = np.empty_like(x), np.full_like(w, 2.0), np.full(outputs, 5, np.float32)
+        linear_backward(cores, dx, dw, db, dy, x, w, accumulate)
+        np.testing.assert_array_equal(dx, dy @ w)
+        np.testing.assert_array_equal(dw, dy.T @ x + 2 * accumulate)
+        np.testing.assert_array_equal(db, dy.sum(0) + 5 * accumulate)
 
 
 def test_adamw_does_not_depend_on_how_it_is_cut():

@@ -40,6 +40,7 @@ class Training(small.Training):
 def _shared_in_process(monkeypatch):
     monkeypatch.setattr(NodeBuffers, "_share", thread_ranks.share_in_process)
     monkeypatch.setattr(NodeBuffers, "_check_memory", staticmethod(thread_ranks.check_no_memory))
+    monkeypatch.setattr(NodeBuffers, "arrived", thread_ranks.ending_with_others(NodeBuffers.arrived))
 
 
 def train(nodes, name, options, most=0, slow=None):

@@ -1,11 +1,12 @@
-"""Sums of numbers over the ranks, on ranks that are threads, over an MPI that delivers late."""
+"""Exchanges under way, and sums of numbers over ranks that are threads, over an MPI that delivers late."""
 
 import math
 import time
 
 import pytest
 
-from dist.waiting import EarlySum, barrier, gather_everywhere, sum_everywhere
+from dist.progress import Progress
+from dist.waiting import Condition, EarlySum, barrier, gather_everywhere, sum_everywhere
 from tests.support.thread_ranks import run_ranks
 
 # Of each rank. Added in any order in float64 these are 0, 1 or 2; their sum is 2.
@@ -68,3 +69,38 @@ def test_an_error_of_one_rank_ends_all():
 
     with pytest.raises(KeyError, match="broken"):
         run_ranks([3], program)
+
+
+def test_one_exchange_can_be_waited_for_while_others_are_under_way():
+    progress, asked, let_go = Progress(), [], []
+
+    def another_ends():
+        asked.append(1)
+        assert len(asked) < 100, "waits for the other one, too"
+        return bool(let_go)
+
+    progress.start(iter([Condition(another_ends)]))
+    progress.finish(progress.start(iter([Condition(lambda: True)])))
+    assert progress.poke()
+    let_go.append(1)
+    progress.finish()
+    assert not progress.poke()
+
+
+def test_exchanges_begin_in_their_order_and_so_many_at_once():
+    """Two at a time of four: the third begins when one of the first two has ended."""
+    progress, begun, ended = Progress(in_flight=2), [], set()
+
+    def exchange(number):
+        begun.append(number)
+        yield Condition(lambda: number in ended)
+
+    for number in range(4):
+        progress.start(exchange(number))
+    assert begun == [0, 1]
+    ended.add(1)
+    assert progress.poke()
+    assert begun == [0, 1, 2]
+    ended.update(range(4))
+    progress.finish()
+    assert begun == [0, 1, 2, 3]
