@@ -12,6 +12,7 @@ from gpt2.optimizer import AdamW, AdamWSettings, Clipping, LearningRateSchedule,
 from gpt2.parameters import Layout
 
 SETTINGS = AdamWSettings(beta1=0.5, beta2=0.8, eps=1e-3, weight_decay=0.25)
+GRADIENT_SCALE = 0.25
 KERNELS = load_kernels("numpy", 1)
 
 
@@ -84,7 +85,7 @@ def textbook(parameters, gradients, decays, rates):
     for g, lr in zip(gradients, rates, strict=True):
         if g is None:
             continue
-        t, g = t + 1, g.astype(float)
+        t, g = t + 1, GRADIENT_SCALE * g.astype(float)
         m, v = s.beta1 * m + (1 - s.beta1) * g, s.beta2 * v + (1 - s.beta2) * g * g
         step = m / (1 - s.beta1**t) / (np.sqrt(v / (1 - s.beta2**t)) + s.eps)
         p = p - lr * (step + s.weight_decay * decays * p)
@@ -111,6 +112,8 @@ def test_matrices_decay_and_biases_do_not_however_they_are_cut(cuts):
         optimizer = AdamW(KERNELS, layout, start, stop, SETTINGS)
         for g, lr in zip(gradients, rates, strict=True):
             part = parameters[start:stop]
-            optimizer.update(part, parameters[start:stop] if g is None else g[start:stop], lr, None if g is None else 1)
+            optimizer.update(
+                part, parameters[start:stop] if g is None else g[start:stop], lr, None if g is None else GRADIENT_SCALE
+            )
         assert optimizer.step == 3
     np.testing.assert_allclose(parameters, expected, rtol=1e-5, atol=1e-6)
