@@ -48,7 +48,7 @@ class Post:
         return [ThreadComm(self, ("world",), everyone, rank) for rank in everyone]
 
     def guarded(self, rank, comm):
-        """The first error ends all ranks: the others find it where they wait. It is one not to wait for all requests."""
+        """The first error ends all ranks: the others find it where they wait. To leave with open requests is one."""
         try:
             result = rank(comm)
             self.lates[comm.rank].check_all_were_waited_for()
