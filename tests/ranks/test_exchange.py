@@ -296,11 +296,3 @@ def test_buckets_tile_what_backward_finishes(bucket):
     assert all(following[1] == low for (low, _), following in pairwise(buckets))
     assert {low for low, _ in buckets} <= {low for low, _ in final}
     assert all((high - low) * 4 >= bucket for low, high in buckets[:-1])
-
-
-def test_a_bucket_is_full_when_it_holds_as_many_bytes():
-    """Of float32; the last takes what is left."""
-    final = [(90, 100), (60, 90), (30, 60), (0, 30)]
-    assert plan_buckets(final, 4 * 40) == [(60, 100), (0, 60)]
-    assert plan_buckets(final, 4 * 40 + 1) == [(30, 100), (0, 30)]
-    assert plan_buckets(final, 0) == final

@@ -10,6 +10,7 @@ import pytest
 from dist.buffers import NodeBuffers
 from gpt2.optimizer import AdamW, AdamWSettings
 from strategies import STRATEGIES
+from strategies.bucketed import plan_buckets
 from tests.ranks import test_overlap as small
 from tests.support import thread_ranks
 from tests.support.thread_ranks import run_ranks
@@ -84,3 +85,11 @@ def test_late_messages_and_a_dawdling_rank_change_no_bit(name, options, nodes):
     losses = sum(found for _, found in kind)[:, 0]
     np.testing.assert_allclose(losses, numbers[:, 0], rtol=close)
     np.testing.assert_allclose(kind[0][1][:, 2], numbers[:, 2], rtol=close)
+
+
+def test_a_bucket_is_full_when_it_holds_as_many_bytes():
+    """Of float32; the last takes what is left."""
+    final = [(90, 100), (60, 90), (30, 60), (0, 30)]
+    assert plan_buckets(final, 4 * 40) == [(60, 100), (0, 60)]
+    assert plan_buckets(final, 4 * 40 + 1) == [(30, 100), (0, 30)]
+    assert plan_buckets(final, 0) == final
