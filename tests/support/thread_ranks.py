@@ -5,7 +5,7 @@ give, and sums have the ranks' order.
 """
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from dist.mpi import MPI
 from dist.waiting import Condition, wait
 from dist.world import World, world_of
 from tests.support.late_mpi import Late
+
+HANGS_S = 60
 
 
 def run_ranks(nodes: list[int], program, seed: int = 0, most: int = 0, slow: int | None = None) -> list:
@@ -27,11 +29,18 @@ def run_ranks(nodes: list[int], program, seed: int = 0, most: int = 0, slow: int
     def rank(comm):
         return program(world_of(comm, comm.Split(node_of[comm.rank], comm.rank)))
 
-    with ThreadPoolExecutor(len(post.lates)) as threads:
-        results = [threads.submit(post.guarded, rank, comm) for comm in post.comms()]
+    # Daemons, and not a pool: nobody waits for those that hang.
+    results = [None] * len(post.lates)
+    threads = [threading.Thread(target=post.guarded, args=(rank, comm, results), daemon=True) for comm in post.comms()]
+    deadline = time.monotonic() + HANGS_S
+    for thread in threads:
+        thread.start()
+    for number, thread in enumerate(threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        assert post.error or not thread.is_alive(), f"rank {number} hangs"
     if post.error is not None:
         raise post.error
-    return [result.result() for result in results]
+    return results
 
 
 class Post:
@@ -47,15 +56,13 @@ class Post:
         everyone = list(range(len(self.lates)))
         return [ThreadComm(self, ("world",), everyone, rank) for rank in everyone]
 
-    def guarded(self, rank, comm):
+    def guarded(self, rank, comm, results: list):
         """The first error ends all ranks: the others find it where they wait. To leave with open requests is one."""
         try:
-            result = rank(comm)
+            results[comm.rank] = rank(comm)
             self.lates[comm.rank].check_all_were_waited_for()
-            return result
         except BaseException as error:
             self.error = self.error or error
-            return None
 
     def check(self) -> None:
         if self.error is not None:
