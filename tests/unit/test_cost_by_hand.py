@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dist.cost import messages
+from dist.cost import messages, model
 from dist.cost.memory import Memory
 from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, lower_bound_s, predict
@@ -36,8 +36,10 @@ def test_additions_take_time_where_they_are_slower_than_the_wire():
     assert seconds("tree", list(range(4)), **slow) == pytest.approx(SIZE / (RATE / 10))
 
 
-def test_what_is_added_when_the_wire_is_idle_comes_on_top():
+@pytest.mark.parametrize("replayed", [True, False])
+def test_what_is_added_when_the_wire_is_idle_comes_on_top(replayed, monkeypatch):
     """Of two hosts each sends a half for its sum, which it adds, and then the sum."""
+    monkeypatch.setattr(model, "MOST_REPLAYED", model.MOST_REPLAYED if replayed else 0)
     quick, slow = (seconds("allreduce", [0, 1], add_rate=rate, tcp=False) for rate in (1e15, 1e8))
     assert slow - quick == pytest.approx(SIZE / 2 / 1e8, rel=0.01)
 
@@ -54,11 +56,15 @@ def test_a_few_roots_stand_for_all(placement, monkeypatch):
 
     def traffic():
         stages, _ = message_schedule(STRATEGIES["sliced"].messages, placement, 40_000 * len(placement))
-        return np.array(node_traffic(stages, placement))
+        steps = predict(
+            STRATEGIES["sliced"].messages, Cluster(placement, RATE, RATE, 0.0), 40_000 * len(placement)
+        ).steps
+        return np.array(node_traffic(stages, placement)), steps
 
-    few = traffic()
+    few, few_steps = traffic()
     monkeypatch.setattr(messages, "MOST_ROOTS", 1000)
-    every = traffic()
+    every, steps = traffic()
+    assert few_steps == pytest.approx(steps, rel=0.02)
     assert few.sum() == pytest.approx(every.sum(), rel=1e-3)
     np.testing.assert_allclose(few, every, rtol=0.1)
 

@@ -93,3 +93,18 @@ def test_a_bucket_is_full_when_it_holds_as_many_bytes():
     assert plan_buckets(final, 4 * 40) == [(60, 100), (0, 60)]
     assert plan_buckets(final, 4 * 40 + 1) == [(30, 100), (0, 30)]
     assert plan_buckets(final, 0) == final
+
+
+def test_steps_below_the_rounding_of_the_wire_add_up():
+    """40 steps of 1e-4 around 1, where two bfloat16 numbers are 4e-3 apart: what is gathered moves in the end."""
+
+    def program(world):
+        training = Training(world, "hierarchical-sharded", None, wire="bfloat16")
+        for _ in range(40):
+            training.buffers.gradients.fill(1.0)
+            training.strategy.update(1e-4)
+        start = training.layout.by_name["lnf_weight"].start
+        return training.whole()[start : start + 5]
+
+    for found in run_ranks([1, 1], program):
+        assert (found < 1).any()
