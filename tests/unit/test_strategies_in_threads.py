@@ -108,3 +108,17 @@ def test_steps_below_the_rounding_of_the_wire_add_up():
 
     for found in run_ranks([1, 1], program):
         assert (found < 1).any()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.exchanges and name != "zero-3"])
+def test_without_overlap_an_update_ends_when_all_parameters_are_there(name):
+    """Before anybody uses them, and with messages that come late."""
+
+    def program(world):
+        training = Training(world, name, None)
+        training.step(small.TOKENS[0], validates=False)
+        after = training.parameters.flat.copy()
+        return after, training.whole()
+
+    for after, whole in run_ranks([1, 2], program, most=3, slow=1):
+        np.testing.assert_array_equal(after, whole)
