@@ -15,7 +15,7 @@ from dist.waiting import Condition, wait
 from dist.world import World, world_of
 from tests.support.late_mpi import Late
 
-HANGS_S = 60
+HANGS_S = 30
 
 
 def run_ranks(nodes: list[int], program, seed: int = 0, most: int = 0, slow: int | None = None) -> list:
