@@ -1,6 +1,7 @@
 """Our own exchanges, their wires, what moves them on, the memory a node shares, and the links they cross."""
 
 import math
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -240,13 +241,18 @@ def test_a_node_shares_its_memory(comm):
 
 @pytest.mark.ranks(3)
 def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
+    """Of a node of 3 ranks: their gradients, and the parameters once, 4 bytes each; a block too few is too little."""
     from dist import shared_memory
 
-    monkeypatch.setattr(shared_memory.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=1000, f_frsize=1))
-    with pytest.raises(SystemExit):
-        NodeBuffers(world_of(comm, comm.Split(0, comm.rank)), 1000)
-    printed = capsys.readouterr().err
-    assert ("/dev/shm has 0.0 MB free, expected 0.0 MB for the buffers" in printed) == (comm.rank == 0)
+    world = world_of(comm, comm.Split(0, comm.rank))
+    for blocks, is_short in ((400, False), (399, True)):
+        monkeypatch.setattr(
+            shared_memory.os, "statvfs", lambda folder, n=blocks: SimpleNamespace(f_bavail=n, f_frsize=40)
+        )
+        with pytest.raises(SystemExit) if is_short else nullcontext():
+            NodeBuffers(world, 1000).close()
+        printed = capsys.readouterr().err
+        assert ("/dev/shm has 0.0 MB free, expected 0.0 MB for the buffers" in printed) == (is_short and comm.rank == 0)
 
 
 @pytest.mark.ranks(2, 3)

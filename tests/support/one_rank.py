@@ -81,9 +81,9 @@ def one_rank(folder: Path, every: int | None = 2, keep: int = 9) -> OneRank:
         clipping=Clipping(1.0),
         resumed=lambda: None,
     )
-    facts = {"global_batch": 1} | checkpoints.model_facts(layout)
+    facts = {"run": "f" * 32, "global_batch": 1} | checkpoints.model_facts(layout)
     path = folder / "checkpoints"
     path.mkdir(parents=True)
     model = WholeModel(Parameters(layout, arrays["parameters"]), lambda *_: None, lambda *_: None)
-    checkpointing = Checkpointing(WORLD, path, strategy, facts, range(1, 7), every, keep)
+    checkpointing = Checkpointing(WORLD, path, strategy, facts, range(1, 7), every, keep, lambda: None)
     return OneRank(path, layout, arrays, checkpointing, model, strategy)

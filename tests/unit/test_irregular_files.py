@@ -37,7 +37,7 @@ def pipe(tmp_path):
         ("a.safetensors", lambda path: safetensors.read_header(path)),
         ("checkpoint.json", lambda path: checkpoints.Checkpoint(path.parent)),
         ("manifest.json", lambda path: read_manifest(path.parent)),
-        ("log.jsonl", lambda path: RunFolder(path.parent)),
+        ("log.jsonl", lambda path: RunFolder(path.parent, lambda: None, None)),
     ],
 )
 def test_a_pipe_is_refused(pipe, name, read):

@@ -145,7 +145,8 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install -e '.[tensorboard]'")
     from tests.ranks.test_event_files import points
 
-    folder = RunFolder(tmp_path / "run", tensorboard=True)
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run", lambda: None, None, tensorboard=True)
     folder.write_config({}, [], "", {})
     folder.log({"step": 1, "loss": 3.0})
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()

@@ -53,7 +53,7 @@ def shard(folder: Path) -> Damaged:
         inputs, targets = np.zeros((2, windows.count if windows else 0, T), np.int32)
         if windows:
             windows.read(0, inputs, targets)
-        return opened.tolist(), np.hstack([inputs, targets[:, -1:]]).tolist()
+        return opened[:].tolist(), np.hstack([inputs, targets[:, -1:]]).tolist()
 
     def judge(mutant, value):
         expected = tokens_in(mutant)

@@ -155,7 +155,7 @@ def resumed_log(folder: Path) -> Damaged:
     def read():
         shutil.rmtree(resumed, ignore_errors=True)
         shutil.copytree(made, resumed)
-        RunFolder(resumed, 2)
+        RunFolder(resumed, lambda: None, 2)
         return (resumed / "log.jsonl").read_bytes()
 
     def judge(mutant, value):

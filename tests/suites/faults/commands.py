@@ -97,7 +97,7 @@ def bad_parameter(folder: Path) -> None:
         path.unlink()
     newest.rmdir()
     part = newest.with_suffix(".part")
-    size = checkpoints.write_part(part, facts["step"], 0, ranges)
+    size = checkpoints.write_part(part, facts["step"], 0, ranges, facts["run"])
     checkpoints.complete(part, facts, {checkpoints.rank_file(0): size})
 
 

@@ -1,0 +1,124 @@
+"""Every strategy on ranks that are threads, over an MPI that delivers late, with a rank that dawdles: the same bits."""
+
+import itertools
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+
+from dist.buffers import NodeBuffers
+from gpt2.optimizer import AdamW, AdamWSettings
+from strategies import STRATEGIES
+from strategies.bucketed import plan_buckets
+from tests.ranks import test_overlap as small
+from tests.support import thread_ranks
+from tests.support.thread_ranks import run_ranks
+
+STEPS, MAX_NORM = 2, 0.3
+DAWDLING_S = 5e-3
+KNOWN_NODES, OTHER_NODES = ([2], [1, 1], [1, 2], [2, 2]), ([2], [3])  # ranks of each node
+
+
+class Dawdling(AdamW):
+    """Of the rank that updates last: who does not wait for it goes on with its old parameters."""
+
+    def update(self, *arguments):
+        time.sleep(DAWDLING_S)
+        super().update(*arguments)
+
+
+class Training(small.Training):
+    def __init__(self, world, name, slow, **options):
+        self.optimizer_kind = Dawdling if world.rank == slow else AdamW
+        super().__init__(world, name, MAX_NORM, segment_bytes=1000, **options)
+
+    def _new_optimizer(self, start, stop):
+        return self.optimizer_kind(small.KERNELS, self.layout, start, stop, AdamWSettings(eps=1e-4))
+
+
+@pytest.fixture(autouse=True)
+def _shared_in_process(monkeypatch):
+    monkeypatch.setattr(NodeBuffers, "_share", thread_ranks.share_in_process)
+    monkeypatch.setattr(NodeBuffers, "_check_memory", staticmethod(thread_ranks.check_no_memory))
+    monkeypatch.setattr(NodeBuffers, "arrived", thread_ranks.ending_with_others(NodeBuffers.arrived))
+
+
+def train(nodes, name, options, most=0, slow=None):
+    """Of each rank: its parameters at the end, and its losses and norms on the way."""
+
+    def program(world):
+        training = Training(world, name, slow, **options)
+        numbers = [training.step(batch) for batch in small.TOKENS[:STEPS]]
+        return training.whole(), np.array([[number or 0.0 for number in step] for step in numbers])
+
+    return run_ranks(nodes, program, most=most, slow=slow)
+
+
+@cache
+def alone():
+    """Parameters and numbers of one rank."""
+    ((parameters, numbers),) = train([1], "allreduce", {})
+    return parameters, numbers
+
+
+def cases():
+    for name, kind in STRATEGIES.items():
+        options = [{}] if kind.exchanges else []
+        if kind.overlaps:
+            options += [{"bucket_bytes": 400}, {"bucket_bytes": 0, "wire": "bfloat16"}]
+        yield from itertools.product([name], options, KNOWN_NODES if kind.knows_nodes else OTHER_NODES)
+
+
+@pytest.mark.parametrize(("name", "options", "nodes"), list(cases()), ids=str)
+def test_late_messages_and_a_dawdling_rank_change_no_bit(name, options, nodes):
+    ranks = sum(nodes)
+    kind = train(nodes, name, options)
+    late = train(nodes, name, options, most=1, slow=ranks - 1)
+    for rank, (one, other) in enumerate(zip(kind, late, strict=True)):
+        for expected, found in zip(one, other, strict=True):
+            np.testing.assert_array_equal(found, expected, err_msg=f"rank {rank}")
+    assert len({parameters.tobytes() for parameters, _ in kind}) == 1, "the ranks' parameters differ"
+    parameters, numbers = alone()
+    size, close = min(len(parameters), len(kind[0][0])), 3e-2 if "wire" in options else 1e-5
+    np.testing.assert_allclose(kind[0][0][:size], parameters[:size], atol=close)
+    losses = sum(found for _, found in kind)[:, 0]
+    np.testing.assert_allclose(losses, numbers[:, 0], rtol=close)
+    np.testing.assert_allclose(kind[0][1][:, 2], numbers[:, 2], rtol=close)
+
+
+def test_a_bucket_is_full_when_it_holds_as_many_bytes():
+    """Of float32; the last takes what is left."""
+    final = [(90, 100), (60, 90), (30, 60), (0, 30)]
+    assert plan_buckets(final, 4 * 40) == [(60, 100), (0, 60)]
+    assert plan_buckets(final, 4 * 40 + 1) == [(30, 100), (0, 30)]
+    assert plan_buckets(final, 0) == final
+
+
+def test_steps_below_the_rounding_of_the_wire_add_up():
+    """40 steps of 1e-4 around 1, where two bfloat16 numbers are 4e-3 apart: what is gathered moves in the end."""
+
+    def program(world):
+        training = Training(world, "hierarchical-sharded", None, wire="bfloat16")
+        for _ in range(40):
+            training.buffers.gradients.fill(1.0)
+            training.strategy.update(1e-4)
+        start = training.layout.by_name["lnf_weight"].start
+        return training.whole()[start : start + 5]
+
+    for found in run_ranks([1, 1], program):
+        assert (found < 1).any()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.exchanges and name != "zero-3"])
+def test_without_overlap_an_update_ends_when_all_parameters_are_there(name):
+    """Before anybody uses them, and with messages that come late."""
+
+    def program(world):
+        training = Training(world, name, None)
+        training.step(small.TOKENS[0], validates=False)
+        after = training.parameters.flat.copy()
+        return after, training.whole()
+
+    for after, whole in run_ranks([1, 2], program, most=3, slow=1):
+        np.testing.assert_array_equal(after, whole)
