@@ -55,6 +55,25 @@ def test_any_range_is_read_from_any_cut(tmp_path, arrays):
     assert checkpoints.read_config(checkpoint.path) == CONFIG
 
 
+def test_ranks_that_share_the_check_read_every_byte(tmp_path, arrays):
+    """Wherever it is damaged, one of three finds it."""
+    path = write(tmp_path, arrays)
+    for rank in range(3):
+        file = path / checkpoints.rank_file(rank)
+        sound = file.read_bytes()
+        begin = 8 + int.from_bytes(sound[:8], "little")
+        for place in range(begin, len(sound), 397):
+            file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+            checkpoint, found = Checkpoint(path), 0
+            for part in range(3):
+                try:
+                    checkpoint.check(part, 3)
+                except UserError:
+                    found += 1
+            assert found == 1
+        file.write_bytes(sound)
+
+
 def test_the_files_are_safetensors(tmp_path, arrays):
     """By the format's description alone: eight bytes of length, a JSON header, the data."""
     path = write(tmp_path, arrays) / checkpoints.rank_file(0)

@@ -1,11 +1,11 @@
-"""What becomes of a step's gradients before AdamW sees them, and AdamW on a part of the parameters."""
+"""What becomes of a step's gradients before AdamW sees them, the learning rate, and AdamW on a part of the whole."""
 
 import numpy as np
 import pytest
 
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
-from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping, LearningRateSchedule, clip_scale
 from gpt2.parameters import Layout
 
 LAYOUT = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=4, context=3, vocab_size=5))
@@ -60,3 +60,22 @@ def test_a_part_is_updated_as_within_the_whole():
     AdamW(kernels, LAYOUT, 0, LAYOUT.size, settings).update(whole, gradients, 0.1, 1.0)
     AdamW(kernels, LAYOUT, start, stop, settings).update(part, gradients[start:stop], 0.1, 1.0)
     assert (part == whole[start:stop]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("cosine", {5: 0.5, 10: 1.0, 30: 0.9, 55: 0.55, 80: 0.2, 100: 0.1}),
+        ("linear", {5: 0.5, 10: 1.0, 37: 0.73, 55: 0.55, 82: 0.28, 100: 0.1}),
+        ("constant", {5: 0.5, 10: 1.0, 100: 1.0}),
+        ("wsd", {5: 0.5, 10: 1.0, 80: 1.0, 81: 0.799, 85: 0.55, 100: 0.1}),
+    ],
+)
+def test_the_learning_rate_over_100_steps(name, rates):
+    """10 of them are the warm-up. wsd decays in the last fifth, by the square root of what of it has gone."""
+    schedule = LearningRateSchedule(name, lr=1.0, min_lr=0.1, warmup=10, steps=100)
+    # cosine: after 20 and 70 of 90 steps; wsd: after 1 and 5 of 20.
+    exact = {("cosine", 30): 0.55 + 0.45 * np.cos(np.pi * 2 / 9), ("cosine", 80): 0.55 + 0.45 * np.cos(np.pi * 7 / 9)}
+    exact |= {("wsd", 81): 0.1 + 0.9 * (1 - (1 / 20) ** 0.5)}
+    for step, rate in rates.items():
+        assert schedule.at(step) == pytest.approx(exact.get((name, step), rate), abs=1e-6), step

@@ -1,5 +1,6 @@
 """POP efficiencies and the replay without transfer times, against runs computed by hand."""
 
+import numpy as np
 import pytest
 
 from tests.support.make_run import three_ranks, write_run
@@ -27,6 +28,22 @@ def rank_spans(*phases, step=1, start=0):
             spans.append((step, phase, root, now, now + ms))
         now += ms
     return [*spans, (step, STEP, -1, start, now)]
+
+
+@pytest.mark.parametrize(("replayed_s", "ideal_s"), [(0.06, 0.05), (0.02, 0.03), (0.04, 0.04)])
+def test_clocks_that_are_a_little_off_make_no_efficiency_above_one(replayed_s, ideal_s, tmp_path):
+    """A replayed step is no longer than the step, 50 ms, and no shorter than the longest computing in it, 30 ms."""
+    spans = [
+        rank_spans(("forward", -1, 10), ("allreduce", -1, 40)),
+        rank_spans(("forward", -1, 30), ("allreduce", -1, 20)),
+    ]
+    _, times = measured(tmp_path, spans)
+    one = efficiency(times, np.array([replayed_s]))
+    assert one.ideal_s == pytest.approx(ideal_s)
+    assert (one.serialization, one.transfer) == pytest.approx((0.03 / ideal_s, ideal_s / 0.05))
+    assert max(one.load_balance, one.serialization, one.transfer) <= 1 + 1e-9
+    assert min(one.lost.values()) >= -1e-9
+    assert sum(one.lost.values()) + one.parallel == pytest.approx(1)
 
 
 def test_uneven_compute_before_an_allreduce(tmp_path):

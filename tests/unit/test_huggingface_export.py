@@ -55,6 +55,8 @@ def test_an_export_is_complete_or_not_there(tmp_path):
     with pytest.raises(UserError, match=r"absent/gpt2: No such file.*choose a place that exists"):
         huggingface_export.write_parameters(tmp_path / "absent" / "gpt2", parameters)
     with pytest.raises(UserError, match="exists already"):
+        huggingface_export.write_parameters(tmp_path / "gpt2", parameters)
+    with pytest.raises(UserError, match="exists already"):
         huggingface_export.write_parameters(__file__, parameters)
 
 
