@@ -1,11 +1,14 @@
 """The cost model's seconds, by hand and against measured ones; memory of a rank."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from dist.cost.messages import Setting
 from dist.cost.model import TCP_HEADERS, Cluster, lower_bound_s, stage_seconds
 from dist.cost.model import predict as predict_messages
-from dist.cost.overlap import Overlap
+from dist.cost.overlap import Overlap, Training, of_buckets
 from dist.cost.stages import stage
 from strategies import STRATEGIES
 
@@ -131,6 +134,18 @@ def test_calls_that_stand_for_many_count_as_many():
     ranks, size = 80, 80 * 1024
     into = predict("sliced", cluster(range(ranks)), size).bytes_in
     assert into.sum() == 2 * (ranks - 1) * size
+
+
+def test_a_vector_is_padded_to_equal_shares():
+    setting = Setting(np.array([0, 1, 2]), 10, 4, "mpich", (), 1)
+    assert (setting.vector, setting.padded) == (40, 48)
+    assert replace(setting, elements=12).padded == 48
+
+
+def test_only_the_last_micro_steps_backward_hides_an_exchange():
+    """Two thirds of a micro-step's computing."""
+    for micro_steps in (1, 4):
+        assert of_buckets(Training(10**9, 1.0, micro_steps=micro_steps)).beside == pytest.approx(2 / 3 / micro_steps)
 
 
 def test_exposed():

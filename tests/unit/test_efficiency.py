@@ -111,6 +111,30 @@ def test_nodes_that_reduce_apart_and_then_meet(tmp_path):
     assert step_runtimes(times) == pytest.approx([0.050])
 
 
+def test_a_step_lasts_from_the_first_start_to_the_last_end(tmp_path):
+    spans = [rank_spans(("forward", -1, 10)), rank_spans(("forward", -1, 10), start=7)]
+    _, times = measured(tmp_path, spans)
+    assert step_runtimes(times) == pytest.approx([0.017])
+
+
+def test_who_comes_to_a_broadcast_after_its_root_waits_for_nobody(tmp_path):
+    spans = [
+        rank_spans(("data", -1, 10), ("forward", -1, 1), ("bcast", 0, 5)),
+        rank_spans(("data", -1, 30), ("forward", -1, 1), ("bcast", 0, 5)),
+    ]
+    run, times = measured(tmp_path, spans)
+    assert ideal_runtimes(run, times) == pytest.approx([0.031])
+
+
+def test_equal_calls_of_a_step_are_told_apart(tmp_path):
+    """Ranks 1 and 2 reduce twice, and rank 0 waits for them in what follows: until 20 ms, though it came at 5."""
+    twice = [("forward", -1, 10), ("reduce", 1, 4)] * 2 + [("allreduce", -1, 5)]
+    spans = [rank_spans(("forward", -1, 5), ("allreduce", -1, 28), ("forward", -1, 50))]
+    spans += [rank_spans(*twice), rank_spans(*twice)]
+    run, times = measured(tmp_path, spans)
+    assert ideal_runtimes(run, times) == pytest.approx([0.070])
+
+
 def test_steps_with_other_calls_are_replayed_by_themselves(tmp_path):
     plain = ("forward", -1, 10), ("allreduce", -1, 5)
     longer = ("forward", -1, 10), ("allreduce", -1, 5), ("forward", -1, 7), ("allreduce", -1, 9)

@@ -7,6 +7,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import huggingface_export, weights
+from gpt2.formats.safetensors import make_header
 from gpt2.parameters import Layout, Parameters, initialize
 from tests.support.safetensors_file import CONFIG, assert_holds
 
@@ -72,3 +73,11 @@ def test_exports_range_by_range(tmp_path):
 
     huggingface_export.write_parameters(tmp_path / "gpt2", turns, ranges(), shard_bytes=500)
     assert (weights.load(tmp_path / "gpt2").flat == whole.flat).all()
+
+
+def test_tensors_begin_at_a_multiple_of_eight_bytes():
+    """However long the names are: readers map numbers where they lie."""
+    for length in range(1, 17):
+        header, offsets = make_header({"x" * length: (3,), "y": (2,)}, "float32")
+        assert len(header) % 8 == 0
+        assert offsets == {"x" * length: len(header), "y": len(header) + 12}

@@ -150,6 +150,26 @@ def test_spans_that_no_tracer_writes_are_damage(tmp_path, case):
         read_run(write_run(tmp_path, [spans], [0], log=[]))
 
 
+def test_counters_of_another_host_are_left_out(tmp_path):
+    """A file that an earlier run on other hosts left: its bytes are not this run's."""
+    run = write_run(tmp_path, three_ranks(3), [0, 0, 1], samples=[[(0, 0, 0), (9, 1, 1)], [(0, 0, 0), (9, 1, 1)]])
+    assert [one.node for one in read_run(run).counters] == [0, 1]
+    path = run / "traces" / "node-00001.counters"
+    path.write_bytes(path.read_bytes().replace(b'"cn01"', b'"cn07"'))
+    read = read_run(run)
+    assert [one.node for one in read.counters] == [0]
+    assert "node-00001.counters is damaged and left out: it says that it is of node 1, cn07" in str(read.missing)
+
+
+def test_a_name_twice_in_an_object_is_damage(tmp_path):
+    """JSON's readers take the last one, and nobody hears of the other."""
+    run = write_run(tmp_path, three_ranks(3), [0, 0, 1])
+    config = run / "config.json"
+    config.write_text(config.read_text().replace('"parameters"', '"parameters": 7, "parameters"', 1))
+    with pytest.raises(RunError, match="a name stands twice in one object"):
+        read_run(run)
+
+
 def test_no_folder_and_an_empty_one(tmp_path):
     with pytest.raises(RunError, match="is not a folder"):
         read_run(tmp_path / "nowhere")

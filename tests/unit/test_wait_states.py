@@ -1,6 +1,7 @@
 """Wait states and who caused them, sums that agree, traffic by phase, what hides: against runs computed by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,3 +164,13 @@ def test_what_hides_behind_computing(tmp_path):
     # A fifth of all bytes went in backward; the rest took 40 ms.
     assert hidden_share(traffic) == pytest.approx([0.2] * 4)
     assert hidden_exchange_s(times, traffic) == pytest.approx(0.010)
+
+
+def test_waiting_for_a_late_rank_hides_nothing(tmp_path):
+    """Without the 10 ms that its leader waits for the others, the exchange that shows takes 30 ms."""
+    run = counted_run(tmp_path)
+    times = measure(run)
+    waiting = np.zeros_like(times.waiting)
+    waiting[:, :, INDEX["allreduce"]] = 0.010
+    late = replace(times, waiting=waiting)
+    assert hidden_exchange_s(late, node_traffic(run, times)) == pytest.approx(0.010 * 30 / 40)
