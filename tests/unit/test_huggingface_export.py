@@ -34,7 +34,8 @@ def test_the_safetensors_package_reads_every_tensor(tmp_path, shard_bytes, files
         found |= tensors
         places |= dict.fromkeys(tensors, path.name)
     assert_holds(parameters, found)
-    if files > 1:
+    if files > 1:  # counted from 1, as transformers names them
+        assert set(places.values()) == {f"model-{n:05d}-of-{files:05d}.safetensors" for n in range(1, files + 1)}
         index = json.loads((tmp_path / "gpt2" / "model.safetensors.index.json").read_text())
         assert index == {"metadata": {"total_size": sum(v.nbytes for v in found.values())}, "weight_map": places}
 

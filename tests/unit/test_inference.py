@@ -7,6 +7,7 @@ import pytest
 
 from gpt2.inference.evaluation import Scorer, perplexity
 from gpt2.inference.evaluation_choices import Example, count_correct
+from gpt2.inference.generated_text import Sampling
 
 
 def test_the_longest_rows_come_first():
@@ -58,3 +59,9 @@ def test_perplexity():
     assert perplexity(0.0) == 1.0
     assert perplexity(10.0) == pytest.approx(22026.4657948)
     assert perplexity(1e4) == math.inf
+
+
+def test_the_nucleus_is_as_small_as_it_can_be():
+    """Of two tokens with half of the probability each, one has top_p = 0.5 already."""
+    assert Sampling(1.0, 0, 0.5).probabilities(np.zeros(2)).tolist() == [1, 0]
+    assert Sampling(1.0, 0, 0.51).probabilities(np.zeros(2)).tolist() == [0.5, 0.5]
