@@ -90,6 +90,11 @@ def test_drifting_clocks_are_interpolated():
     assert abs(to_rank_0(own, start, None)[-1] - true[-1]) == pytest.approx(24e6, rel=1e-3)
 
 
+def test_a_time_between_two_clocks_is_the_nearest_nanosecond():
+    start, end = {"offset_ns": 0, "error_ns": 0, "at_ns": 0}, {"offset_ns": 9, "error_ns": 0, "at_ns": 100}
+    assert to_rank_0(np.array([0, 5, 6, 50, 100, -6]), start, end).tolist() == [0, 5, 7, 54, 109, -7]
+
+
 @pytest.mark.parametrize(("offset_ns", "at_ns"), [(-2000, 2000), (500, 2000), (0, 500)])
 def test_clocks_that_are_not_one_nodes(offset_ns, at_ns):
     """Backwards, far too fast, or the end before the start."""

@@ -198,3 +198,11 @@ def test_the_commands_mistakes_are_one_line(tmp_path):
 def command(*arguments):
     script = [sys.executable, str(ROOT / "scripts" / "export.py")]
     return subprocess.run([*script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_phase_is_the_state_that_bscs_tools_take_it_for():
+    """Useful is what computes; waiting is Synchronization, an exchange Group Communication."""
+    labels = {name: paraver.STATES[paraver.STATE_OF[name]][0] for name in NAMES if name != STEP}
+    assert {name for name, label in labels.items() if label == "Running"} == {*COMPUTE, "eval"}
+    assert {name for name, label in labels.items() if label == "Group Communication"} == set(EXCHANGE)
+    assert (labels["wait"], labels["data"], labels["copy_in"]) == ("Synchronization", "I/O", "Memory transfer")

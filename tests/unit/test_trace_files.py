@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, read_run
+from traces.read import checks
 from traces.read.analysis import measure
 from traces.record import files
 from traces.record.phases import NAMES, STEP
@@ -159,6 +160,13 @@ def test_counters_of_another_host_are_left_out(tmp_path):
     read = read_run(run)
     assert [one.node for one in read.counters] == [0]
     assert "node-00001.counters is damaged and left out: it says that it is of node 1, cn07" in str(read.missing)
+
+
+@pytest.mark.parametrize("nodes", [[0, 2], [1, 1], [1, 2]])
+def test_nodes_with_gaps_are_damage(nodes):
+    places = [{"rank": rank, "node": node, "host": "a"} for rank, node in enumerate(nodes)]
+    with pytest.raises(ValueError, match="nodes are not numbered from 0 without gaps"):
+        checks.check_config({"settings": {"strategy": "ring"}, "ranks": places})
 
 
 def test_a_name_twice_in_an_object_is_damage(tmp_path):

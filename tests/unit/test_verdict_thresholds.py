@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.faulty_runs import make
 from traces.read.analysis import StepTimes, measure
+from traces.read.waits import find_wait_states
 from traces.record.files import RECORD
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import Diagnosis, compute_or_none, find_bottleneck
@@ -273,6 +274,13 @@ def test_steps_that_no_phase_explains_make_a_verdict_uncertain(tmp_path):
     records["end"][lost] -= (0.9 * (records["end"] - records["start"])[lost]).astype(np.int64)
     (sentence,) = gather(*measured(run)).thin
     assert sentence.startswith("rank 4: phases sum to")
+
+
+@pytest.mark.parametrize(("times_the_median", "is_thin"), [(0.9, False), (1.1, True)])
+def test_clocks_count_as_vague_beyond_the_median_wait(times_the_median, is_thin, tmp_path):
+    run = make(tmp_path)
+    run.ranks[2].clock["error_ns"] = times_the_median * np.median(find_wait_states(run).seconds) * 1e9
+    assert any("clocks may be" in sentence for sentence in gather(*measured(run)).thin) == is_thin
 
 
 @pytest.mark.parametrize(("predicted_s", "is_said"), [(0.92, False), (0.9, True)])
