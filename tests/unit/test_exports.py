@@ -206,3 +206,11 @@ def test_a_phase_is_the_state_that_bscs_tools_take_it_for():
     assert {name for name, label in labels.items() if label == "Running"} == {*COMPUTE, "eval"}
     assert {name for name, label in labels.items() if label == "Group Communication"} == set(EXCHANGE)
     assert (labels["wait"], labels["data"], labels["copy_in"]) == ("Synchronization", "I/O", "Memory transfer")
+
+
+def test_the_names_of_phases_are_those_of_their_events():
+    """A phase's event has its number from 1 on, 0 is its end."""
+    names = paraver.pcf_text("ring").partition("Training phase\nVALUES\n")[2].partition("EVENT_TYPE")[0].split()
+    assert dict(zip(names[1::2], map(int, names[::2]), strict=True)) == {
+        "End": 0, **{name: 1 + INDEX[name] for name in NAMES if name != STEP},
+    }  # fmt: skip

@@ -15,7 +15,7 @@ from traces.record.files import RECORD
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import Diagnosis, compute_or_none, find_bottleneck
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
-from traces.verdict.network_rules import latency_bound, network_congestion, server_hotspot, slow_link
+from traces.verdict.network_rules import latency_bound, link_ratios, network_congestion, server_hotspot, slow_link
 from traces.verdict.rank_rules import data, imbalance, slow_ranks, stalls, straggler
 
 RATE, LATENCY_S = 50e6, 1e-4
@@ -184,6 +184,13 @@ def exchanging(transfer_s=0.5, ranks=5, compute_s=0.1, **more) -> Evidence:
 def test_a_port_is_slow_below_six_tenths_of_the_others_rate(ratio, named):
     links = links_of([RATE, RATE, ratio * RATE, RATE, RATE])
     assert [one.node for one in slow_link(exchanging(links=links))] == named
+
+
+def test_of_two_nodes_the_faster_way_is_what_is_usual():
+    """The one's way out is the other's way in."""
+    ratios = link_ratios([{"in": 40.0, "out": 10.0}, {"in": 10.0, "out": 44.0}])
+    assert ratios["in"] == pytest.approx([1, 1 / 4])
+    assert ratios["out"] == pytest.approx([1 / 4, 1.1])
 
 
 @pytest.mark.parametrize(("transfer_s", "named"), [(0.099, []), (0.101, [2])])
