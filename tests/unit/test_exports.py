@@ -12,6 +12,7 @@ from tests.support import chrome_check, paraver_check
 from tests.support.make_run import MS, simulate, three_ranks, with_counters, write_run
 from traces import RunError, read_run
 from traces.export import chrome, line_merge, paraver
+from traces.export.spans import lay_out
 from traces.read.waits import find_waits
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
 
@@ -214,3 +215,15 @@ def test_the_names_of_phases_are_those_of_their_events():
     assert dict(zip(names[1::2], map(int, names[::2]), strict=True)) == {
         "End": 0, **{name: 1 + INDEX[name] for name in NAMES if name != STEP},
     }  # fmt: skip
+
+
+def test_a_counter_that_was_set_back_is_no_rate_below_nothing(tmp_path):
+    """A driver that was loaded anew: of that moment nothing is known, before and after it the rates are."""
+    run = read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1], samples=[[(0, 0, 0)], [(0, 0, 0)]]))
+    begin = min(trace.records["start"].min() for trace in run.ranks)
+    (first, *_) = with_counters(run, [0]).counters
+    records = np.zeros(4, first.records.dtype)
+    records["time"], records["in"] = begin + np.array([0, 10, 20, 30]) * MS, [5000, 7000, 100, 400]
+    first.records = records
+    rates = lay_out(dataclasses.replace(run, counters=[first])).rates[0]
+    assert rates["in"].tolist() == [200_000, 0, 30_000, 0]
