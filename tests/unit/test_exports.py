@@ -227,3 +227,12 @@ def test_a_counter_that_was_set_back_is_no_rate_below_nothing(tmp_path):
     first.records = records
     rates = lay_out(dataclasses.replace(run, counters=[first])).rates[0]
     assert rates["in"].tolist() == [200_000, 0, 30_000, 0]
+
+
+def test_spans_that_took_no_time_are_left_out(tmp_path):
+    """A viewer would show an edge where nothing was."""
+    spans = three_ranks(3)
+    spans[1].insert(2, (1, "update", -1, 145, 145))
+    laid = lay_out(read_run(write_run(tmp_path, spans, [0, 0, 1])))
+    assert INDEX["update"] not in laid.ranks[1].phases["phase"]
+    assert all((rank.phases["end"] > rank.phases["start"]).all() for rank in laid.ranks)
