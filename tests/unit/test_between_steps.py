@@ -1,13 +1,12 @@
-"""What comes between steps: when, what a validation makes of its sums, and the log that a resumed run goes on with."""
+"""What comes between steps: when, what a validation makes of its sums, and which lines of a log are whole."""
 
-import json
+import math
 from types import SimpleNamespace
 
 import pytest
 
-from scripts.training import between_steps
+from scripts.training import between_steps, folder
 from scripts.training.between_steps import Validation, is_time
-from scripts.training.folder import RunFolder
 from traces import Tracer
 
 
@@ -25,10 +24,16 @@ def test_a_validation_is_a_mean_and_the_last_step_has_one(every, steps, monkeypa
     assert {step: one for step, one in found.items() if one} == {step: {"val_loss": 3.0} for step in steps}
 
 
-def test_a_run_that_is_taken_up_forgets_what_came_after(tmp_path):
-    """Lines of later steps, one that a crash has cut, and what is none."""
-    log = tmp_path / "log.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3, 2)]
-    log.write_text("".join(lines) + "no line\n" + '{"step": 1}')
-    RunFolder(tmp_path, resumed_step=2)
-    assert log.read_text() == lines[0] + lines[1] + lines[3]
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (b'{"step": 7, "loss": 1.0}\n', 7),
+        (b'{"step": 7, "loss": 1.0}', math.inf),  # a crash has cut it
+        (b'{"step": 7, "lo\n', math.inf),
+        (b'{"loss": 1.0}\n', math.inf),
+        (b'{"step": "7"}\n', math.inf),
+    ],
+)
+def test_a_line_that_is_not_whole_is_of_no_step(line, step):
+    """So that a run that is taken up drops it, as it drops later steps."""
+    assert folder._step_of(line) == step
