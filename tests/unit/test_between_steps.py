@@ -18,7 +18,7 @@ def test_every_so_many_steps():
 @pytest.mark.parametrize(("every", "steps"), [(4, [4, 8, 10]), (5, [5, 10]), (0, [])])
 def test_a_validation_is_a_mean_and_the_last_step_has_one(every, steps, monkeypatch):
     monkeypatch.setattr(between_steps, "sum_everywhere", lambda comm, *part: [2 * number for number in part])
-    worker = SimpleNamespace(validation_loss=lambda batches: (30.0, 10))
+    worker = SimpleNamespace(validation_loss=lambda *batches: (30.0, 10))
     validation = Validation(None, Tracer(), worker, every, last_step=10, batches=1)
     found = {step: validation.after(step) for step in range(1, 11)}
     assert {step: one for step, one in found.items() if one} == {step: {"val_loss": 3.0} for step in steps}

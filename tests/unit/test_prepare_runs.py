@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.errors import UserError
 from scripts.preparation import batches as prepare_batches
 from scripts.preparation import manifest as prepare_manifest
 from scripts.preparation import processes as prepare_processes
@@ -214,16 +213,3 @@ def test_an_error_in_another_process(tmp_path, long_text):
     assert result.returncode == 2
     assert result.stderr.startswith(f"prepare.py: error: {folder / '001.txt'}: byte 0 (0xff) is not UTF-8")
     assert result.stderr.count("\n") == 1
-
-
-def test_shards_of_other_files_or_options_are_not_gone_on_with(tmp_path):
-    """Files of the same length, too."""
-    was = {"tokenizer": "bytes", "options": {"shard_tokens": 5}, "inputs": [{"path": "a", "bytes": 9, "sha256": "1"}]}
-    prepare_manifest.check_made_alike(tmp_path, was, was)
-    prepare_manifest.check_same_inputs(tmp_path, was, was["inputs"])
-    with pytest.raises(UserError, match="made with --tokenizer bytes, this is gpt2"):
-        prepare_manifest.check_made_alike(tmp_path, was, was | {"tokenizer": "gpt2"})
-    with pytest.raises(UserError, match="made with --shard-tokens 5, this is 6"):
-        prepare_manifest.check_made_alike(tmp_path, was, was | {"options": {"shard_tokens": 6}})
-    with pytest.raises(UserError, match="made of a with other contents than b has now"):
-        prepare_manifest.check_same_inputs(tmp_path, was, [{"path": "b", "bytes": 9, "sha256": "2"}])
