@@ -59,6 +59,8 @@ class Fault:
             return f"with {self.new!r} it is no Python: {error.msg}"
         if self.old == self.new:
             return "it changes nothing"
+        if not self.tests:
+            return f"no test is named that is to notice {self.new!r}"
         return next((f"no test {test}" for test in self.tests if not _is_there(root, test)), None)
 
     def applied(self, root: Path) -> str:

@@ -86,4 +86,5 @@ def test_a_fault_that_does_not_apply_is_told(old, new, problem, tree):
     assert problem in fault(old, new).problem(tree)
     lost = Fault("gpt2/__init__.py", "2 * x", "3 * x", ("tests/test_it.py::test_triple",))
     assert lost.problem(tree) == "no test tests/test_it.py::test_triple"
+    assert "no test is named" in Fault("gpt2/__init__.py", "2 * x", "3 * x", ()).problem(tree)
     assert "stands there 0 times" in Fault("gpt2/gone.py", "a", "b", ()).problem(Path(tree))
