@@ -94,8 +94,8 @@ def write_list(path: Path, faults: list[Fault]) -> None:
 
 
 def add(own: list[Fault], others: list[Fault]) -> list[Fault]:
-    """Both, each fault once, file by file."""
-    places = {(fault.path, fault.old, fault.new): fault for fault in [*others, *own]}
+    """Both, file by file. Of a fault that is in both the other list says which tests are to notice it."""
+    places = {(fault.path, fault.old, fault.new): fault for fault in [*own, *others]}
     return sorted(places.values(), key=lambda fault: fault.path)
 
 
