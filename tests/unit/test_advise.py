@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
+from scripts.prediction.from_run import replayed_cluster
 from strategies import STRATEGIES
 from tests.support.make_run import write_run
 
@@ -211,6 +213,17 @@ def test_a_run_on_other_links_and_nodes(tmp_path):
     larger = answer("--from-run", str(run_folder), "--nodes", "4", "--ranks", "8")
     row = next(row for row in larger["strategies"] if row["strategy"] == "ring")
     assert row["step_s"] == pytest.approx(0.020 + 1.75 * size / 5e6 + 14e-4 + 0.008, rel=0.01)
+
+
+def test_other_nodes_have_the_runs_median_link():
+    """One slow link of the run is no reason to expect as slow ones elsewhere."""
+    links = [
+        {"node": node, "in": rate, "out": 2 * rate, "latency_s": 1e-4} for node, rate in enumerate((1e8, 3e8, 2e8))
+    ]
+    run = SimpleNamespace(placement=[0, 1, 2], links=links)
+    cluster = replayed_cluster(run, [0, 1, 2, 3], None, None)
+    assert (cluster.rate_in, cluster.rate_out, cluster.latency_s) == (2e8, 4e8, 1e-4)
+    assert replayed_cluster(run, None, None, None).rate_in.tolist() == [1e8, 3e8, 2e8]
 
 
 def test_a_dedicated_server_and_overlap(tmp_path):

@@ -59,6 +59,48 @@ def test_any_range_is_read_from_any_cut(tmp_path, arrays):
     assert checkpoints.read_config(checkpoint.path) == CONFIG
 
 
+def test_parts_that_do_not_belong_together_are_no_checkpoint(tmp_path, arrays):
+    """A marker that was edited, a part that grew, one that is missing, one of another step: each with sound data."""
+    sound = write(tmp_path / "a", arrays)
+    edited = shutil.copytree(sound, tmp_path / "edited")
+    marker = edited / checkpoints.MARKER
+    marker.write_text(marker.read_text().replace('"updates": 7', '"updates": 8'))
+    with pytest.raises(UserError, match="not what was written: the checkpoint is damaged"):
+        Checkpoint(edited)
+    grown = shutil.copytree(sound, tmp_path / "grown")
+    file = grown / checkpoints.rank_file(1)
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes() + b"0")
+    with pytest.raises(UserError, match=rf"{size + 1} bytes, expected {size}: the checkpoint is damaged"):
+        Checkpoint(grown)
+    gap = write(tmp_path / "gap", {name: values[:-40] for name, values in arrays.items()}, cuts=(0, 333, COUNT - 40))
+    with pytest.raises(UserError, match=f"its ranges of parameters do not make {COUNT} elements"):
+        Checkpoint(gap)
+    other = write(tmp_path / "b", {name: -values for name, values in arrays.items()}, step=8)
+    shutil.copy(other / checkpoints.rank_file(1), sound / checkpoints.rank_file(1))
+    with pytest.raises(UserError, match="does not have its checksum"):
+        Checkpoint(sound).check(0, 1)
+
+
+def test_ranks_that_share_the_check_read_every_byte(tmp_path, arrays):
+    """Wherever it is damaged, one of three finds it."""
+    path = write(tmp_path, arrays)
+    for rank in range(3):
+        file = path / checkpoints.rank_file(rank)
+        sound = file.read_bytes()
+        begin = 8 + int.from_bytes(sound[:8], "little")
+        for place in range(begin, len(sound), 397):
+            file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+            checkpoint, found = Checkpoint(path), 0
+            for part in range(3):
+                try:
+                    checkpoint.check(part, 3)
+                except UserError:
+                    found += 1
+            assert found == 1
+        file.write_bytes(sound)
+
+
 def test_the_files_are_safetensors(tmp_path, arrays):
     """By the format's description alone: eight bytes of length, a JSON header, the data."""
     path = write(tmp_path, arrays) / checkpoints.rank_file(0)

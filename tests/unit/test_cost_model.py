@@ -1,11 +1,15 @@
 """The cost model's seconds, by hand and against measured ones; memory of a rank."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from dist.cost.model import TCP_HEADERS, Cluster, lower_bound_s
+from dist.cost.messages import Setting
+from dist.cost.model import TCP_HEADERS, Cluster, lower_bound_s, stage_seconds
 from dist.cost.model import predict as predict_messages
-from dist.cost.overlap import Overlap
+from dist.cost.overlap import Overlap, Training, of_buckets
+from dist.cost.stages import stage
 from strategies import STRATEGIES
 
 RATE = 50e6
@@ -109,6 +113,39 @@ def test_thousands_of_nodes():
         assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced"
         assert prediction.seconds > 0.999 * prediction.bound_s
     assert predict("hierarchical", large, size).bytes_in.max() == pytest.approx(bound_bytes, rel=1e-5)
+
+
+def test_the_share_that_a_rank_updates():
+    """It takes that part of the time of the whole update."""
+    assert memory_of("allreduce", 1000, 8, 4).updated_share(1000) == 1
+    assert memory_of("sliced", 1000, 8, 4).updated_share(1000) == 1 / 8
+    assert memory_of("hierarchical", 1000, 8, 4).updated_share(1000) == 1 / 2
+
+
+def test_a_sum_inside_a_node_runs_at_its_own_rate():
+    """Reading, adding and writing take longer than copying."""
+    one_node = Cluster([0, 0], RATE, RATE, 0.0, local_rate=5e9, local_reduce_rate=2e9)
+    assert stage_seconds(stage(0, 1, 10**9), one_node) == pytest.approx(0.2)
+    assert stage_seconds(stage(0, 1, 10**9, added=10**9), one_node) == pytest.approx(0.5)
+
+
+def test_calls_that_stand_for_many_count_as_many():
+    """sliced on 80 hosts: a few roots stand for all. Each of 80 slices is sent 79 times to its root, and 79 from it."""
+    ranks, size = 80, 80 * 1024
+    into = predict("sliced", cluster(range(ranks)), size).bytes_in
+    assert into.sum() == 2 * (ranks - 1) * size
+
+
+def test_a_vector_is_padded_to_equal_shares():
+    setting = Setting(np.array([0, 1, 2]), 10, 4, "mpich", (), 1)
+    assert (setting.vector, setting.padded) == (40, 48)
+    assert replace(setting, elements=12).padded == 48
+
+
+def test_only_the_last_micro_steps_backward_hides_an_exchange():
+    """Two thirds of a micro-step's computing."""
+    for micro_steps in (1, 4):
+        assert of_buckets(Training(10**9, 1.0, micro_steps=micro_steps)).beside == pytest.approx(2 / 3 / micro_steps)
 
 
 def test_exposed():

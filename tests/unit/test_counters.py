@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
-from traces.read.trace_files import read_counters, read_trace, to_rank_0
-from traces.record.files import COUNTERS, SAMPLE_NS, CounterFile, counters_path, trace_path, write_end_clocks
+from traces.read.trace_files import read_counters, read_end_clocks, read_trace, to_rank_0
+from traces.record.files import COUNTERS, SAMPLE_NS, CounterFile, counters_path, create, trace_path, write_end_clocks
 from traces.record.recorder import tracing_share
 
 NODES = [0, 0, 1]
@@ -65,6 +65,22 @@ def test_a_sample_cut_short_by_a_crash_is_dropped(tmp_path):
     assert len(read_counters(path, {}).records) == 1
 
 
+def test_counters_are_read_every_five_milliseconds(tmp_path):
+    """A reading takes up to 20 us: more often would cost more than half a percent of the time."""
+    counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (0, 0, 0))
+    for ms in (1000, 1004.9, 1005.1, 1010, 1010.2):
+        counters.sample(round(ms * MS))
+    counters.close()
+    assert len(read_counters(counters_path(tmp_path, 0), {}).records) == 3
+
+
+def test_a_new_run_forgets_the_end_clocks_of_an_earlier_one(tmp_path):
+    """They are of other moments: with them all times of the new run would be bent."""
+    write_end_clocks(tmp_path, [{"node": 0, "offset_ns": 10**9, "error_ns": 9, "at_ns": 10**12}])
+    create(tmp_path, IDENTITY, {"offset_ns": 0, "error_ns": 0}).close()
+    assert read_end_clocks(tmp_path) == {}
+
+
 def test_drifting_clocks_are_interpolated():
     """Two clocks, one 40 ppm fast: without the second measurement 10 minutes are 24 ms off."""
     minutes = 600 * 10**9
@@ -74,6 +90,11 @@ def test_drifting_clocks_are_interpolated():
     end = {"offset_ns": int(minutes - own[-1]), "error_ns": 20, "at_ns": int(own[-1])}
     assert np.abs(to_rank_0(own, start, end) - true).max() <= 1
     assert abs(to_rank_0(own, start, None)[-1] - true[-1]) == pytest.approx(24e6, rel=1e-3)
+
+
+def test_a_time_between_two_clocks_is_the_nearest_nanosecond():
+    start, end = {"offset_ns": 0, "error_ns": 0, "at_ns": 0}, {"offset_ns": 9, "error_ns": 0, "at_ns": 100}
+    assert to_rank_0(np.array([0, 5, 6, 50, 100, -6]), start, end).tolist() == [0, 5, 7, 54, 109, -7]
 
 
 @pytest.mark.parametrize(("offset_ns", "at_ns"), [(-2000, 2000), (500, 2000), (0, 500)])

@@ -191,6 +191,11 @@ def test_the_text_begins_with_the_verdict(tmp_path):
     assert lines[0] == answer["verdict"]
     assert lines[2].startswith("network-congestion: phase allreduce")
     assert sum(line.startswith("cn0") for line in lines) == 5
+    amounts, link = (answer["evidence"]["nodes"][3][name]["in"] for name in ("bytes_a_step", "link_bytes_per_s"))
+    assert f"in {bytes_text(amounts)} a step, link {bytes_text(link)}/s; out" in next(
+        line for line in lines if line.startswith("cn03")
+    )
+    assert bytes_text(amounts) != bytes_text(link)
     assert any(line.startswith("efficiency") for line in lines)
     evidence = answer["evidence"]
     assert any(line.endswith(f"; {evidence['tokens_per_s']:,.0f} tokens/s") for line in lines)

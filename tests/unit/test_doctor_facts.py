@@ -38,6 +38,13 @@ def test_tool_output():
     assert tool_output("sleep", "60", limit_s=0.1) is None
 
 
+def test_a_tool_that_hangs_is_ended(tmp_path):
+    program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    assert tool_output(sys.executable, "-S", "-c", program, str(tmp_path / "pid"), limit_s=1.5) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 @pytest.mark.parametrize(
     ("environment", "first"),
     [

@@ -1,5 +1,6 @@
 """POP efficiencies and the replay without transfer times, against runs computed by hand."""
 
+import numpy as np
 import pytest
 
 from tests.support.make_run import three_ranks, write_run
@@ -27,6 +28,22 @@ def rank_spans(*phases, step=1, start=0):
             spans.append((step, phase, root, now, now + ms))
         now += ms
     return [*spans, (step, STEP, -1, start, now)]
+
+
+@pytest.mark.parametrize(("replayed_s", "ideal_s"), [(0.06, 0.05), (0.02, 0.03), (0.04, 0.04)])
+def test_clocks_that_are_a_little_off_make_no_efficiency_above_one(replayed_s, ideal_s, tmp_path):
+    """A replayed step is no longer than the step, 50 ms, and no shorter than the longest computing in it, 30 ms."""
+    spans = [
+        rank_spans(("forward", -1, 10), ("allreduce", -1, 40)),
+        rank_spans(("forward", -1, 30), ("allreduce", -1, 20)),
+    ]
+    _, times = measured(tmp_path, spans)
+    one = efficiency(times, np.array([replayed_s]))
+    assert one.ideal_s == pytest.approx(ideal_s)
+    assert (one.serialization, one.transfer) == pytest.approx((0.03 / ideal_s, ideal_s / 0.05))
+    assert max(one.load_balance, one.serialization, one.transfer) <= 1 + 1e-9
+    assert min(one.lost.values()) >= -1e-9
+    assert sum(one.lost.values()) + one.parallel == pytest.approx(1)
 
 
 def test_uneven_compute_before_an_allreduce(tmp_path):
@@ -92,6 +109,30 @@ def test_nodes_that_reduce_apart_and_then_meet(tmp_path):
     # Leaders: 20 and 16, so 20; but what is in no phase counts as the rank's own: rank 1 ends at 48, rank 3 at 46.
     assert ideal_runtimes(run, times) == pytest.approx([0.048])
     assert step_runtimes(times) == pytest.approx([0.050])
+
+
+def test_a_step_lasts_from_the_first_start_to_the_last_end(tmp_path):
+    spans = [rank_spans(("forward", -1, 10)), rank_spans(("forward", -1, 10), start=7)]
+    _, times = measured(tmp_path, spans)
+    assert step_runtimes(times) == pytest.approx([0.017])
+
+
+def test_who_comes_to_a_broadcast_after_its_root_waits_for_nobody(tmp_path):
+    spans = [
+        rank_spans(("data", -1, 10), ("forward", -1, 1), ("bcast", 0, 5)),
+        rank_spans(("data", -1, 30), ("forward", -1, 1), ("bcast", 0, 5)),
+    ]
+    run, times = measured(tmp_path, spans)
+    assert ideal_runtimes(run, times) == pytest.approx([0.031])
+
+
+def test_equal_calls_of_a_step_are_told_apart(tmp_path):
+    """Ranks 1 and 2 reduce twice, and rank 0 waits for them in what follows: until 20 ms, though it came at 5."""
+    twice = [("forward", -1, 10), ("reduce", 1, 4)] * 2 + [("allreduce", -1, 5)]
+    spans = [rank_spans(("forward", -1, 5), ("allreduce", -1, 28), ("forward", -1, 50))]
+    spans += [rank_spans(*twice), rank_spans(*twice)]
+    run, times = measured(tmp_path, spans)
+    assert ideal_runtimes(run, times) == pytest.approx([0.070])
 
 
 def test_steps_with_other_calls_are_replayed_by_themselves(tmp_path):

@@ -2,8 +2,10 @@
 
 import copy
 
+import numpy as np
 import pytest
 
+from scripts.exchange_bench import values
 from scripts.exchange_bench.contenders import Allreduce, makers
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from tests.support.drawn import is_inside
@@ -96,6 +98,8 @@ def test_the_figure_says_who_comes_close(report):
     assert {round(line.get_xdata()[0], 3) for line in times.lines if len(set(line.get_xdata())) == 1} == {1.0, 1.045}
     lengths = [bar.get_width() for bar in into.patches]
     assert lengths[-1] == pytest.approx(27)
+    assert any(text.get_text().endswith("9 ranks on 5 nodes, 400 Mbit/s each way through a node's port")
+               for text in figure.texts)  # fmt: skip
     assert is_inside(figure)
 
 
@@ -106,10 +110,32 @@ def test_figures_of_several_sizes_of_few_and_of_one_node(report):
     assert len(exchange_bars.draw(larger).axes) == 4
     assert is_inside(exchange_bars.draw(larger))
     alone = exchange_bars.draw(on_one_node(report))
-    assert len(alone.axes) == 1
+    (times,) = alone.axes
+    assert times.get_xlabel() == "milliseconds"
+    assert max(bar.get_width() for bar in times.patches) == pytest.approx(1000)
     assert is_inside(alone)
+
     only_half = copy.deepcopy(report)
     contenders = only_half["sizes"][0]["contenders"]
     only_half["sizes"][0]["contenders"] = {"MPI_Bcast": contenders["MPI_Bcast"]}
     assert exchange_bars.finding(only_half) == "MPI_Bcast takes 0.78 times the network's bound"
     assert is_inside(exchange_bars.draw(only_half))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 9, 64, 300])
+def test_sums_that_bfloat16_holds_exactly(ranks):
+    """Whole numbers of at most 256, on many ranks too; some are above 64, so that a lost rank shows."""
+    sums = values.summed_values([True] * ranks)
+    assert (sums == np.rint(sums)).all()
+    assert 64 < sums.max() <= 256
+
+
+def test_a_wrong_number_anywhere_is_seen():
+    table = values.rank_values(0, 2)
+    flat = np.zeros(2 * values.PERIOD + 7, np.float32)
+    values.fill(flat, table)
+    assert values.is_filled(flat, table)
+    for place in (0, values.PERIOD, len(flat) - 7, len(flat) - 1):
+        wrong = flat.copy()
+        wrong[place] += 1
+        assert not values.is_filled(wrong, table)

@@ -12,6 +12,7 @@ from tests.support import chrome_check, paraver_check
 from tests.support.make_run import MS, simulate, three_ranks, with_counters, write_run
 from traces import RunError, read_run
 from traces.export import chrome, line_merge, paraver
+from traces.export.spans import lay_out
 from traces.read.waits import find_waits
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
 
@@ -198,3 +199,40 @@ def test_the_commands_mistakes_are_one_line(tmp_path):
 def command(*arguments):
     script = [sys.executable, str(ROOT / "scripts" / "export.py")]
     return subprocess.run([*script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_phase_is_the_state_that_bscs_tools_take_it_for():
+    """Useful is what computes; waiting is Synchronization, an exchange Group Communication."""
+    labels = {name: paraver.STATES[paraver.STATE_OF[name]][0] for name in NAMES if name != STEP}
+    assert {name for name, label in labels.items() if label == "Running"} == {*COMPUTE, "eval"}
+    assert {name for name, label in labels.items() if label == "Group Communication"} == set(EXCHANGE)
+    assert (labels["wait"], labels["data"], labels["copy_in"]) == ("Synchronization", "I/O", "Memory transfer")
+
+
+def test_the_names_of_phases_are_those_of_their_events():
+    """A phase's event has its number from 1 on, 0 is its end."""
+    names = paraver.pcf_text("ring").partition("Training phase\nVALUES\n")[2].partition("EVENT_TYPE")[0].split()
+    assert dict(zip(names[1::2], map(int, names[::2]), strict=True)) == {
+        "End": 0, **{name: 1 + INDEX[name] for name in NAMES if name != STEP},
+    }  # fmt: skip
+
+
+def test_a_counter_that_was_set_back_is_no_rate_below_nothing(tmp_path):
+    """A driver that was loaded anew: of that moment nothing is known, before and after it the rates are."""
+    run = read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1], samples=[[(0, 0, 0)], [(0, 0, 0)]]))
+    begin = min(trace.records["start"].min() for trace in run.ranks)
+    (first, *_) = with_counters(run, [0]).counters
+    records = np.zeros(4, first.records.dtype)
+    records["time"], records["in"] = begin + np.array([0, 10, 20, 30]) * MS, [5000, 7000, 100, 400]
+    first.records = records
+    rates = lay_out(dataclasses.replace(run, counters=[first])).rates[0]
+    assert rates["in"].tolist() == [200_000, 0, 30_000, 0]
+
+
+def test_spans_that_took_no_time_are_left_out(tmp_path):
+    """A viewer would show an edge where nothing was."""
+    spans = three_ranks(3)
+    spans[1].insert(2, (1, "update", -1, 145, 145))
+    laid = lay_out(read_run(write_run(tmp_path, spans, [0, 0, 1])))
+    assert INDEX["update"] not in laid.ranks[1].phases["phase"]
+    assert all((rank.phases["end"] > rank.phases["start"]).all() for rank in laid.ranks)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -140,8 +141,13 @@ def test_scaling_says_what_eats_the_rest(tmp_path):
     figure = expected.draw_scaling(runs[::-1])
     assert is_inside(figure)
     assert re.match(r"9 ranks are [\d.]+ times as fast as 2, of 4.5 possible; most is lost to", title_of(figure))
-    stacked = sum(bar.get_height() for bar in figure.axes[1].patches if bar.get_x() < 0)
-    assert stacked == pytest.approx(1)
+    perfect, *_ = figure.axes[0].lines
+    slowest = runs[0].figures["tokens_per_s"]
+    assert perfect.get_xydata() == pytest.approx(np.array([[2, slowest], [9, 4.5 * slowest]]))
+    stacked = [bar for bar in figure.axes[1].patches if bar.get_x() < 0]
+    assert sum(bar.get_height() for bar in stacked) == pytest.approx(1)
+    for below, above in pairwise(stacked):
+        assert above.get_y() == pytest.approx(below.get_y() + below.get_height())
 
 
 def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):

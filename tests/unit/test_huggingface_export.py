@@ -7,6 +7,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import huggingface_export, weights
+from gpt2.formats.safetensors import make_header
 from gpt2.parameters import Layout, Parameters, initialize
 from tests.support.safetensors_file import CONFIG, assert_holds
 
@@ -33,7 +34,8 @@ def test_the_safetensors_package_reads_every_tensor(tmp_path, shard_bytes, files
         found |= tensors
         places |= dict.fromkeys(tensors, path.name)
     assert_holds(parameters, found)
-    if files > 1:
+    if files > 1:  # counted from 1, as transformers names them
+        assert set(places.values()) == {f"model-{n:05d}-of-{files:05d}.safetensors" for n in range(1, files + 1)}
         index = json.loads((tmp_path / "gpt2" / "model.safetensors.index.json").read_text())
         assert index == {"metadata": {"total_size": sum(v.nbytes for v in found.values())}, "weight_map": places}
 
@@ -55,6 +57,8 @@ def test_an_export_is_complete_or_not_there(tmp_path):
     with pytest.raises(UserError, match=r"absent/gpt2: No such file.*choose a place that exists"):
         huggingface_export.write_parameters(tmp_path / "absent" / "gpt2", parameters)
     with pytest.raises(UserError, match="exists already"):
+        huggingface_export.write_parameters(tmp_path / "gpt2", parameters)
+    with pytest.raises(UserError, match="exists already"):
         huggingface_export.write_parameters(__file__, parameters)
 
 
@@ -70,3 +74,11 @@ def test_exports_range_by_range(tmp_path):
 
     huggingface_export.write_parameters(tmp_path / "gpt2", turns, ranges(), shard_bytes=500)
     assert (weights.load(tmp_path / "gpt2").flat == whole.flat).all()
+
+
+def test_tensors_begin_at_a_multiple_of_eight_bytes():
+    """However long the names are: readers map numbers where they lie."""
+    for length in range(1, 17):
+        header, offsets = make_header({"x" * length: (3,), "y": (2,)}, "float32")
+        assert len(header) % 8 == 0
+        assert offsets == {"x" * length: len(header), "y": len(header) + 12}

@@ -63,6 +63,19 @@ def test_linear(k, accumulate):
     assert_gradient(loss, b, db - before)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_bias_gets_its_gradient_once_however_the_weight_is_cut(threads, accumulate):
+    """A wide weight's columns are cut among the threads, and each part is finished by itself."""
+    cores = load_kernels("numpy", threads)
+    random = np.random.default_rng(0)
+    inputs, weight, doutputs = (random.standard_normal(shape) for shape in ((6, 40), (2, 40), (6, 2)))
+    dinputs, dweight, dbias = np.empty((6, 40)), np.ones((2, 40)), np.ones(2)
+    cores.linear_backward(dinputs, dweight, dbias, doutputs, inputs, weight, accumulate)
+    np.testing.assert_allclose(dbias, accumulate + doutputs.sum(axis=0))
+    np.testing.assert_allclose(dweight, accumulate + doutputs.T @ inputs)
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_layernorm(k, accumulate):
     N, C = 11, 6

@@ -9,6 +9,7 @@ import pytest
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.formats import llmc_header
 from gpt2.formats.llmc import parameter_count, read_config, read_parameters, write_parameters
 from gpt2.parameters import Layout, Parameters, initialize
 
@@ -126,6 +127,13 @@ def test_refuses_a_damaged_checkpoint(tmp_path, content, facts):
         assert fact in message
     assert refusal(read_parameters, path, parameters) == message
     assert (parameters.flat == 0).all()
+
+
+def test_a_header_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "model.bin"
+    path.write_bytes(bytes(2000))
+    monkeypatch.setattr(llmc_header.np, "fromfile", lambda *given, **how: np.zeros(0, "<i4"))
+    assert "with a header of 1024 bytes: write or copy it again" in refusal(read_config, path)
 
 
 def test_refuses_a_missing_file_and_an_unwritable_place(tmp_path):

@@ -63,3 +63,16 @@ def test_a_link_that_is_lost(tmp_path):
     assert not ports.has_lost_link()
     write_tree(system, interface("eth0", 1, 0, 0, carrier=0))
     assert ports.has_lost_link()
+
+
+def test_one_lost_link_of_two_is_a_loss(tmp_path):
+    system = write_tree(tmp_path, interface("eth0", 1, 0, 0, carrier=1) | interface("eth1", 1, 0, 0, carrier=1))
+    ports = Ports(system)
+    write_tree(system, interface("eth1", 1, 0, 0, carrier=0))
+    assert ports.has_lost_link()
+
+
+def test_what_others_carry_counts_once_without_devices_too(tmp_path):
+    """A bridge and its port in a container."""
+    system = write_tree(tmp_path, interface("eth0", 1, 30, 40) | interface("br0", 1, 30, 40, lower_eth0=""))
+    assert Ports(system).names == ["eth0"]

@@ -206,3 +206,16 @@ def test_random_steps(new_tracer, spans_of, tmp_path):
         assert_in_order(spans[before + 1 : last + 1])
     times = analysis.measure(Run(tmp_path, {}, [], [read_trace(files.trace_path(tmp_path, 0))]))
     np.testing.assert_allclose(times.seconds[:, 0, :-1].sum(1), times.step_seconds, rtol=0.01, atol=2e-4)
+
+
+def test_a_phase_ends_when_the_gpu_says(new_tracer, spans_of, monkeypatch):
+    """To the microsecond, though each call takes the host a tenth of a millisecond: the anchor lies in the middle of
+    what recording it and waiting for it take."""
+    monkeypatch.setattr("tests.support.fake_stream.CALL_NS", 100_000)
+    device = FakeDevice()
+    tracer = new_tracer(device)
+    with tracer.step(1), tracer.phase("forward"):
+        device.queue(10)
+        ends = device.free_ns
+    ((_, _, end), _) = spans_of(tracer)
+    assert end == pytest.approx(ends, abs=2_000)

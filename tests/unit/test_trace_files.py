@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, read_run
+from traces.read import checks
 from traces.read.analysis import measure
 from traces.record import files
 from traces.record.phases import NAMES, STEP
@@ -148,6 +149,33 @@ def test_spans_that_no_tracer_writes_are_damage(tmp_path, case):
     spans, text = SPANS_NO_TRACER_WRITES[case]
     with pytest.raises(RunError, match=f"rank-00000.trace is damaged: .*{text}"):
         read_run(write_run(tmp_path, [spans], [0], log=[]))
+
+
+def test_counters_of_another_host_are_left_out(tmp_path):
+    """A file that an earlier run on other hosts left: its bytes are not this run's."""
+    run = write_run(tmp_path, three_ranks(3), [0, 0, 1], samples=[[(0, 0, 0), (9, 1, 1)], [(0, 0, 0), (9, 1, 1)]])
+    assert [one.node for one in read_run(run).counters] == [0, 1]
+    path = run / "traces" / "node-00001.counters"
+    path.write_bytes(path.read_bytes().replace(b'"cn01"', b'"cn07"'))
+    read = read_run(run)
+    assert [one.node for one in read.counters] == [0]
+    assert "node-00001.counters is damaged and left out: it says that it is of node 1, cn07" in str(read.missing)
+
+
+@pytest.mark.parametrize("nodes", [[0, 2], [1, 1], [1, 2]])
+def test_nodes_with_gaps_are_damage(nodes):
+    places = [{"rank": rank, "node": node, "host": "a"} for rank, node in enumerate(nodes)]
+    with pytest.raises(ValueError, match="nodes are not numbered from 0 without gaps"):
+        checks.check_config({"settings": {"strategy": "ring"}, "ranks": places})
+
+
+def test_a_name_twice_in_an_object_is_damage(tmp_path):
+    """JSON's readers take the last one, and nobody hears of the other."""
+    run = write_run(tmp_path, three_ranks(3), [0, 0, 1])
+    config = run / "config.json"
+    config.write_text(config.read_text().replace('"parameters"', '"parameters": 7, "parameters"', 1))
+    with pytest.raises(RunError, match="a name stands twice in one object"):
+        read_run(run)
 
 
 def test_no_folder_and_an_empty_one(tmp_path):

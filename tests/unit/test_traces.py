@@ -51,6 +51,16 @@ def test_tracer_writes_what_it_timed(tmp_path):
     assert (step["end"] - step["start"]) * 1e-9 == tracer.seconds(STEP)
 
 
+def test_whoever_watches_hears_when_a_phase_begins_and_ends():
+    heard = []
+    tracer = Tracer(on_phase=lambda *what: heard.append(what))
+    with tracer.step(7):
+        for name in ("forward", "allreduce"):
+            with tracer.phase(name):
+                assert heard[-1] == (name, 7)
+    assert heard == [("forward", 7), (None, 7), ("allreduce", 7), (None, 7)]
+
+
 def test_seconds_are_the_steps_own_and_need_no_file():
     tracer = Tracer()
     with tracer.step(1):

@@ -1,6 +1,7 @@
 """Wait states and who caused them, sums that agree, traffic by phase, what hides: against runs computed by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,16 @@ import pytest
 from tests.support.make_run import three_ranks, write_run
 from traces import read_run
 from traces.read.analysis import check_sums, measure
-from traces.read.traffic import against_schedule, hidden_exchange_s, hidden_share, node_traffic, utilisation
+from traces.read.traffic import (
+    NodeTraffic,
+    against_schedule,
+    hidden_exchange_s,
+    hidden_share,
+    node_traffic,
+    utilisation,
+)
 from traces.read.waits import STATES, find_wait_states, find_waits
-from traces.record.phases import INDEX, STEP
+from traces.record.phases import INDEX, NAMES, STEP
 
 
 def states_ms(folder, spans, nodes):
@@ -163,3 +171,23 @@ def test_what_hides_behind_computing(tmp_path):
     # A fifth of all bytes went in backward; the rest took 40 ms.
     assert hidden_share(traffic) == pytest.approx([0.2] * 4)
     assert hidden_exchange_s(times, traffic) == pytest.approx(0.010)
+
+
+def test_waiting_for_a_late_rank_hides_nothing(tmp_path):
+    """Without the 10 ms that its leader waits for the others, the exchange that shows takes 30 ms."""
+    run = counted_run(tmp_path)
+    times = measure(run)
+    waiting = np.zeros_like(times.waiting)
+    waiting[:, :, INDEX["allreduce"]] = 0.010
+    late = replace(times, waiting=waiting)
+    assert hidden_exchange_s(late, node_traffic(run, times)) == pytest.approx(0.010 * 30 / 40)
+
+
+@pytest.mark.parametrize(("share", "rate"), [(0.01, 2e6), (0.03, 6e6)])
+def test_a_ports_rate_is_that_of_a_phase_long_enough_to_tell(share, rate):
+    """From a fiftieth of the step on: a shorter one holds bytes of what comes before and after it."""
+    seconds, amounts = np.zeros((4, 1, len(NAMES))), np.zeros((4, 1, len(NAMES)))
+    for name, part, amount in (("allreduce", share, 6e6 * share), ("allgather", 0.5, 1e6), (STEP, 1.0, 9e9)):
+        seconds[:, :, INDEX[name]], amounts[:, :, INDEX[name]] = part, amount
+    assert NodeTraffic([0], [0], amounts, 0 * amounts, seconds).exchange_rate("in") == pytest.approx([rate])
+    assert NodeTraffic([0], [0], amounts, 0 * amounts, seconds).exchange_rate("out") == [0]

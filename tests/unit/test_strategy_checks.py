@@ -1,0 +1,53 @@
+"""Which settings a strategy refuses, by what it declares, and which files hold one."""
+
+import pytest
+
+from gpt2.errors import UserError
+from strategies import STRATEGIES, find
+from strategies.checks import check_exchange, check_server, worker_count
+
+ONE = "from strategies import Strategy\n\n\nclass {}(Strategy):\n    line = 'mine'\n"
+
+
+def test_a_dedicated_server_is_no_worker():
+    assert [worker_count("colocated", ranks) for ranks in (1, 4)] == [1, 4]
+    assert worker_count("dedicated", 4) == 3
+
+
+def test_a_server_needs_another_rank():
+    kind = STRATEGIES["reduce-bcast"]
+    check_server(kind, "dedicated", 2, False)
+    with pytest.raises(UserError, match="dedicated on 1 rank, expected at least 2"):
+        check_server(kind, "dedicated", 1, False)
+    with pytest.raises(UserError, match="which has no server: use --strategy reduce-bcast"):
+        check_server(STRATEGIES["ring"], "dedicated", 2, False)
+
+
+@pytest.mark.parametrize(("name", "no_exchange", "fits"), [
+    ("ring", False, True), ("ring", True, False), ("none", True, True), ("none", False, False),
+])  # fmt: skip
+def test_who_exchanges_nothing_is_asked_for_twice(name, no_exchange, fits):
+    if fits:
+        check_server(STRATEGIES[name], "colocated", 2, no_exchange)
+    else:
+        with pytest.raises(UserError, match="say both, --strategy none --no-exchange"):
+            check_server(STRATEGIES[name], "colocated", 2, no_exchange)
+
+
+def test_mpis_collectives_send_no_bfloat16():
+    check_exchange(STRATEGIES["ring"], "bfloat16", True, False)
+    for name in ("allreduce", "sliced", "reduce-bcast"):
+        check_exchange(STRATEGIES[name], "float32", False, False)
+        with pytest.raises(UserError, match=f"--wire bfloat16 with --strategy {name}, whose messages are MPI's"):
+            check_exchange(STRATEGIES[name], "bfloat16", False, False)
+
+
+def test_a_file_holds_one_strategy(tmp_path):
+    for count, name in ((0, "none.py"), (2, "two.py")):
+        path = tmp_path / name
+        path.write_text("from strategies import Strategy\n" + "".join(ONE.format(f"Mine{n}") for n in range(count)))
+        with pytest.raises(UserError, match=f"{name} defines {count} subclasses of Strategy, expected one"):
+            find(str(path))
+    path = tmp_path / "mine.py"
+    path.write_text("from strategies.ring import Ring\n" + ONE.format("Mine"))  # what it builds on is not what it holds
+    assert (find(str(path)).name, find(str(path)).line) == ("mine", "mine")

@@ -1,0 +1,307 @@
+"""Where a rule begins to accuse: just below its threshold it is silent, just above it names the culprit.
+
+Times are made up, the same in every step where nothing else is said. docs/diagnosis.md has the thresholds.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.faulty_runs import make
+from traces.read.analysis import StepTimes, measure
+from traces.read.waits import find_wait_states
+from traces.record.files import RECORD
+from traces.record.phases import INDEX, NAMES, STEP
+from traces.verdict.diagnosis import Diagnosis, compute_or_none, find_bottleneck
+from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
+from traces.verdict.network_rules import latency_bound, link_ratios, network_congestion, server_hotspot, slow_link
+from traces.verdict.rank_rules import data, imbalance, slow_ranks, stalls, straggler
+
+RATE, LATENCY_S = 50e6, 1e-4
+
+
+def times_of(step_s: float, phases: dict) -> StepTimes:
+    """phases: {name: (S, R) seconds}; every step lasts step_s, and the next begins at once."""
+    steps, ranks = np.shape(next(iter(phases.values())))
+    seconds = np.zeros((steps, ranks, len(NAMES)))
+    for name, values in phases.items():
+        seconds[:, :, INDEX[name]] = values
+    seconds[:, :, INDEX[STEP]] = step_s
+    start = np.broadcast_to(np.arange(steps)[:, None] * round(step_s * 1e9), (steps, ranks))
+    end = start + round(step_s * 1e9)
+    nothing = [np.zeros(0, np.int64)] * ranks
+    return StepTimes(np.arange(1, steps + 1), 0, start, end, seconds, np.zeros_like(seconds), nothing)
+
+
+def evidence(
+    step_s, nodes=None, links=(), traffic=None, predicted=None, transfer_s=0.0, calls=(), **phases
+) -> Evidence:
+    """One rank a node. calls: (phase, root, bytes) that every rank makes in step 1."""
+    times = times_of(step_s, phases)
+    ranks = times.seconds.shape[1]
+    nodes = list(range(ranks))
+    records = np.array([(1, INDEX[phase], root, 0, 1, size) for phase, root, size in calls], RECORD)
+    run = SimpleNamespace(
+        rank_numbers=list(range(ranks)), rank_nodes=nodes, nodes=nodes,
+        hosts={node: f"cn{node:02d}" for node in nodes}, ranks=[SimpleNamespace(records=records)] * ranks,
+        links={link["node"]: link for link in links},
+    )  # fmt: skip
+    return Evidence(run, times, traffic, predicted, None, None, np.full(len(times.steps), step_s - transfer_s))
+
+
+def links_of(rates_in, rates_out=None, latency_s=LATENCY_S) -> list[dict]:
+    pairs = zip(rates_in, rates_out or [RATE] * len(rates_in), strict=True)
+    return [
+        {"node": node, "host": f"cn{node:02d}", "in": into, "out": out, "both": min(into, out), "latency_s": latency_s}
+        for node, (into, out) in enumerate(pairs)
+    ]
+
+
+def computing(*factors, steps=20) -> np.ndarray:
+    """(S, R) seconds: 0.1 s a step, times each rank's factor."""
+    return np.tile(np.array(factors) * 0.1, (steps, 1))
+
+
+# --- one slow rank ---
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.11, []), (1.13, [3])])
+def test_a_rank_is_slow_from_an_eighth_more_time_on(factor, named):
+    assert slow_ranks(evidence(0.15, forward=computing(1, 1, 1, factor, 1))) == named
+
+
+@pytest.mark.parametrize(("step_s", "named"), [(0.99, [3]), (1.01, [])])
+def test_what_costs_less_than_a_twentieth_of_the_step_is_not_worth_a_name(step_s, named):
+    """The rank takes 50 ms longer than the others."""
+    assert slow_ranks(evidence(step_s, forward=computing(1, 1, 1, 1.5, 1))) == named
+
+
+@pytest.mark.parametrize(("slow_steps", "named"), [(74, []), (76, [1])])
+def test_a_slow_rank_is_slow_in_three_of_four_steps(slow_steps, named):
+    compute = computing(1, 1, 1, 1, steps=100)
+    compute[:slow_steps, 1] *= 1.5
+    assert slow_ranks(evidence(0.3, forward=compute)) == named
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.35, []), (1.75, [5])])
+def test_where_all_ranks_differ_a_slow_one_must_differ_more(factor, named):
+    """By four deviations; nor is the rank that is only at the end of the row "several ranks"."""
+    found = evidence(0.2, forward=computing(0.9, 0.95, 1, 1.05, 1.1, factor))
+    assert slow_ranks(found) == named
+    assert [one.rank for one in straggler(found)] == named
+    assert imbalance(found) == []
+
+
+# --- uneven work ---
+
+
+@pytest.mark.parametrize(("factor", "is_uneven"), [(1.24, False), (1.26, True)])
+def test_work_is_uneven_from_a_quarter_more_on(factor, is_uneven):
+    assert bool(imbalance(evidence(0.2, forward=computing(1, 1, factor, factor, factor, 1)))) == is_uneven
+
+
+@pytest.mark.parametrize(("uneven_steps", "is_uneven"), [(74, False), (76, True)])
+def test_uneven_work_is_so_in_three_of_four_steps(uneven_steps, is_uneven):
+    compute = computing(1, 1, 1, 1, 1, 1, steps=100)
+    compute[:uneven_steps, 2:5] *= 1.5
+    assert bool(imbalance(evidence(0.3, forward=compute))) == is_uneven
+
+
+# --- stalls: their lengths are in steps of one second ---
+
+
+def stalled(steps, *lengths, ranks=4, noise=0.0) -> Evidence:
+    """lengths: (rank, seconds) of a stall each, in steps of their own, in forward."""
+    forward = np.full((steps, ranks), 0.2) + noise * (-1.0) ** np.add.outer(np.arange(steps), np.arange(ranks))
+    for number, (rank, seconds) in enumerate(lengths):
+        forward[3 + 2 * number, rank] += seconds
+    rest = 5.0 - forward  # in the exchange, where all wait for the one that stalls
+    made = evidence(1.0, forward=forward, wait=rest)
+    made.times.seconds[:, :, INDEX[STEP]] = 5.0
+    made.__dict__["step_s"] = 1.0
+    return made
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(0.29, []), (0.31, [2])])
+def test_a_stall_is_longer_than_three_tenths_of_a_step(seconds, named):
+    assert [one.rank for one in stalls(stalled(20, (2, seconds), (2, seconds)))] == named
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(0.55, []), (0.75, [1])])
+def test_a_stall_stands_out_of_what_the_ranks_times_vary(seconds, named):
+    """They vary by 0.07 s, a deviation of 0.1: six of them count."""
+    assert [one.rank for one in stalls(stalled(20, (1, seconds), (1, seconds), ranks=2, noise=0.07))] == named
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, []), (2, [2])])
+def test_one_stall_is_chance(count, named):
+    assert [one.rank for one in stalls(stalled(20, *[(2, 1.0)] * count))] == named
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(0.59, []), (0.62, [0])])
+def test_a_rank_has_three_fifths_of_all_stalls_or_is_not_named(seconds, named):
+    lengths = [(0, seconds), (0, seconds), (3, 0.4), (3, 0.4)]
+    assert [one.rank for one in stalls(stalled(20, *lengths))] == named
+
+
+@pytest.mark.parametrize(("steps", "named"), [(49, [2]), (51, [])])
+def test_stalls_that_cost_a_fiftieth_of_the_time_are_named(steps, named):
+    assert [one.rank for one in stalls(stalled(steps, (2, 0.5), (2, 0.5)))] == named
+
+
+def test_waiting_is_no_ranks_own_time():
+    """The others wait while one stalls: they have not stalled."""
+    made = stalled(20, (2, 1.0), (2, 1.0))
+    assert made.own == pytest.approx(made.phase("forward"))
+
+
+# --- data ---
+
+
+@pytest.mark.parametrize(("seconds", "is_late"), [(0.24, False), (0.26, True)])
+def test_data_on_all_ranks_count_from_a_quarter_of_the_step_on(seconds, is_late):
+    assert bool(data(evidence(1.0, forward=computing(1, 1, 1), data=np.full((20, 3), seconds)))) == is_late
+
+
+def test_where_two_ranks_data_come_late_none_is_named_alone():
+    late = np.tile([0.0, 0.1, 0.2, 0.0, 0.0], (20, 1))
+    assert data(evidence(1.0, forward=computing(1, 1, 1, 1, 1), data=late)) == []
+    (found,) = data(evidence(1.0, forward=computing(1, 1, 1, 1, 1), data=late * [1, 0, 1, 1, 1]))
+    assert (found.rank, found.seconds) == (2, pytest.approx(0.2))
+
+
+# --- ports ---
+
+
+def exchanging(transfer_s=0.5, ranks=5, compute_s=0.1, **more) -> Evidence:
+    """Steps of a second; the exchange takes `transfer_s` of it."""
+    exchange = np.full((20, ranks), transfer_s)
+    return evidence(1.0, forward=np.full((20, ranks), compute_s), allreduce=exchange, transfer_s=transfer_s, **more)
+
+
+@pytest.mark.parametrize(("ratio", "named"), [(0.62, []), (0.58, [2])])
+def test_a_port_is_slow_below_six_tenths_of_the_others_rate(ratio, named):
+    links = links_of([RATE, RATE, ratio * RATE, RATE, RATE])
+    assert [one.node for one in slow_link(exchanging(links=links))] == named
+
+
+def test_of_two_nodes_the_faster_way_is_what_is_usual():
+    """The one's way out is the other's way in."""
+    ratios = link_ratios([{"in": 40.0, "out": 10.0}, {"in": 10.0, "out": 44.0}])
+    assert ratios["in"] == pytest.approx([1, 1 / 4])
+    assert ratios["out"] == pytest.approx([1 / 4, 1.1])
+
+
+@pytest.mark.parametrize(("transfer_s", "named"), [(0.099, []), (0.101, [2])])
+def test_a_slow_port_that_costs_a_twentieth_of_the_step_is_named(transfer_s, named):
+    links = links_of([RATE, RATE, RATE / 2, RATE, RATE])
+    assert [one.node for one in slow_link(exchanging(transfer_s, links=links))] == named
+
+
+@pytest.mark.parametrize(("carried", "named"), [(1.35, [2]), (1.45, [])])
+def test_a_port_that_carried_more_than_was_probed_is_not_slow(carried, named):
+    links = links_of([RATE, RATE, RATE / 4, RATE, RATE])
+    rates = np.array([link["in"] for link in links]) * carried
+    traffic = SimpleNamespace(nodes=list(range(5)), exchange_rate=lambda way: rates)
+    assert [one.node for one in slow_link(exchanging(links=links, traffic=traffic))] == named
+
+
+@pytest.mark.parametrize(("transfer_s", "is_long"), [(0.29, False), (0.31, True)])
+def test_an_exchange_holds_a_step_up_from_three_tenths_of_it_on(transfer_s, is_long):
+    assert bool(network_congestion(exchanging(transfer_s))) == is_long
+
+
+@pytest.mark.parametrize(("ratio", "is_hot"), [(1.2, False), (1.3, True)])
+def test_a_hot_spot_carries_a_quarter_more_than_the_other_nodes(ratio, is_hot):
+    amounts = np.array([ratio, 1, 1, 1, 1]) * 1e6
+    predicted = PredictedExchange(list(range(5)), amounts, np.full(5, 1e6), 8, 0.5)
+    exchange = np.full((20, 5), 0.5)
+    made = evidence(
+        1.0,
+        reduce=exchange,
+        transfer_s=0.5,
+        predicted=predicted,
+        links=links_of([RATE] * 5),
+        calls=[("reduce", 0, 100)],
+    )
+    found = server_hotspot(made)
+    assert [(one.node, one.direction, one.phase) for one in found] == ([(0, "in", "reduce")] if is_hot else [])
+
+
+def small_messages(share=0.1, latencies=1.0) -> Evidence:
+    """The exchange takes 0.5 s of a step of a second; its bytes need `share` of that, one message so many latencies."""
+    amounts = np.full(3, share * 0.5 * RATE)
+    predicted = PredictedExchange([0, 1, 2], amounts, amounts, 8, 0.5)
+    size = round(latencies * LATENCY_S * RATE)
+    return exchanging(ranks=3, predicted=predicted, links=links_of([RATE] * 3), calls=[("allreduce", -1, size)])
+
+
+@pytest.mark.parametrize(("share", "is_bound"), [(0.24, True), (0.26, False)])
+def test_messages_are_small_if_their_bytes_need_less_than_a_quarter_of_the_time(share, is_bound):
+    assert bool(latency_bound(small_messages(share=share))) == is_bound
+
+
+@pytest.mark.parametrize(("latencies", "is_bound"), [(49, True), (51, False)])
+def test_a_message_of_fifty_latencies_is_not_small(latencies, is_bound):
+    assert bool(latency_bound(small_messages(latencies=latencies))) == is_bound
+
+
+# --- the whole verdict ---
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0.49, "none"), (0.51, "compute-bound")])
+def test_computing_is_the_verdict_from_half_of_the_step_on(seconds, kind):
+    assert compute_or_none(evidence(1.0, forward=np.full((20, 2), seconds))).kind == kind
+
+
+def test_an_exchange_shorter_than_computing_holds_nothing_up(tmp_path):
+    """Two fifths of the step is exchange, yet faster kernels help more."""
+    found = find_bottleneck(*measured(make(tmp_path, strategy="reduce-bcast", compute_ms=2000.0)))
+    assert 0.3 < found.evidence.transfer_s / found.evidence.step_s < 0.5
+    assert found.finding.kind == "compute-bound"
+
+
+def measured(run):
+    return run, measure(run)
+
+
+@pytest.mark.parametrize(("steps", "is_thin"), [(6, True), (7, False)])
+def test_fewer_than_five_steps_are_few(steps, is_thin, tmp_path):
+    """Two more are the warm-up."""
+    thin = gather(*measured(make(tmp_path, steps=steps))).thin
+    assert any("measured" in sentence for sentence in thin) == is_thin
+
+
+def test_steps_that_no_phase_explains_make_a_verdict_uncertain(tmp_path):
+    run = make(tmp_path)
+    assert gather(*measured(run)).thin == []
+    records = run.ranks[4].records
+    lost = records["phase"] == INDEX["backward"]
+    records["end"][lost] -= (0.9 * (records["end"] - records["start"])[lost]).astype(np.int64)
+    (sentence,) = gather(*measured(run)).thin
+    assert sentence.startswith("rank 4: phases sum to")
+
+
+@pytest.mark.parametrize(("times_the_median", "is_thin"), [(0.9, False), (1.1, True)])
+def test_clocks_count_as_vague_beyond_the_median_wait(times_the_median, is_thin, tmp_path):
+    run = make(tmp_path)
+    run.ranks[2].clock["error_ns"] = times_the_median * np.median(find_wait_states(run).seconds) * 1e9
+    assert any("clocks may be" in sentence for sentence in gather(*measured(run)).thin) == is_thin
+
+
+@pytest.mark.parametrize(("predicted_s", "is_said"), [(0.92, False), (0.9, True)])
+def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, is_said):
+    made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5), 8, 0.5))
+    made.run.missing, made.run.clock_error_ns, made.run.log = [], 0, []
+    made.__dict__["thin"] = []
+    finding = Finding("network-congestion", 0.5, "the network is slow")
+    advice = [{"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}]
+    assert ("ring would take" in Diagnosis(finding, [], made).verdict(advice)) == is_said
+
+
+def test_a_finding_takes_no_more_than_the_step(tmp_path):
+    """A stall's seconds, or a sum of phases, may be longer than the median step."""
+    found = find_bottleneck(*measured(make(tmp_path)))
+    longer = Diagnosis(Finding("data", 5 * found.evidence.step_s, "late"), [], found.evidence)
+    assert longer.answer([])["bottleneck"]["share"] == 1
