@@ -4,15 +4,12 @@ from dataclasses import asdict, dataclass
 
 from gpt2.errors import UserError
 
-MOST_LAYERS = 10_000  # ten times the deepest that anybody has trained; a layer has tensors to be planned
-MOST = 2**31 - 1  # of anything else that is counted, as in the files' headers
-
 
 @dataclass(frozen=True)
 class GPT2Config:
     """n_layer blocks of n_head heads (H) over n_embd channels (C), up to `context` positions, vocab_size tokens (V).
 
-    UserError: a number below 1 or beyond MOST_LAYERS or MOST, or heads that do not divide the channels.
+    UserError: a number below 1, or heads that do not divide the channels.
     """
 
     n_layer: int
@@ -27,8 +24,6 @@ class GPT2Config:
                 raise UserError(
                     f"{name} is {value}, expected at least 1: give --{name.replace('_', '-')} a positive number"
                 )
-            if value > (most := MOST_LAYERS if name == "n_layer" else MOST):
-                raise UserError(f"{name} is {value}, expected at most {most}: lower --{name.replace('_', '-')}")
         if self.n_embd % self.n_head:
             raise UserError(
                 f"{self.n_head} heads do not divide {self.n_embd} channels: choose --n-embd as a multiple of --n-head"

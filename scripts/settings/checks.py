@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 from dist.cost.memory import VECTOR_BYTES
-from gpt2.config import GPT2_VOCABULARY, MOST, PRESETS, GPT2Config
+from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
 from gpt2.model import activation_count
@@ -26,6 +26,8 @@ from traces import RunError
 from traces.record.recorder import parse_steps
 
 MOST_THREADS = 4096  # of a rank
+MOST_LAYERS = 10_000  # ten times the deepest that anybody has trained; a layer has tensors to be planned
+MOST = 2**31 - 1  # of anything else that is counted, as in the files' headers
 FLOAT32 = 1.2e-38, 3.4e38  # what kernels compute with: a smaller number would be 0 there, a larger one infinite
 
 
@@ -150,9 +152,9 @@ def check_numbers(settings: Settings) -> None:
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
-        "skip_outliers": 0, "sample_every": 0,
+        "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
     }  # fmt: skip
-    highest = {"seed": 2**64 - 1, "threads": MOST_THREADS}
+    highest = {"seed": 2**64 - 1, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
     for name, low in lowest.items():
         value, flag = getattr(settings, name), name.replace("_", "-")
         if value is None:

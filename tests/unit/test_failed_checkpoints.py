@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_an_old_one_that_stays_is_no_failure(run, capsys, monkeypatch):
 def test_nobody_reads_the_line(run, monkeypatch):
     """Standard error has gone: the next checkpoint is written all the same."""
     with monkeypatch.context() as broken:
-        broken.setattr(checkpointing.sys, "stderr", SimpleNamespace(write=failing(FULL), flush=failing(FULL)))
+        broken.setattr(sys, "stderr", SimpleNamespace(write=failing(FULL), flush=failing(FULL)))
         broken.setattr(checkpoints, "write_part", failing(FULL))
         run.save(2)
     run.save(3)

@@ -197,7 +197,7 @@ def test_no_model_and_a_diverged_one(tmp_path, capsys):
     parameters.lnf_bias[:] = np.nan
     llmc.write_parameters(tmp_path / "model.bin", parameters)
     assert sample.main([str(tmp_path / "model.bin")]) == 2
-    assert capsys.readouterr().err.endswith("weights are damaged, or their training diverged\n")
+    assert capsys.readouterr().err.endswith("its training has diverged, or it is damaged; take a model from before\n")
 
 
 def test_ctrl_c_and_a_reader_that_has_had_enough(tmp_path, capsys, monkeypatch):

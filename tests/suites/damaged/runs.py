@@ -12,13 +12,16 @@ A time or a rate has no checksum: another value is another value.
 import json
 import struct
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from gpt2.errors import UserError
 from scripts.plot import report
 from scripts.prediction.from_run import advise_from_run
 from scripts.reports.verdict import as_text, diagnose
+from scripts.training.lock import LOCK, own_lock, read_lock
 from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
@@ -267,3 +270,16 @@ def end_clocks(folder: Path) -> Damaged:
                 assert (first[3], first[4]) == (at[3], at[4])
 
     return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=5)
+
+
+def lock(folder: Path) -> Damaged:
+    """What a second start of the run finds: whose lock it is, or that nobody can tell."""
+    path = folder / LOCK
+    path.write_bytes(own_lock().content())
+
+    def judge(mutant, value):
+        if value is not None:
+            stands_there = json.loads(mutant)
+            assert all(stands_there[name] == field for name, field in asdict(value).items())
+
+    return Damaged(path, Mutator.of_json, lambda: read_lock(path), UserError, judge, least=1)
