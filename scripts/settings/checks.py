@@ -39,6 +39,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     check_checkpoints(settings)
     if settings.tensorboard:
         check_tensorboard("--tensorboard")
+    check_numbers(settings)
     config = model_config(settings)
     settings = replace(
         settings,
@@ -46,7 +47,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
     )
-    check_numbers(settings)
     try:
         parse_steps(settings.trace)
     except RunError as error:

@@ -68,8 +68,10 @@ def test_a_sample_cut_short_by_a_crash_is_dropped(tmp_path):
 def test_counters_are_read_every_five_milliseconds(tmp_path):
     """A reading takes up to 20 us: more often would cost more than half a percent of the time."""
     counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (0, 0, 0))
+    counters.begin()
     for ms in (1000, 1004.9, 1005.1, 1010, 1010.2):
         counters.sample(round(ms * MS))
+    counters.write()
     counters.close()
     assert len(read_counters(counters_path(tmp_path, 0), {}).records) == 3
 
