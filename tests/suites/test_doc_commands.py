@@ -253,8 +253,8 @@ def test_the_choice_pages_table_is_that_of_the_benchmarks():
 
 def test_the_failures_page_is_that_of_its_rows():
     found, page = json.loads(faults.FAILURES.read_text()), (ROOT / PARTS["failures"]["page"]).read_text()
-    assert faults.matrix(found) in page
-    assert faults.messages(found) in page
+    for block in faults.blocks_of(found).values():
+        assert block in page
 
 
 def test_mistakes_are_seen(tmp_path, monkeypatch):

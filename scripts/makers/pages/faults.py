@@ -54,6 +54,11 @@ def failures(part: Part, folder: Path) -> dict[str, str]:
         if error.returncode != 1:
             raise
         found = read(FAILURES)  # not all is as expected, and the page says so in bold
+    return blocks_of(found)
+
+
+def blocks_of(found: dict) -> dict[str, str]:
+    """The blocks of docs/failures.md from the suite's file of rows."""
     runs = [row for row in found["rows"] if row["launcher"] != COMMAND]
     commands = [row for row in found["rows"] if row["launcher"] == COMMAND]
     return {
