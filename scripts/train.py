@@ -43,7 +43,7 @@ def make_steps(parts, world) -> bool:
     worker, strategy, tracer, checkpoints = parts.worker, parts.strategy, parts.tracer, parts.checkpoints
     world.print(parts.table)
     step = parts.steps.start - 1
-    with closing(tracer):
+    with closing(tracer), checkpoints:
         for step in parts.steps:
             lr = parts.learning_rate.at(step)
             with tracer.step(step):

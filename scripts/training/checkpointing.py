@@ -21,6 +21,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, llmc, weights
 from scripts.training.between_steps import WholeModel, is_time
 from scripts.training.signals import CHECKPOINT, END
+from scripts.training.state import errors_name, on_host, state_arrays
 
 FAILED, NOT_FINITE = -1, -2
 ADVICE = "free some space, or see to the disk"
@@ -56,6 +57,16 @@ class Checkpointing:
         self._completing: Future | None = None  # rank 0's last word
         self._facts, self.costs = None, []
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *error) -> None:
+        """Where all ranks end with one line: the checkpoint that was begun before that is good, and is completed."""
+        if kind is SystemExit and self._facts is not None:
+            self._settle_begun()
+        if kind is SystemExit and self._completing is not None:
+            self._completing.exception()  # returns when it is over
+
     def is_due(self, step: int, asked: int) -> bool:
         """Whether a checkpoint is to begin after this step: it is time for one, or a signal asked for one.
 
@@ -79,7 +90,7 @@ class Checkpointing:
         """
         begun = time.perf_counter()
         if self._facts is not None:
-            self._wait_for_all()
+            self.end_if_not_finite(self._settle_begun())
         # checkpoint.json takes rank 0's number of updates: under every strategy rank 0 updates something in each step.
         updates = next((one.optimizer.step for one in self._strategy.state()), 0)
         norms = list(self._strategy.clipping.norms)
@@ -170,7 +181,7 @@ class Checkpointing:
             if model is not None:
                 model_bytes, problem = self._write_model(self._part_folder(step), model)
         if self._facts is not None:
-            self._wait_for_all(model_bytes)
+            self.end_if_not_finite(self._settle_begun(model_bytes))
         self._thread.shutdown()
         errors = [future.exception() for future in (self._writing, self._completing) if future is not None]
         problems = [UserError(self._words(error)) for error in errors if error] + ([problem] if problem else [])
@@ -198,11 +209,12 @@ class Checkpointing:
                 pass
         return None, None
 
-    def _wait_for_all(self, model_bytes: int | None = None) -> None:
+    def _settle_begun(self, model_bytes: int | None = None) -> list[int]:
+        """Settle the checkpoint that was begun, when all parts are written; what `written` says on each rank."""
         wait(Condition(self._writing.done))
         written = gather_everywhere(self.world.comm, self.written())[:, 0].astype(int).tolist()
         self.settle(written, model_bytes)
-        self.end_if_not_finite(written)
+        return written
 
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
@@ -247,7 +259,7 @@ class Checkpointing:
     def _own_arrays(self):
         """(array, start, values in host memory) of all that this rank updates, without the pad."""
         for array, first, values in state_arrays(self._strategy):
-            yield array, first, _on_host(values[: max(0, self._count - first)])
+            yield array, first, on_host(values[: max(0, self._count - first)])
 
     def _pieces(self):
         """(array, start, values in host memory) of everything in this rank's part."""
@@ -255,9 +267,9 @@ class Checkpointing:
             for start, stop in self._parts:
                 low, high = max(start, first), min(stop, first + len(values))
                 if low < high:
-                    yield array, low, _on_host(values[low - first : high - first])
+                    yield array, low, on_host(values[low - first : high - first])
         if (errors := self._strategy.errors()) is not None:
-            yield errors_name(self.world.rank), 0, _on_host(errors[: self._count])
+            yield errors_name(self.world.rank), 0, on_host(errors[: self._count])
 
 
 def _finite(path: Path, parameters, ranges):
@@ -265,26 +277,3 @@ def _finite(path: Path, parameters, ranges):
     for start, stop in ranges:
         weights.check_finite(path, parameters, start, stop)
         yield start, stop
-
-
-def state_arrays(strategy):
-    """(array, start, values) of everything that this rank updates, in host memory or on its GPU."""
-    for updated in strategy.state():
-        yield "parameters", updated.start, updated.parameters
-        for start, m, v in updated.optimizer.moments():
-            yield "m", start, m
-            yield "v", start, v
-
-
-def is_on_gpu(array) -> bool:
-    """Whether an array is CuPy's, not NumPy's."""
-    return hasattr(array, "get")
-
-
-def _on_host(array):
-    return array.get() if is_on_gpu(array) else array
-
-
-def errors_name(rank: int) -> str:
-    """The name of a rank's error feedback in a checkpoint; each rank has its own, as each has its own gradients."""
-    return f"errors_{rank}"

@@ -10,7 +10,7 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
-from scripts.training.checkpointing import errors_name, is_on_gpu, state_arrays
+from scripts.training.state import errors_name, is_on_gpu, state_arrays
 
 
 def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from collections import deque
 
@@ -10,6 +11,7 @@ import pytest
 
 from dist.ranges import cut
 from dist.world import world_of
+from gpt2.formats import checkpoints
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, Clipping
 from gpt2.parameters import Parameters, initialize
@@ -199,6 +201,30 @@ def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
         assert comm.rank or re.match(says, text), f"{flags}: {text}"
         assert kept(runs, f"{number}") == ([] if "none" in flags else ["step-00000003"])
         assert ("none" in flags) == (of_last_step(runs, f"{number}")["grad_norm"] is not None)
+
+
+@pytest.mark.ranks(2)
+def test_the_checkpoint_that_was_begun_before_is_completed(comm, runs, monkeypatch, capsys):
+    """Its disk is so slow that the run has come to its end meanwhile."""
+    gradients, write = Worker.gradients, checkpoints.write_part
+    arrived = threading.Event()
+
+    def overflow(worker, step, gradients_final):
+        if step == 5:
+            worker.model.parameters.flat[:] = np.inf
+            arrived.set()
+        return gradients(worker, step, gradients_final)
+
+    def write_slowly(*part):
+        arrived.wait()
+        time.sleep(0.2)
+        return write(*part)
+
+    monkeypatch.setattr(Worker, "gradients", overflow)
+    monkeypatch.setattr(checkpoints, "write_part", write_slowly)
+    text = ends_with(runs, capsys, "run", "--strategy", "allreduce", "--eval-every", 0)
+    assert comm.rank or text.startswith("error: the loss of step 5 is nan")
+    assert kept(runs, "run") == ["step-00000003"]
 
 
 @pytest.mark.ranks(2)
