@@ -12,7 +12,7 @@ from pathlib import Path
 
 FOLDER = "/dev/shm"
 SEGMENT = re.compile(r"mpich_shm_\w+|(sm|vader)_segment\.\S+|osc_(sm|rdma)\S*|psm[23]?_shm\S*|ompi[._]\S+")
-OLD_S = 60.0  # a file may be made, and not be mapped yet
+OLD_S = 10.0  # a file may be made, and not be mapped yet
 NAMED_AT_MOST = 3
 # What MPICH 5.0.2 takes for each rank of a node as it starts, 1,057,344 bytes, and room for small windows.
 MPICH_START_BYTES = 1_100_000
@@ -51,11 +51,22 @@ def start_problem(environment) -> str | None:
 def left_segments(folder: str = FOLDER, proc: str = "/proc") -> list[tuple[str, int]]:
     """(path, bytes in use) of this user's segments of MPI libraries that no process maps, the largest first.
 
-    A process of another container that shares the folder is not seen from here: so they are named and never removed.
+    A process of another container that shares the folder is not seen from here: so they are removed only by who asks
+    for it (doctor.py --remove-segments).
     """
     found = _segments(folder, is_old=True)
     used = _mapped(folder, proc) if found else set()
     return sorted((pair for pair in found if pair[0] not in used), key=lambda pair: -pair[1])
+
+
+def remove_left_segments(folder: str = FOLDER) -> list[tuple[str, int]]:
+    """Remove what left_segments gives, and return what of it this process has removed."""
+    removed = []
+    for path, size in left_segments(folder):
+        with suppress(OSError):  # another rank was faster
+            os.unlink(path)
+            removed.append((path, size))
+    return removed
 
 
 def _segments(folder: str, is_old: bool) -> list[tuple[str, int]]:

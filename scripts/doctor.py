@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dist.console import open_console, say
+from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from gpt2.files import as_json, write_json
@@ -37,6 +38,8 @@ def main():
     settings = parse()
     limit, facts = TimeLimit(settings.limit), new_facts()
     limit.stage = "looking at its own machine"
+    if settings.remove_segments and (removed := remove_left_segments()):
+        say(f"removed {len(removed)} segments of killed jobs, {sum(size for _, size in removed) / 1e6:.1f} MB")
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
     gather(facts, software.SECTIONS | machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS)
     if "MPI" in facts["errors"]:
@@ -57,6 +60,7 @@ def parse() -> argparse.Namespace:
     add("--expect-ranks", type=int, metavar="N", help="it will fail if there are more or fewer")
     add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
     add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")
+    add("--remove-segments", action="store_true", help="first remove what killed jobs of yours left in /dev/shm")
     return parser.parse_args()
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from dist.cost.memory import VECTOR_BYTES
-from dist.shared_memory import FOLDER, free_bytes, left_segments, rm_command
+from dist.shared_memory import FOLDER, free_bytes, left_segments
 from gpt2.config import PRESETS
 from scripts.checkup.facts import variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, plural
@@ -201,7 +201,7 @@ def left_over(ranks, model):
         text = (
             f"{plural(len(left), 'segment')} of killed jobs in {own['shared memory']['folder']} on {host} hold {total}"
         )
-        yield Finding(NOTE, "shared memory", text, f'there: {rm_command(left)} (--json names all, as "left")')
+        yield Finding(NOTE, "shared memory", text, 'there: doctor.py --remove-segments (--json names all, as "left")')
 
 
 def _exchanging() -> dict:

@@ -117,7 +117,7 @@ CASES = {
     "left_over_segments": [
         (
             change("shared memory/left", [["/dev/shm/mpich_shm_1_0", 2 * GB], ["/dev/shm/mpich_shm_2_0", GB]], *NODE_1),
-            NOTE, "2 segments of killed jobs in /dev/shm on node1 hold 3", "rm /dev/shm/mpich_shm_1_0 /dev/shm/mpich",
+            NOTE, "2 segments of killed jobs in /dev/shm on node1 hold 3", "doctor.py --remove-segments",
         ),
     ],
     "run_folder": [

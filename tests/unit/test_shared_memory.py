@@ -13,7 +13,7 @@ import pytest
 
 from dist import shared_memory
 from dist.probe.programs import mpirun_command, mpirun_environment
-from dist.shared_memory import left_segments, rm_command, start_problem
+from dist.shared_memory import left_segments, remove_left_segments, rm_command, start_problem
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +40,11 @@ def test_segments_that_no_process_maps_are_named(folder, monkeypatch):
     used.close()
     assert len(left_segments(str(folder))) == 4
     assert rm_command(left_segments(str(folder))).endswith(" and 1 more")
-    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(time=lambda: long_ago - 80))
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(time=lambda: long_ago - 95))
     assert left_segments(str(folder)) == [], "a job may be about to map it"
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(time=lambda: long_ago))
+    assert len(remove_left_segments(str(folder))) == 4
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
 def test_what_mpich_needs_to_start(monkeypatch):

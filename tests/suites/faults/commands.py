@@ -36,7 +36,8 @@ KILLED_THEN_AGAIN = (
     "mount -t tmpfs tmpfs /dev/shm; "
     f"mpirun -n 2 python scripts/train.py {TINY} --strategy zero-2 --steps 1000000 --out new & "
     "until [ -s new/log.jsonl ]; do sleep 0.1; done; kill -9 $(pgrep -f -- '--out new$'); wait; "
-    f"mpirun -n 2 python scripts/train.py {TINY} --strategy zero-2 --steps 4 --out newer; code=$?; ls /dev/shm > left; "
+    f"mpirun -n 2 python scripts/train.py {TINY} --strategy zero-2 --steps 4 --out newer; code=$?; sleep 11; "
+    "python scripts/doctor.py --remove-segments > doctored; ls /dev/shm > left; "
     "exit $code"
 )
 
@@ -239,7 +240,7 @@ COMMANDS = {
                             line=""),
     "shm-small": shm("24m"),
     "shm-tiny": shm("512k"),
-    "shm-left": Command("all ranks are killed, and another run starts: what stays in /dev/shm",
+    "shm-left": Command("all ranks are killed: what `doctor.py --remove-segments` leaves in /dev/shm",
                         f'unshare --mount --pid --fork --mount-proc bash -c "{KILLED_THEN_AGAIN}"', GOES_ON,
                         check=shared_memory_is_empty),
 }  # fmt: skip
