@@ -8,6 +8,7 @@ The format (llm.c, dev/data/data_common.py), little-endian throughout:
 
 import glob
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -108,4 +109,12 @@ def open_shards(pattern: str) -> list[Shard]:
         raise UserError(
             f"no file matches {pattern}, expected llm.c token shards (.bin): check --train-data and --val-data"
         )
+    allow_open_files(len(paths))
     return [open_shard(Path(path)) for path in paths]
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit as far as it may itself: the usual 1,024 are few for a file a shard."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 2 * count > soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import struct
 from types import SimpleNamespace
 
@@ -399,3 +400,15 @@ def test_a_checkpoint_is_held_to_what_it_says_of_the_data():
             else:
                 assert "change the training data" in refusal(check_same_run, checkpoint, run)
     assert "its data" in refusal(check_same_run, checkpoint, facts | {"data": old | {"content": 1, "tokens": 8}})
+
+
+def test_more_shards_than_a_process_may_usually_open(tmp_path):
+    """The limit that a shell sets is raised to the one that the system sets."""
+    for number in range(40):
+        write_shard(tmp_path / f"{number:02}.bin", [number, 1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        assert [int(shard[:1][0]) for shard in open_shards(str(tmp_path / "*.bin"))] == [*range(40)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
