@@ -30,7 +30,7 @@ from scripts.training.worker import Worker
 from tests.suites.faults.log import MARK
 from tests.suites.faults.suite import take_fault
 
-FOR_EVER_S, LONG_S, SLOW_S = 1e6, 8.0, 0.2
+FOR_EVER_S, BATCH_S, SLOW_S = 1e6, 0.4, 0.2
 
 
 def main():
@@ -89,7 +89,7 @@ def lose_gradients(worker: Worker, gradients) -> float:
 
 
 def validate_long(worker: Worker, gradients) -> float:
-    put_off(worker, "validation_loss", LONG_S)
+    put_off(worker.model, "token_losses", BATCH_S)  # which is called for each of 20 batches
     return gradients()
 
 
@@ -98,15 +98,15 @@ def slow_down(worker: Worker, gradients) -> float:
     return gradients()
 
 
-def put_off(worker: Worker, name: str, seconds: float) -> None:
-    """From here on a method of the worker sleeps first."""
-    method = getattr(worker, name)
+def put_off(owner, name: str, seconds: float) -> None:
+    """From here on a method of the owner sleeps first."""
+    method = getattr(owner, name)
 
     def slow(*arguments):
         time.sleep(seconds)
         return method(*arguments)
 
-    setattr(worker, name, slow)
+    setattr(owner, name, slow)
 
 
 FAULTS = {
