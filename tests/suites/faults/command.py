@@ -79,7 +79,7 @@ class CommandSuite:
         return facts | {"outcome": outcome(facts), "left_over": []}
 
     def made_on(self) -> dict:
-        return machine() | versions("numpy", "mpi4py") | {"a healthy run, s": round(self._healthy_s, 1)}
+        return machine() | versions("numpy", "mpi4py") | {"seconds of a healthy run": round(self._healthy_s, 1)}
 
 
 def words_of(command: str) -> list[str]:
