@@ -32,6 +32,7 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.json")
+SHARED = "shared"
 COPIED = ("gpt2", "dist", "strategies", "traces", "scripts", "tests", "docs", "pyproject.toml", "README.md")
 LIMIT_S, LONGEST_S, ENDING_S = 120.0, 3600.0, 3.0  # of one fault's tests; of all without a fault; to end in peace
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -115,6 +116,10 @@ class Copy:
                 shutil.copytree(root / name, folder / name)  # numba's and Python's caches too: they save minutes
             elif (root / name).exists():
                 shutil.copy2(root / name, folder / name)
+        beside = folder.parent / SHARED  # where tests look for texts and vocabularies
+        if (root.parent / SHARED).is_dir() and not beside.exists():
+            with suppress(FileExistsError):
+                beside.symlink_to((root.parent / SHARED).resolve())
 
     @contextmanager
     def having(self, fault: Fault):

@@ -1,5 +1,6 @@
 """Token shards and the stream of windows, against bytes and lists made by hand."""
 
+import errno
 import os
 import random
 import resource
@@ -109,10 +110,13 @@ def test_refuses_a_folder_it_cannot_write(tmp_path):
     assert "Not a directory" in refusal(write_shard, tmp_path / "file" / "a.bin", [1])
 
 
-def test_a_failed_rename_leaves_nothing_behind(tmp_path):
-    (tmp_path / "a.bin").mkdir()
-    refusal(write_shard, tmp_path / "a.bin", [1])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+def test_a_failed_rename_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "replace", fail)
+    assert "cross-device" in refusal(write_shard, tmp_path / "a.bin", [1])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pattern_gives_shards_in_sorted_order(tmp_path):
