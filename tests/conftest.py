@@ -32,6 +32,13 @@ SHOWN = 20_000  # characters of a failed mpirun's output
 ONE_AT_A_TIME = ("tests/ranks/", "tests/suites/")
 
 
+@pytest.fixture(autouse=True)
+def signals_come_through():
+    """What a test starts inherits which signals are blocked: a job that waits for one must not wait for ever."""
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+
+
 def pytest_addoption(parser):
     group = parser.getgroup("mpirun", "what tests marked `ranks` give the pytest that they start")
     group.addoption("--under-mpirun", type=int, help="this pytest is one of so many ranks")

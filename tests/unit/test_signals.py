@@ -20,9 +20,9 @@ def handlers():
     """The handlers and the mask are as before, after the test."""
     before, mask = {number: signal.getsignal(number) for number in ASKS}, signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_what_came_during_the_imports_is_counted(handlers):
