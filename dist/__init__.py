@@ -3,6 +3,7 @@
 world.py        ranks, nodes, local ranks; how a job starts, and ends on all ranks with one line or a traceback
 shared_memory.py  what is free in /dev/shm, and what killed jobs have left there
 console.py      what is printed, whatever lies behind stdout and stderr
+repeating.py    work that a thread repeats beside the training
 waiting.py      waiting that leaves the core to those who work
 progress.py     exchanges under way, moved on between pieces of compute or to the end
 ranges.py       cutting a flat buffer into the parts that ranks own

@@ -14,13 +14,13 @@ The threads call nothing of MPI but its abort: a rank that hangs may hold any lo
 
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 
 import numpy as np
 
 from dist.console import say
+from dist.repeating import Repeating
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
 from dist.world import World, end_job
@@ -54,25 +54,21 @@ class Watchdog:
         self._told = None
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
+        self._thread = Repeating(self._watch, self._pause_s, "watchdog")
 
     def close(self) -> None:
         """Stop watching. Collective."""
         self._live.leave()
-        self._stopped.set()
-        self._thread.join()
+        self._thread.stop()
         self._tell_the_end()
         self._live.close()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(self._pause_s):
-            self._live.pulse()
-            if self._world.node_count > 1 and self._world.local_rank < 2:
-                self._publish()
-            if self._before is not None and (self._world.rank < 2 or self._first_are_silent()):
-                self._look()
+        self._live.pulse()
+        if self._world.node_count > 1 and self._world.local_rank < 2:
+            self._publish()
+        if self._before is not None and (self._world.rank < 2 or self._first_are_silent()):
+            self._look()
 
     def _publish(self) -> None:
         """Write the node's records for the others: the leader does, or the second rank if the leader shows no life."""

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+from dist.repeating import Repeating
 from dist.waiting import barrier, gather_everywhere
 from dist.world import USER_MISTAKE, end_job, end_with_one_line
 from gpt2.errors import UserError
@@ -24,7 +25,7 @@ class RunLock:
     def __init__(self, world, end=end_job):
         self._world, self._end = world, end
         self._file: LockFile | None = None  # rank 0's
-        self._stopped, self._ending, self._thread = threading.Event(), threading.Lock(), None
+        self._ending, self._thread = threading.Lock(), None
         self.run = None
 
     def __enter__(self):
@@ -32,8 +33,7 @@ class RunLock:
 
     def __exit__(self, *error):
         if self._file:
-            self._stopped.set()
-            self._thread.join()
+            self._thread.stop()
             self._file.release()
 
     def take(self, folder: Path, anyway: bool) -> None:
@@ -46,8 +46,7 @@ class RunLock:
         try:
             if self._world.rank == 0:
                 self._file = take(folder, own_lock(), anyway, self._world.print)
-                self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
-                self._thread.start()
+                self._thread = Repeating(self._beat, BEAT_S, "run lock")
         except UserError as error:
             problem = error
         barrier(self._world.comm)  # rank 0 may have waited for long: this leaves the cores to others
@@ -63,9 +62,8 @@ class RunLock:
             self._lost()
 
     def _beat(self) -> None:
-        while not self._stopped.wait(BEAT_S):
-            if not self._file.beat():
-                self._lost()
+        if not self._file.beat():
+            self._lost()
 
     def _lost(self) -> None:
         """Does not return: of the threads that come here the first ends the job, the others wait for that."""

@@ -84,4 +84,5 @@ def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
                 add_block(result[rows], logits, rows, low)
 
     cores.for_parts(V, some_columns)
-    return combine.reduce([partial[start] for start in sorted(partial)])
+    with np.errstate(over="ignore"):  # a sum that overflows is made again, with another shift
+        return combine.reduce([partial[start] for start in sorted(partial)])

@@ -1,0 +1,31 @@
+"""Work that a thread repeats beside the training, at an even pace, until it is stopped or the process ends."""
+
+import atexit
+import threading
+
+AT_EXIT_S = 5.0  # a file system that hangs must not keep the process from ending
+
+
+class Repeating:
+    """Calls work() every pause_s seconds in a thread of its own, from one pause after its making on."""
+
+    def __init__(self, work, pause_s: float, name: str):
+        self._work, self._pause_s, self._stopped = work, pause_s, threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
+        self._thread.start()
+        # Python ends a daemon thread that still runs while the interpreter shuts down. If the thread is then within C++
+        # code, as much of NumPy is, that aborts the process: "terminate called without an active exception".
+        atexit.register(self.stop, AT_EXIT_S)
+
+    def stop(self, within_s: float | None = None) -> None:
+        """End the thread, after the call of work() that may be under way, or go on without it after `within_s`.
+
+        Not to be called within work().
+        """
+        atexit.unregister(self.stop)
+        self._stopped.set()
+        self._thread.join(within_s)
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(self._pause_s):
+            self._work()
