@@ -6,7 +6,9 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.support import faulty_runs
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
+NOBODY = 65534
 NO_FILES = {
     "folder": "a folder", "pipe": "a named pipe", "socket": "a socket", "dangling": "where nothing is",
     "to-pipe": "a named pipe", "/dev/null": "a device",
@@ -96,13 +99,28 @@ def test_permissions(tmp_path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_protected_file_stays(tmp_path):
-    (tmp_path / "kept").write_text("old")
-    (tmp_path / "kept").chmod(0o444)
-    with pytest.raises(UserError, match="Permission denied"):
-        write_json(tmp_path / "kept", 1)
-    assert (tmp_path / "kept").read_text() == "old"
+@contextmanager
+def somebody(folder):
+    """Not root, who may write everything; the folder is theirs."""
+    if os.geteuid():
+        yield
+        return
+    os.chown(folder, NOBODY, -1)
+    os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_protected_file_stays():
+    with TemporaryDirectory() as folder, somebody(folder):  # pytest's own folders are closed to others
+        kept = Path(folder) / "kept"
+        kept.write_text("old")
+        kept.chmod(0o444)
+        with pytest.raises(UserError, match="Permission denied"):
+            write_json(kept, 1)
+        assert kept.read_text() == "old"
 
 
 def test_a_writer_that_fails_leaves_all_as_it_was(tmp_path):
