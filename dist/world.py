@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dist.console import say
 from dist.mpi import MPI
 from dist.shared_memory import start_problem
+from dist.waiting import barrier
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
@@ -118,10 +119,19 @@ def start_mpi() -> "MPI.Intracomm":
         if "MPICH" in library_name() and (problem := start_problem(os.environ)):
             end_without_mpi(problem, os.environ.get("MPI_LOCALRANKID", "0") == "0")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    # At the end all ranks meet in MPI_Finalize. When the first one leaves it with an exit code of ours, srun
-    # --kill-on-bad-exit sends SIGTERM to those that are still in there. The code is to count, not the signal.
-    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+        atexit.register(leave_together, MPI.COMM_WORLD)
     return MPI.COMM_WORLD
+
+
+def leave_together(comm) -> None:
+    """At the end of a job that nothing has aborted. Collective.
+
+    When the first rank ends with an exit code of ours, srun --kill-on-bad-exit sends SIGTERM to the others. The code is
+    to count, not the signal. So none ends before all ignore it, until their processes are gone.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not MPI.Is_finalized():
+        barrier(comm)
 
 
 def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception], ...] = ()) -> World:

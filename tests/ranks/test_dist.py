@@ -1,6 +1,7 @@
 """Ranks, nodes, cores, clocks; and the promise that a failing rank ends the job on all, at once."""
 
 import os
+import signal
 import sys
 import time
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from dist.ranges import cut
-from dist.world import lost_ranks
+from dist.world import leave_together, lost_ranks
 from tests.support.launch import launch
 
 ENDS_WITHIN_S = 20  # "within seconds", on two busy cores; a hang would take the launcher's limit of minutes
@@ -154,3 +155,15 @@ def test_cut_tiles_the_range(count, parts):
     sizes = [stop - start for start, stop in ranges]
     assert len(ranges) == parts
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.ranks(3)
+def test_no_rank_ends_before_all_are_deaf_to_sigterm(comm, monkeypatch):
+    """Else srun, which ends the others when the first one does, reports their signal and not that one's code."""
+    handlers, begun = [], comm.bcast(time.perf_counter())
+    monkeypatch.setattr(signal, "signal", lambda *handler: handlers.append(handler))
+    if comm.rank == 2:
+        time.sleep(0.3)
+    leave_together(comm)
+    assert time.perf_counter() - begun >= 0.3  # one clock: all ranks are on this machine
+    assert handlers == [(signal.SIGTERM, signal.SIG_IGN)]
