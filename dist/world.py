@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dist.console import say
@@ -73,6 +73,19 @@ def end_without_mpi(text: str, is_first: bool):
         say(f"error: {text}", on_stderr=True)
     time.sleep(PRINTING_S if is_first else 2 * PRINTING_S)
     raise SystemExit(USER_MISTAKE)
+
+
+class ClosedTogether(ExitStack):
+    """Closes what all ranks close together, at an end that all of them come to: the program's, or one with one line.
+
+    Not at an exception of one rank, which aborts the job: the others may never come. What is left open at an end may
+    make MPI_Finalize fail, with an exit code of its own.
+    """
+
+    def __exit__(self, kind, *error):
+        if kind not in (None, SystemExit):
+            self.pop_all()
+        return super().__exit__(kind, *error)
 
 
 def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:

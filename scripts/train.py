@@ -32,7 +32,9 @@ def main():
 def train(settings, world) -> bool:
     """Train in a run folder that is this run's alone. Returns whether all steps have been made. Collective."""
     with RunLock(world) as lock:
-        return make_steps(assemble(settings, world, lock), world)
+        parts = assemble(settings, world, lock)
+        with parts.resources:
+            return make_steps(parts, world)
 
 
 def make_steps(parts, world) -> bool:
@@ -68,7 +70,6 @@ def make_steps(parts, world) -> bool:
     is_done = step >= parts.steps.stop - 1
     checkpoints.leave_last(step, parts.model if is_done else None)
     parts.ending.tell(step, is_done, checkpoints.costs)
-    parts.resources.close()
     return is_done
 
 

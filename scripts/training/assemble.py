@@ -4,7 +4,7 @@ Only this file reads the settings of a training run, `s` in its functions. Each 
 so what a part depends on stands in the call that makes it.
 """
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from dist.probe.links import bucket_bytes, clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.progress import poking
 from dist.watch.watchdog import Watchdog
-from dist.world import end_job, library_name, threads_per_rank
+from dist.world import ClosedTogether, end_job, library_name, threads_per_rank
 from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
@@ -79,7 +79,7 @@ class Parts:
     checkpoints: Checkpointing
     model: WholeModel
     ending: Ending
-    resources: ExitStack
+    resources: ClosedTogether
 
 
 def assemble(settings, world, lock) -> Parts:
@@ -87,7 +87,7 @@ def assemble(settings, world, lock) -> Parts:
 
     What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     """
-    signals = (resources := ExitStack()).enter_context(closing(Signals(partial(end_job, world.comm))))
+    signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
     settings, config = completed(settings, world)
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
@@ -242,7 +242,7 @@ def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice)
     return folder
 
 
-def new_watchdog(s, world, traces: Path, resources: ExitStack) -> Watchdog | None:
+def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog | None:
     """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
     if not s.stall_after or world.size == 1:
         return None
@@ -250,7 +250,7 @@ def new_watchdog(s, world, traces: Path, resources: ExitStack) -> Watchdog | Non
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, traces: Path, device, resources: ExitStack) -> Tracer:
+def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> Tracer:
     """What times the phases, and tells the watchdog of each. If there are several nodes, the first rank of each node
     also samples the node's ports."""
     watchdog = new_watchdog(s, world, traces, resources)

@@ -4,12 +4,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from dist.ranges import cut
-from dist.world import leave_together, lost_ranks
+from dist.world import ClosedTogether, leave_together, lost_ranks
 from tests.support.launch import launch
 
 ENDS_WITHIN_S = 20  # "within seconds", on two busy cores; a hang would take the launcher's limit of minutes
@@ -167,3 +168,13 @@ def test_no_rank_ends_before_all_are_deaf_to_sigterm(comm, monkeypatch):
     leave_together(comm)
     assert time.perf_counter() - begun >= 0.3  # one clock: all ranks are on this machine
     assert handlers == [(signal.SIGTERM, signal.SIG_IGN)]
+
+
+@pytest.mark.parametrize(("error", "is_closed"), [(None, True), (SystemExit, True), (RuntimeError, False)])
+def test_what_all_close_together_stays_open_when_one_fails(error, is_closed):
+    closed = []
+    with suppress(SystemExit, RuntimeError), ClosedTogether() as resources:
+        resources.callback(closed.append, True)
+        if error:
+            raise error
+    assert closed == [True] * is_closed
