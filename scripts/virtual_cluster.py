@@ -18,6 +18,7 @@ from scripts.cluster.hosts import end_clusters, running_hosts
 from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 from scripts.cluster.program import check_command, check_machine, end_with, split_command
+from scripts.settings.units import size_in_bytes
 from traces.units import count_text
 
 
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--ranks-per-node", type=int, metavar="P", help="the last node gets the rest (N/M, rounded up)")
     add("--first-node", type=int, metavar="K", help="ranks on node0, where not P")
     add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="a port's own rate; may be repeated")
+    add("--burst", type=size_in_bytes, metavar="BYTES", help="what passes at once after a pause: 512KiB (2 ms)")
     add("--delay", metavar="TIME", help="added to each packet that leaves a node (100us); needs a kernel with netem")
     # BBR empties its pipe for 200 ms every 10 s; one such connection holds up a whole ring.
     add("--congestion", default="reno", metavar="NAME", help="TCP congestion control of the hosts (reno)")
@@ -52,7 +54,7 @@ def run(arguments, command: list[str]) -> int:
     check_command(command)
     addresses = host_addresses(arguments.nodes)
     placement = place_ranks(arguments.ranks, arguments.nodes, arguments.ranks_per_node, arguments.first_node)
-    ports = node_ports(arguments.nodes, arguments.rate, arguments.slow)
+    ports = node_ports(arguments.nodes, arguments.rate, arguments.slow, arguments.burst)
     mpirun_here()
     if count := end_clusters():
         print(f"ended {count_text(count, 'virtual cluster')} that a killed run left behind", flush=True)

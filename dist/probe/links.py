@@ -1,9 +1,9 @@
 """What lies between the ranks, measured: the network's latency and rates, a node's memory, the nodes' clocks.
 
 The network (probe_links): each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an
-exchange would, so that the time does not grow with the nodes. It takes a fraction of a second, more on slow links. A
-transfer is as slow as the slower of two ports. So the ring is gone round both ways, and a node's rate is that with its
-better neighbour: a slow port shows at its own node alone, where there are three nodes or more.
+exchange would, so that the time does not grow with the nodes. It takes a second, up to three where rates take long to
+settle (streams.py). A stream is as slow as the slower of two ports. So the ring is gone round both ways, and a node's
+rate is that with its better neighbour: a slow port shows at its own node alone, where there are three nodes or more.
 """
 
 import statistics
@@ -12,24 +12,25 @@ import time
 import numpy as np
 
 from dist.mpi import MPI
-from dist.waiting import barrier, wait
+from dist.probe.streams import LEAST_PIECE_BYTES, piece_bytes, stream
+from dist.waiting import barrier
 from dist.world import World
 
 ROUND_TRIPS = 20
-FIRST_BYTES, LAST_BYTES = 256 << 10, 64 << 20  # of a transfer: four times as many until it is long enough
-LONG_ENOUGH_S = 0.05  # a transfer that long has left the shapers' and sockets' buffers behind
+FIRST_S, THEN_S = (0.1, 0.2, 0.4, 0.8), (0.15, 0.3)  # of streams, until their rates have settled
+LEAST_BUCKET_BYTES = 256 << 10
 LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
 SEGMENT_S = 5e-4
 LOCAL_BYTES, LOCAL_ROUNDS = 8 << 20, 5
 CLOCK_ROUNDS = 50
-ASK, ANSWER, DATA, RECEIVED = 1, 2, 3, 4  # tags
+ASK, ANSWER = 1, 2  # tags
 
 
 def probe_links(world: World) -> list[dict]:
     """For each node: {"node", "host", "latency_s", "out", "in", "both"}, rates in bytes/s; [] on one node. Collective.
 
     latency_s: half a round trip to the next leader. out, in: while half of the nodes send; both: in each direction,
-    while all send and receive at once.
+    while all send and receive at once. Rates are those that the links keep up, whatever they carry in a burst.
     """
     if world.node_count == 1:
         return []
@@ -38,6 +39,7 @@ def probe_links(world: World) -> list[dict]:
     if world.local_rank == 0:
         own = {"node": world.node, "host": world.host, **_probe(leaders)}
         leaders.Free()
+    barrier(world.comm)  # those who are no leaders leave the cores to them
     return [link for link in world.comm.allgather(own) if link is not None]
 
 
@@ -47,9 +49,9 @@ def bucket_bytes(links: list[dict]) -> int:
     A ring of M nodes passes 2 (M-1) messages on: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate, solved for bytes.
     """
     if not links:
-        return FIRST_BYTES
+        return LEAST_BUCKET_BYTES
     latency = max(link["latency_s"] for link in links)
-    return max(FIRST_BYTES, int(20 * latency * rate_both_ways(links) * len(links)))
+    return max(LEAST_BUCKET_BYTES, int(20 * latency * rate_both_ways(links) * len(links)))
 
 
 def rate_both_ways(links: list[dict]) -> float | None:
@@ -70,10 +72,9 @@ def segment_bytes(rate: float | None) -> int:
 
 
 def _probe(leaders) -> dict[str, float]:
-    latency, size, slowest_s = _latency(leaders), FIRST_BYTES // 4, 0.0
-    while slowest_s < LONG_ENOUGH_S and size < LAST_BYTES:
-        size *= 4
-        slowest_s = leaders.allreduce(size / _rate(leaders, size, 1, True, True), MPI.MAX)
+    latency = _latency(leaders)
+    emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # of what ports had saved for a burst
+    size = piece_bytes(emptied.bytes_per_s)
     ways = [_rates(leaders, size, direction) for direction in ((1, -1) if leaders.size > 2 else (1,))]
     return {"latency_s": latency} | {name: max(rates[name] for rates in ways) for name in ways[0]}
 
@@ -85,9 +86,24 @@ def _rates(leaders, size: int, direction: int) -> dict[str, float]:
     even: there a leader sends and receives in the same turn.
     """
     odd, sender_odd = leaders.rank % 2, (leaders.rank - direction) % leaders.size % 2
-    both = _rate(leaders, size, direction, True, True)
-    turns = [_rate(leaders, size, direction, odd == turn, sender_odd == turn) for turn in range(2)]
-    return {"out": turns[odd], "in": turns[sender_odd], "both": both}
+    both = _streams(leaders, direction, True, True, THEN_S, size)
+    turns = [_streams(leaders, direction, odd == turn, sender_odd == turn, THEN_S, size) for turn in range(2)]
+    rates = {"out": turns[odd][0].bytes_per_s, "in": turns[sender_odd][1].bytes_per_s}
+    return rates | {"both": min(rate.bytes_per_s for rate in both)}
+
+
+def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tuple[float, ...], size: int) -> tuple:
+    """Rates (out, in) to the leader `direction` further in the ring, and from the one behind, from the first streams in
+    which all rates have settled: each is longer than the one before.
+
+    sends, receives: whether this leader does.
+    """
+    to, source = ((leaders.rank + step) % leaders.size for step in (direction, -direction))
+    for seconds in lengths_s:
+        rates = stream(leaders, to if sends else None, source if receives else None, seconds, size)
+        if leaders.allreduce(all(rate.is_settled for rate in rates if rate), MPI.LAND):
+            break
+    return rates
 
 
 def _latency(leaders) -> float:
@@ -105,26 +121,6 @@ def _latency(leaders) -> float:
         answer.Wait()
         best = min(best, time.perf_counter() - start)
     return best / 2
-
-
-def _rate(leaders, size: int, direction: int, sends: bool, receives: bool) -> float:
-    """Bytes/s of one message of `size` to the leader `direction` further, and of one from the leader behind.
-
-    sends, receives: whether this leader does. A receiver says when it has all: a send that has ended may still lie in a
-    socket, so only that answer ends the sender's time.
-    """
-    outgoing, incoming, token = np.ones(size, np.uint8), np.ones(size, np.uint8), np.zeros(1)
-    to, source = (leaders.rank + direction) % leaders.size, (leaders.rank - direction) % leaders.size
-    barrier(leaders)
-    start = time.perf_counter()
-    arrivals = [leaders.Irecv(incoming, source, DATA)] if receives else []
-    sent = [leaders.Isend(outgoing, to, DATA), leaders.Irecv(token, to, RECEIVED)] if sends else []
-    for request in arrivals:
-        wait(request)
-        sent.append(leaders.Isend(token.copy(), source, RECEIVED))
-    for request in sent:
-        wait(request)
-    return size / (time.perf_counter() - start)
 
 
 def probe_local_rates(world: World) -> dict[str, float]:

@@ -18,10 +18,12 @@ QUEUE_S = 0.05
 
 @dataclass(frozen=True)
 class Port:
-    """A node's port: the rates ("400mbit") of what leaves the node and of what arrives at it."""
+    """A node's port: the rates ("400mbit") of what leaves the node and of what arrives at it; what passes at once after
+    a pause, in bytes, None for what suits the rate."""
 
     outgoing: str
     incoming: str
+    burst: float | None = None
 
 
 def node_name(node: int) -> str:
@@ -35,13 +37,13 @@ def host_addresses(nodes: int) -> dict[str, str]:
     return {HEAD: f"{NETWORK}.254"} | {node_name(node): f"{NETWORK}.{node + 1}" for node in range(nodes)}
 
 
-def node_ports(nodes: int, rate: str, slow: list[str]) -> list[Port]:
+def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = None) -> list[Port]:
     """One Port a node: `rate` each way, but for `slow`: ["node2:100mbit", "node0:in:50mbit"].
 
     ClusterError or UnitError if wrong.
     """
     bits_per_s(rate)
-    ports = {node_name(node): Port(rate, rate) for node in range(nodes)}
+    ports = {node_name(node): Port(rate, rate, burst) for node in range(nodes)}
     for text in slow:
         name, *words = text.split(":")
         if not 1 <= len(words) <= 2 or not set(words[:-1]) <= DIRECTIONS.keys():
@@ -70,13 +72,13 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
         lines = ["link set lo up", f"address add {addresses[node.name]}/24 dev eth0", "link set eth0 up"]
         node.on_network("ip", "-batch", "-", text="\n".join(lines))
         # Both directions are shaped where packets leave a queue; limiting on arrival could only drop.
-        limit_rate(node, "eth0", port.outgoing, delay)
-        limit_rate(head, node.name, port.incoming, None)
+        limit_rate(node, "eth0", port.outgoing, delay, port.burst)
+        limit_rate(head, node.name, port.incoming, None, port.burst)
     for host in (head, *nodes):
         set_tcp(host, congestion)
 
 
-def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
+def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: float | None = None) -> None:
     """Shape what leaves `device`: a token bucket, behind a delay line if there is a delay."""
     add, place = ("tc", "qdisc", "add", "dev", device), ("root",)
     if delay:
@@ -87,13 +89,13 @@ def limit_rate(host: Host, device: str, rate: str, delay: str | None) -> None:
             raise ClusterError(f"--delay {delay}: {no_netem if 'unknown' in str(error) else error}") from None
         place = ("parent", "1:1")
     try:
-        host.on_network(*add, *place, *token_bucket(bits_per_s(rate)))
+        host.on_network(*add, *place, *token_bucket(bits_per_s(rate), burst))
     except ClusterError as error:
         raise ClusterError(f"the kernel refuses the rate {rate}: {error}") from None
 
 
-def token_bucket(rate: float) -> list[str]:
-    """tc's words for a queue that sends `rate` bits/s.
+def token_bucket(rate: float, burst: float | None = None) -> list[str]:
+    """tc's words for a queue that sends `rate` bits/s, after a pause `burst` bytes at once.
 
     tbf, not htb: one class needs no tree. What the bucket holds passes at full speed after a pause, so a large one
     flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But it also makes up
@@ -101,7 +103,7 @@ def token_bucket(rate: float) -> list[str]:
     TCP's headers leave. The queue holds 50 ms, as a switch with ample buffers: eight senders into one port lose some
     packets while they find their shares, then fill it to 0.95.
     """
-    burst = max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
+    burst = burst or max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
     limit = burst + rate / 8 * QUEUE_S
     return ["tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst:.0f}b", "limit", f"{limit:.0f}b"]
 

@@ -63,6 +63,14 @@ def sizes(text: str) -> list[int]:
     return [int(count) for count in counts]
 
 
+def size_in_bytes(text: str) -> int:
+    """524288 for "512KiB"."""
+    count, *others = sizes(text)
+    if others:
+        raise UnitError(f"{text[:40]!r}: expected one size, like 512KiB")
+    return count
+
+
 def file_size(text: str) -> int:
     """500000000 bytes for "500MB": the notation of transformers' save_pretrained(max_shard_size)."""
     match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
