@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from dist.console import say
-from dist.probe.links import clock_offset
+from dist.probe.links import clock_offset, probe_links
 from dist.world import library_name
 from gpt2.errors import UserError
 from scripts.training.meeting import Meeting
-from traces.record.files import write_end_clocks
+from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.recorder import tracing_share
 from traces.units import count_text, mfu_text, short_ms
 
@@ -185,7 +185,7 @@ class Ending:
         self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
 
     def tell(self, step: int, is_done: bool, checkpoint_costs: list[dict]) -> None:
-        """After the last step: write summary.json, and each node's clock once more. Collective.
+        """After the last step: write summary.json, and each node's clock and link once more. Collective.
 
         is_done: whether the run has made all its steps; else rank 0 says how to go on.
         """
@@ -195,12 +195,14 @@ class Ending:
             "tracing_share": tracing_share(self.tracer),
             "checkpoints": world.comm.gather(checkpoint_costs),
         }
-        end_clocks = world.comm.gather({"node": world.node} | clock_offset(world))
+        at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
+        if is_done and self.traces:  # else a scheduler may be waiting for the job's end
+            at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
         with world.together(UserError):
             if world.rank == 0:
                 if self.traces and world.node_count > 1:
-                    self._keep_clocks(end_clocks)
+                    self._keep(at_end)
                 self.folder.write_summary(**facts)
                 path = self.folder.path
                 world.print(
@@ -210,8 +212,10 @@ class Ending:
                 if not is_done:
                     world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")
 
-    def _keep_clocks(self, end_clocks: list[dict]) -> None:
-        try:
-            write_end_clocks(self.traces, end_clocks)
-        except OSError as error:
-            warn(f"{self.traces / 'clocks.json'}: {error.strerror}: the traces keep the clocks of the start alone")
+    def _keep(self, at_end: dict[str, list[dict]]) -> None:
+        for name, nodes in at_end.items():
+            try:
+                write_at_end(self.traces, name, nodes)
+            except OSError as error:
+                kept = "clocks" if name == END_CLOCKS else "links"
+                return warn(f"{self.traces / name}: {error.strerror}: the traces keep the {kept} of the start alone")

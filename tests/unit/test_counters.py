@@ -7,8 +7,17 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
-from traces.read.trace_files import read_counters, read_end_clocks, read_trace, to_rank_0
-from traces.record.files import COUNTERS, SAMPLE_NS, CounterFile, counters_path, create, trace_path, write_end_clocks
+from traces.read.trace_files import read_at_end, read_counters, read_trace, to_rank_0
+from traces.record.files import (
+    COUNTERS,
+    END_CLOCKS,
+    SAMPLE_NS,
+    CounterFile,
+    counters_path,
+    create,
+    trace_path,
+    write_at_end,
+)
 from traces.record.recorder import tracing_share
 
 NODES = [0, 0, 1]
@@ -78,9 +87,9 @@ def test_counters_are_read_every_five_milliseconds(tmp_path):
 
 def test_a_new_run_forgets_the_end_clocks_of_an_earlier_one(tmp_path):
     """They are of other moments: with them all times of the new run would be bent."""
-    write_end_clocks(tmp_path, [{"node": 0, "offset_ns": 10**9, "error_ns": 9, "at_ns": 10**12}])
+    write_at_end(tmp_path, END_CLOCKS, [{"node": 0, "offset_ns": 10**9, "error_ns": 9, "at_ns": 10**12}])
     create(tmp_path, IDENTITY, {"offset_ns": 0, "error_ns": 0}).close()
-    assert read_end_clocks(tmp_path) == {}
+    assert read_at_end(tmp_path, END_CLOCKS) == {}
 
 
 def test_drifting_clocks_are_interpolated():
@@ -115,7 +124,7 @@ def test_a_run_is_read_with_its_end_clocks_and_counters(tmp_path):
     samples = np.array([(MS, 1, 2, 0), (11 * MS, 5, 6, 0)], COUNTERS)
     counters_path(run / "traces", 1).write_bytes(json.dumps(header).encode() + b"\n" + samples.tobytes())
     counters_path(run / "traces", 0).write_text("not counters")
-    write_end_clocks(run / "traces", [{"node": 1, "offset_ns": 1000, "error_ns": 9, "at_ns": 10 * MS}])
+    write_at_end(run / "traces", END_CLOCKS, [{"node": 1, "offset_ns": 1000, "error_ns": 9, "at_ns": 10 * MS}])
     read = read_run(run)
     (counted,) = read.counters
     assert "node-00000.counters is damaged and left out" in str(read.missing)

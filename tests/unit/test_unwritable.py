@@ -15,8 +15,8 @@ from scripts.training.folder import RunFolder
 from scripts.training.report import Ending, TraceFailures
 from tests.support.make_run import IDENTITY
 from traces import Tracer
-from traces.read.trace_files import read_counters, read_end_clocks, read_trace
-from traces.record.files import RECORD, CounterFile, counters_path, trace_path, write_end_clocks
+from traces.read.trace_files import read_at_end, read_counters, read_trace
+from traces.record.files import END_CLOCKS, END_LINKS, RECORD, CounterFile, counters_path, trace_path, write_at_end
 from traces.record.recorder import tracing_share
 
 ONE_CLOCK = {"offset_ns": 0, "error_ns": 0}
@@ -114,11 +114,13 @@ def test_what_is_written_last_is_missed_at_the_end(tmp_path):
 def test_clocks_that_cannot_be_written(tmp_path, capsys):
     clocks = [{"node": node, "offset_ns": 1, "error_ns": 1, "at_ns": 1} for node in range(100)]
     with files_of_at_most(100), pytest.raises(OSError, match="File too large"):
-        write_end_clocks(tmp_path, clocks)
-    assert read_end_clocks(tmp_path) == {}
+        write_at_end(tmp_path, END_CLOCKS, clocks)
+    assert read_at_end(tmp_path, END_CLOCKS) == {}
     (tmp_path / "clocks.json").mkdir()
-    Ending(None, None, tmp_path, None, None)._keep_clocks(clocks)
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep")
+    Ending(None, None, tmp_path, None, None)._keep({END_CLOCKS: clocks, END_LINKS: []})
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep the clocks of the start alone\n"
+    )
 
 
 def test_two_lines_for_all_that_fail(tmp_path, capsys):

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from traces.read import checks
 from traces.read.checks import PLACE
-from traces.read.trace_files import NodeCounters, RankTrace, read_counters, read_end_clocks, read_trace
-from traces.record.files import RunError, counters_path, trace_path
+from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_counters, read_trace
+from traces.record.files import END_CLOCKS, END_LINKS, RunError, counters_path, trace_path
 
 
 @dataclass(frozen=True)
 class Run:
     """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
 
-    counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each.
+    counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each;
+    end_links: the links by node as measured after the last step, of a run that came to its end.
     """
 
     path: Path
@@ -24,6 +25,7 @@ class Run:
     ranks: list[RankTrace]
     counters: list[NodeCounters] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    end_links: dict[int, dict] = field(default_factory=dict)
 
     @property
     def strategy(self) -> str:
@@ -48,7 +50,16 @@ class Run:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """The links that were probed before the run, by node: latency_s, and bytes/s in, out and both ways at once."""
+        """The links by node: latency_s, and bytes/s in, out and both ways at once.
+
+        Each number is the better one of before the run and after it: what else goes on while a link is probed makes it
+        look slow, and nothing makes it look fast.
+        """
+        return {node: _better(link, self.end_links.get(node, link)) for node, link in self.start_links.items()}
+
+    @property
+    def start_links(self) -> dict[int, dict]:
+        """As `links`, before the run."""
         return {link["node"]: link for link in self.config.get("links") or []}
 
     @property
@@ -58,6 +69,11 @@ class Run:
     @property
     def label(self) -> str:
         return label_of(self.config["settings"])
+
+
+def _better(link: dict, other: dict) -> dict:
+    rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
+    return link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
 
 
 def strategy_name(settings: dict) -> str:
@@ -99,15 +115,13 @@ def read_run(path, allow_missing: bool = False) -> Run:
     left at all, or config.json is another run's.
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    config, log, end_clocks = read_config(path, gaps), _read_log(path, gaps), {}
-    try:
-        end_clocks = read_end_clocks(path / "traces")
-    except (OSError, ValueError) as error:
-        gaps.left_out(path / "traces" / "clocks.json", error)
+    config, log = read_config(path, gaps), _read_log(path, gaps)
+    end_clocks, end_links = (_read_at_end(path / "traces", name, gaps) for name in (END_CLOCKS, END_LINKS))
     ranks = _read_traces(path / "traces", end_clocks, gaps)
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
-    return Run(path, config, log, ranks, _read_all_counters(path / "traces", end_clocks, ranks, gaps), gaps.found)
+    counters = _read_all_counters(path / "traces", end_clocks, ranks, gaps)
+    return Run(path, config, log, ranks, counters, gaps.found, end_links)
 
 
 def read_log(path, allow_missing: bool = False) -> list[dict]:
@@ -130,6 +144,14 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
                 f"{path / 'config.json'} and the trace of rank {identity['rank']} are from different runs, or one is "
                 f"damaged: strategy, or where the rank sat, is another; restore both from one run"
             )
+
+
+def _read_at_end(folder: Path, name: str, gaps: _Gaps) -> dict[int, dict]:
+    try:
+        return read_at_end(folder, name)
+    except (OSError, ValueError) as error:
+        gaps.left_out(folder / name, error)
+        return {}
 
 
 def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:

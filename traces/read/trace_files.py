@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from traces.read import checks
-from traces.record.files import COUNTERS, COUNTERS_FORMAT, RECORD, TRACE_FORMAT, VERSION, RunError
+from traces.record.files import (
+    COUNTERS,
+    COUNTERS_FORMAT,
+    END_CLOCKS,
+    END_LINKS,
+    RECORD,
+    TRACE_FORMAT,
+    VERSION,
+    RunError,
+)
 from traces.record.phases import INDEX, NAMES
 
 COUNTERS_HEADER = {
@@ -19,6 +28,7 @@ COUNTERS_HEADER = {
     "host": checks.NAME,
     "ports": checks.TEXT.listed(),
 }
+AT_END = {END_CLOCKS: checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS}, END_LINKS: checks.LINK}
 LONGEST_HEADER = 1 << 20
 MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
 
@@ -67,17 +77,17 @@ def read_counters(path, end_clocks: dict[int, dict]) -> NodeCounters:
     return NodeCounters(header["node"], header["host"], header["ports"], records)
 
 
-def read_end_clocks(folder) -> dict[int, dict]:
-    """The clocks at the end by node; none where the run did not come to its end. OSError, ValueError: damaged."""
-    path = Path(folder) / "clocks.json"
+def read_at_end(folder, name: str) -> dict[int, dict]:
+    """END_CLOCKS or END_LINKS by node; nothing where the run did not come to its end. OSError, ValueError: damaged."""
+    path = Path(folder) / name
     if not path.exists():
         return {}
     found = checks.parse(checks.read_bytes(path))
     if type(found) is not list:
-        raise ValueError("no list of clocks")
-    for clock in found:
-        checks.check_fields("a clock", clock, checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS})
-    return {clock["node"]: clock for clock in found}
+        raise ValueError("no list of nodes")
+    for node in found:
+        checks.check_fields("a node", node, AT_END[name])
+    return {node["node"]: node for node in found}
 
 
 def _read_file(path, record: np.dtype, parse_header) -> tuple[dict, np.ndarray]:

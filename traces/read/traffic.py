@@ -37,6 +37,10 @@ class NodeTraffic:
         """(M,) median bytes a step."""
         return np.median(self.of(way)[:, :, [INDEX[name] for name in PHASES]].sum(axis=2), axis=0)
 
+    def step_rate(self, way: str) -> np.ndarray:
+        """(M,) bytes/s on average over the steps, computing included: no port keeps up more than its rate so long."""
+        return self.of(way).sum(axis=(0, 2)) / self.seconds[:, :, -1].sum(axis=0)
+
     def exchange_rate(self, way: str) -> np.ndarray:
         """(M,) bytes/s: the most that a node's port carried on average during one of the exchange phases."""
         exchange = [INDEX[name] for name in EXCHANGE]

@@ -8,6 +8,7 @@ node-00000.counters, one file per node, of its network counters: a line of JSON 
 `ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
 
 clocks.json: the clocks of all nodes at the end of the run, [{"node", "offset_ns", "error_ns", "at_ns"}, ...].
+links.json: their links as measured once more then, [{"node", "host", "latency_s", "in", "out", "both"}, ...].
 
 A `clock` says how to get from a node's own time to rank 0's: `offset_ns` is to be added; `error_ns` bounds that
 offset's error; `at_ns` is when it was measured, in the node's own time. The files hold the clock at the start. Clocks
@@ -29,6 +30,7 @@ import numpy as np
 from traces.record.phases import NAMES
 
 TRACE_FORMAT, COUNTERS_FORMAT = "gpt2-mpi trace", "gpt2-mpi counters"
+END_CLOCKS, END_LINKS = "clocks.json", "links.json"
 VERSION = 1
 SAMPLE_NS = 5_000_000  # a reading takes 5 to 20 us: at this distance below half a percent of the time
 
@@ -66,8 +68,9 @@ def create(folder, identity: dict, clock: dict):
     path = trace_path(folder, identity["rank"])
     path.parent.mkdir(parents=True, exist_ok=True)
     if identity["rank"] == 0:
-        # What an earlier run in the same folder left: end clocks, files of ranks that this one does not have.
-        (path.parent / "clocks.json").unlink(missing_ok=True)
+        # What an earlier run in the same folder left: of its end, and files of ranks that this one does not have.
+        for name in (END_CLOCKS, END_LINKS):
+            (path.parent / name).unlink(missing_ok=True)
         for earlier in path.parent.glob("rank-*.trace"):
             rank = earlier.stem.removeprefix("rank-")
             if rank.isdecimal() and int(rank) >= identity["ranks"]:
@@ -94,11 +97,11 @@ def append(file, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def write_end_clocks(folder, clocks: list[dict]) -> None:
-    """clocks: the number of each node and its clock, measured at the end of the run. OSError: then no file stays."""
-    path = Path(folder) / "clocks.json"
+def write_at_end(folder, name: str, nodes: list[dict]) -> None:
+    """What was measured at the end of the run, of each node: END_CLOCKS or END_LINKS. OSError: then no file stays."""
+    path = Path(folder) / name
     try:
-        path.write_text(json.dumps(clocks) + "\n")
+        path.write_text(json.dumps(nodes) + "\n")
     except OSError:
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -15,9 +15,10 @@ from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
 from traces.read.waits import STATES, WaitStates, find_wait_states
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, STEP
-from traces.units import count_text
+from traces.units import bytes_text, count_text
 
 FEW_STEPS = 5
+CHANGED = 0.6  # of a link's rate: what it may lose or gain between start and end unmentioned
 UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
 
 KINDS = (
@@ -79,9 +80,22 @@ class Evidence:
     wait_states: WaitStates
     ideal_s: np.ndarray
 
+    @cached_property
+    def links(self) -> dict[int, dict]:
+        """Run.links with the largest rate in and out that any source has seen: the probes, and the run's own traffic.
+
+        A shaper or a buffer may pass an exchange faster than its rate, but not the whole run.
+        """
+        carried = {way: self.traffic.step_rate(way) for way in WAYS} if self.traffic else {}
+        return {
+            node: link | {way: max(link[way], rates[self.run.nodes.index(node)]) for way, rates in carried.items()}
+            for node, link in self.run.links.items()
+            if node in self.run.nodes
+        }
+
     def link_rates(self, way: str) -> np.ndarray:
-        """(M,) bytes/s as probed; nan for a node without a link."""
-        links = [self.run.links.get(node) for node in self.run.nodes]
+        """(M,) bytes/s, of `links`; nan for a node without a link."""
+        links = [self.links.get(node) for node in self.run.nodes]
         return np.array([link[way] if link else np.nan for link in links])
 
     @cached_property
@@ -145,11 +159,24 @@ class Evidence:
             waits, error_s = self.wait_states.seconds, self.run.clock_error_ns * 1e-9
             if len(waits) and error_s > np.median(waits):
                 found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
-            if not self.run.links:
-                found.append("no links were measured: config.json has none")
+            found += self._link_doubts()
             if self.traffic is None:
                 found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
         return found + check_sums(self.run, self.times, UNEXPLAINED)
+
+    def _link_doubts(self) -> list[str]:
+        """Why the links' rates may be others than they seem."""
+        start, end = self.run.start_links, self.run.end_links
+        if not start:
+            return ["no links were measured: config.json has none"]
+        changed = [
+            f"{link['host']}'s port carried {bytes_text(link[way])}/s {way} before the run, {bytes_text(end[node][way])}/s "
+            "after it"
+            for node, link in start.items()
+            for way in WAYS
+            if node in end and not CHANGED < end[node][way] / link[way] < 1 / CHANGED
+        ]
+        return [*changed[:1], *([f"{len(changed) - 1} more ports' rates changed"] if changed[1:] else [])]
 
     @property
     def compute_s(self) -> float:
@@ -182,7 +209,7 @@ class Evidence:
 
     def _node_rows(self) -> list[dict]:
         """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""
-        traffic, predicted, links = self.traffic, self.predicted, list(self.run.links.values())
+        traffic, predicted, links = self.traffic, self.predicted, list(self.links.values())
         used = over = None
         if traffic is not None and links:
             used = {way: utilisation(traffic, links, way) for way in WAYS}
@@ -190,7 +217,7 @@ class Evidence:
             over = against_schedule(traffic, predicted.bytes_in, predicted.bytes_out)
         rows = []
         for index, node in enumerate(self.run.nodes):
-            row, link = {"node": node, "host": self.run.hosts[node]}, self.run.links.get(node)
+            row, link = {"node": node, "host": self.run.hosts[node]}, self.links.get(node)
             if link:
                 row["link_bytes_per_s"] = {way: link[way] for way in (*WAYS, "both")}
             if link and used is not None:

@@ -10,7 +10,6 @@ from traces.units import bytes_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
 
 SLOW_PORT = 0.6  # of the others' median rate: below it a port is slow
-CONTRADICTED = 1.4  # a port that carried so much more than the probe saw was disturbed while probed
 LEAST_SHARE = 0.05  # of a step: what is worth naming a port for
 LEAST_TRANSFER_SHARE = 0.3  # of a step: below it the exchange is not what holds the step up
 HOTSPOT = 1.25  # times the other nodes' bytes, one way
@@ -19,16 +18,14 @@ LATENCIES = 50  # a message whose bytes take longer than so many latencies is no
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
-    """One node's port is slower than the others' and the exchange runs at its rate."""
-    links = list(evidence.run.links.values())
+    """One node's port is slower than the others', and the exchange runs at its rate.
+
+    All sources must agree: before the run, after it, and over all of it the port has carried little (Evidence.links).
+    """
+    links = list(evidence.links.values())
     if len(links) < 2:
         return []
     ratios = link_ratios(links)
-    for way in ratios if evidence.traffic else ():
-        # A port that carried far more during the run than the probe saw is not slow.
-        carried = dict(zip(evidence.traffic.nodes, evidence.traffic.exchange_rate(way), strict=True))
-        is_contradicted = [carried.get(link["node"], 0.0) > CONTRADICTED * link[way] for link in links]
-        ratios[way] = np.where(is_contradicted, 1.0, ratios[way])
     # A slow port makes its neighbours' probes look slow at times, one way; its own both ways together most.
     index = int(np.argmin(sum(np.log(np.minimum(ratio, 1.0)) for ratio in ratios.values())))
     slow = [way for way in ratios if ratios[way][index] < SLOW_PORT]
@@ -53,16 +50,17 @@ def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
 
 
 def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
-    links = list(evidence.run.links.values())
+    links = list(evidence.links.values())
     link = links[index]
     ways, node = " and ".join(slow), link["node"]
     others = [one for one in links if one is not link]
     usual_rates = {way: float(np.median([one[way] for one in others])) for way in ("in", "out")}
     rate, usual = (min(one[way] for way in slow) for one in (link, usual_rates))
     facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": usual_rates}
+    when = "before the run as after it" if evidence.run.end_links else "as probed before the run"
     sentence = (
-        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, the other nodes' {bytes_text(usual)}/s, and every "
-        f"exchange waits for it: check its cable, switch port and negotiated speed"
+        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, {when}, the other nodes' {bytes_text(usual)}/s, "
+        f"and every exchange waits for it: check its cable, switch port and negotiated speed"
     )
     if len(links) == 2:
         sender = link if slow == ["out"] else others[0]
@@ -100,7 +98,7 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
 
 def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | None) -> str:
     """The direction in which a server's port is busy longest: by its bytes and rate, or by the phases' times."""
-    link = evidence.run.links.get(node)
+    link = evidence.links.get(node)
     if amounts is None or link is None:
         by_phase = evidence.transfer_by_phase
         return "in" if by_phase.get("reduce", 0.0) >= by_phase.get("bcast", 0.0) else "out"
@@ -125,7 +123,7 @@ def _hotspot_text(evidence: Evidence, node: int, amounts, direction: str, phase:
     text = f"{phase} takes {share:.0%} of the step"
     if amounts is None:
         return f"everything goes through the port of {host}, where the server is: {text}"
-    link = evidence.run.links.get(node)
+    link = evidence.links.get(node)
     through = f" through a port that carries {bytes_text(link[direction])}/s" if link else ""
     return f"{host} {verb} {bytes_text(amounts[direction][evidence.run.nodes.index(node)])} a step{through}: {text}"
 
@@ -142,7 +140,7 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
         text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
     else:
         busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
-        rates = [link["both"] for link in evidence.run.links.values()]
+        rates = [link["both"] for link in evidence.links.values()]
         port = f"a node's port, which carries {bytes_text(np.median(rates))}/s" if rates else "a node's port"
         text = f"up to {bytes_text(busiest)} a step go {direction} through {port}: "
         text += f"exchanging takes {share:.0%} of the step, {phase} most of it"
@@ -152,11 +150,11 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
 def latency_bound(evidence: Evidence) -> list[Finding]:
     """The exchange takes long, and its bytes would need a small part of that: it is many small messages."""
     amounts = evidence.node_bytes
-    if amounts is None or len(evidence.run.nodes) < 2 or not evidence.run.links or not _is_long(evidence):
+    if amounts is None or len(evidence.run.nodes) < 2 or not evidence.links or not _is_long(evidence):
         return []
     bandwidth_s = max(float(np.nanmax(amounts[way] / evidence.link_rates(way))) for way in ("in", "out"))
     calls, size = exchange_calls(evidence)
-    latency_s = max(link["latency_s"] for link in evidence.run.links.values())
+    latency_s = max(link["latency_s"] for link in evidence.links.values())
     rate = float(np.nanmedian(evidence.link_rates("in")))
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:

@@ -26,7 +26,7 @@ from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.record.files import COUNTERS, RECORD, counters_path, trace_path, write_end_clocks
+from traces.record.files import COUNTERS, END_CLOCKS, END_LINKS, RECORD, counters_path, trace_path, write_at_end
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
 from traces.verdict.summary import measure_runs
@@ -40,9 +40,9 @@ def measured_run(folder: Path) -> Path:
     config |= {"command": ["train.py", "--steps", "4"], "versions": {"python": "3.11.7"}, "threads_per_rank": 1}
     config |= {"peak": {"tflops": [0.25, None, 0.25], "source": "measured"}}
     (run.path / "config.json").write_text(json.dumps(config, indent=1))
-    write_end_clocks(
-        run.path / "traces", [{"node": n, "offset_ns": 50 * n, "error_ns": 9, "at_ns": 10**9} for n in (0, 1)]
-    )
+    clocks = [{"node": n, "offset_ns": 50 * n, "error_ns": 9, "at_ns": 10**9} for n in (0, 1)]
+    write_at_end(run.path / "traces", END_CLOCKS, clocks)
+    write_at_end(run.path / "traces", END_LINKS, config["links"])
     for rank in range(3):
         path = trace_path(run.path / "traces", rank)
         line, _, records = path.read_bytes().partition(b"\n")
@@ -270,6 +270,20 @@ def end_clocks(folder: Path) -> Damaged:
                 assert (first[3], first[4]) == (at[3], at[4])
 
     return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=5)
+
+
+def end_links(folder: Path) -> Damaged:
+    run = measured_run(folder)
+    before = read_run(run).start_links
+
+    def judge(mutant, value):
+        expected = {} if value.missing else {link["node"]: link for link in json.loads(mutant)}
+        assert value.end_links == expected
+        for node, link in before.items():
+            at_end = value.end_links.get(node, link)
+            assert all(value.links[node][way] == max(link[way], at_end[way]) for way in ("in", "out"))
+
+    return case(run, run / "traces" / END_LINKS, of_json, Following(run, folder), judge, least=5)
 
 
 def lock(folder: Path) -> Damaged:

@@ -50,6 +50,7 @@ KINDS = {
     "run, trace": Kind(runs.trace, MEASURED),
     "run, counters": Kind(runs.counters, MEASURED),
     "run, clocks.json": Kind(runs.end_clocks, MEASURED),
+    "run, links.json": Kind(runs.end_links, MEASURED),
     "run, lock.json": Kind(runs.lock, "a lock has no checksum: it is the one that stands there"),
     "log.jsonl on --resume": Kind(texts.resumed_log, "lines that are gone: the log is for people to read"),
     "config.json's tokenizer": Kind(texts.tokenizer_of_run, "nothing"),
