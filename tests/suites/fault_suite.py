@@ -43,6 +43,8 @@ class Case:
     slow: tuple[str, ...] = ()
     fault: str = "nothing"
     ranks: int = NODES
+    nodes: int = NODES
+    cluster: tuple[str, ...] = ()  # more flags of virtual_cluster.py
     train: tuple[str, ...] = ("--strategy", "hierarchical-sharded", *MODEL)
 
 
@@ -103,8 +105,8 @@ def parse():
 
 def run(case: Case, folder: Path) -> None:
     """Train on a virtual cluster with the case's fault; the run goes to `folder`."""
-    cluster = [sys.executable, SCRIPTS / "virtual_cluster.py", "run", "--nodes", NODES, "--ranks", case.ranks]
-    cluster += ["--rate", case.rate, *(word for port in case.slow for word in ("--slow", port)), "--"]
+    cluster = [sys.executable, SCRIPTS / "virtual_cluster.py", "run", "--nodes", case.nodes, "--ranks", case.ranks]
+    cluster += ["--rate", case.rate, *(word for port in case.slow for word in ("--slow", port)), *case.cluster, "--"]
     command = [sys.executable, SUITES / "faulty_train.py", case.fault, *case.train, "--out", folder]
     done = subprocess.run([str(word) for word in cluster + command], capture_output=True, text=True)
     if done.returncode:
@@ -114,8 +116,15 @@ def run(case: Case, folder: Path) -> None:
 
 
 def judge(name: str, number: int, folder: Path) -> dict:
+    """The row of a run of a case."""
+    case = ALL[name]
+    row = verdict_on(case, folder) | {"case": name, "number": number}
+    return row | {"says": case.says, "train": " ".join(map(str, case.train))}
+
+
+def verdict_on(case: Case, folder: Path) -> dict:
     """The verdict on a run of a case, and whether it is right."""
-    case, found = ALL[name], diagnose(read_run(folder))
+    found = diagnose(read_run(folder))
     bottleneck = found["bottleneck"]
     right = bottleneck["kind"] in case.kinds
     if case.kinds[0] != "none":
@@ -123,10 +132,7 @@ def judge(name: str, number: int, folder: Path) -> dict:
         right &= bottleneck["direction"] == (None if case.direction == "both" else case.direction)
     else:
         right &= bottleneck["node"] is None and bottleneck["rank"] is None
-    return bottleneck | {
-        "case": name, "number": number, "says": case.says, "train": " ".join(map(str, case.train)),
-        "right": bool(right), "verdict": found["verdict"],
-    }  # fmt: skip
+    return bottleneck | {"right": bool(right), "verdict": found["verdict"]}
 
 
 def summary(rows: list[dict]) -> str:

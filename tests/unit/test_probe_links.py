@@ -85,7 +85,7 @@ def test_a_nodes_rate_is_that_with_its_better_neighbour(monkeypatch):
 
 
 def pieces(rate: float, size: int, burst: float, seconds: float) -> list[tuple[float, int]]:
-    """When pieces come out of a token bucket: `burst` bytes at 1 GB/s, then `rate` bytes/s. Any time may be the first."""
+    """When pieces come out of a token bucket: `burst` bytes at 1 GB/s, then `rate` bytes/s."""
     count = int((burst + rate * seconds) / size)
     return [(5 + max(k * size / 1e9, (k * size - burst) / rate), size) for k in range(1, count)]
 

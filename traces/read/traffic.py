@@ -39,7 +39,7 @@ class NodeTraffic:
 
     def step_rate(self, way: str) -> np.ndarray:
         """(M,) bytes/s on average over the steps, computing included: no port keeps up more than its rate so long."""
-        return self.of(way).sum(axis=(0, 2)) / self.seconds[:, :, -1].sum(axis=0)
+        return self.of(way)[:, :, -1].sum(axis=0) / self.seconds[:, :, -1].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
         """(M,) bytes/s: the most that a node's port carried on average during one of the exchange phases."""

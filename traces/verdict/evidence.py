@@ -170,8 +170,8 @@ class Evidence:
         if not start:
             return ["no links were measured: config.json has none"]
         changed = [
-            f"{link['host']}'s port carried {bytes_text(link[way])}/s {way} before the run, {bytes_text(end[node][way])}/s "
-            "after it"
+            f"{link['host']}'s port carried {bytes_text(link[way])}/s {way} before the run and "
+            f"{bytes_text(end[node][way])}/s after it"
             for node, link in start.items()
             for way in WAYS
             if node in end and not CHANGED < end[node][way] / link[way] < 1 / CHANGED
