@@ -309,7 +309,6 @@ def test_clocks_count_as_vague_beyond_the_median_wait(times_the_median, is_thin,
 @pytest.mark.parametrize(("predicted_s", "is_said"), [(0.92, False), (0.9, True)])
 def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, is_said):
     made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5), 8, 0.5))
-    made.run.missing, made.run.clock_error_ns, made.run.log = [], 0, []
     made.__dict__["thin"] = []
     finding = Finding("network-congestion", 0.5, "the network is slow")
     advice = [{"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}]
