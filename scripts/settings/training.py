@@ -82,8 +82,8 @@ class Settings:
     )
     corpus: str = setting(
         None,
-        f"without --text and --train-data: what to train on ({DEFAULT_CORPUS}, plays that come with this project); "
-        "python, for runs of older versions: its own sources, other ones with each release",
+        f"the text where neither --text nor --train-data is given ({DEFAULT_CORPUS}, plays that come with this "
+        "project); python, what older versions took: Python's own sources, others in each of its releases",
         choices=CORPORA,
     )
     tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", choices=TOKENIZERS)
