@@ -1,6 +1,6 @@
 """Text from a model, printed as it is drawn.
 
-    python scripts/sample.py runs/sliced --prompt "def main(" --tokens 200          a run: its newest checkpoint
+    python scripts/sample.py runs/sliced --prompt "ROMEO:" --tokens 200             a run: its newest checkpoint
     python scripts/sample.py gpt2_124M.bin --prompt "The ocean" --temperature 0     llm.c's file; 0: the likeliest token
     python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a folder of Hugging Face's
 

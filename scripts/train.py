@@ -1,8 +1,8 @@
 """Train a GPT-2 data-parallel under MPI.
 
-mpirun -n 4 python scripts/train.py                                  a minute on a laptop: embedded corpus, small model
+mpirun -n 4 python scripts/train.py                                  a minute on a laptop: six plays, a small model
 mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
-srun -n 8 python scripts/train.py --model gpt2-124M --train-data 'fineweb/*_train_*.bin' --val-data 'fineweb/*_val_*'
+srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-124M --train-data '...'
 
 Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
 """

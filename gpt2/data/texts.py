@@ -5,33 +5,33 @@ The first 90 % of the characters are for training, the rest for validation, each
 
 import hashlib
 import os
-import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 
+from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes
 
 TRAIN_PERCENT = 90
-EMBEDDED_NAME = "python-stdlib"
-EMBEDDED_BYTES = 4_000_000  # enough for the first hundreds of steps, tokenized in a moment
 
 
-def prepare(text: Path | None, tokenizer_name: str, cache_folder: Path) -> tuple[Path, Path]:
+def prepare(
+    text: Path | None, tokenizer_name: str, cache_folder: Path, corpus: str = DEFAULT_CORPUS
+) -> tuple[Path, Path]:
     """Paths of the training and the validation shard of a text; to be called by one rank.
 
     `text`: a UTF-8 file; a folder, whose *.txt at any depth are joined, in sorted order, by the tokenizer's end-of-text
-    token, or a newline where it has none; or None for the embedded corpus, the Python standard library's own sources.
-    Everything is held in memory once. The shards <cache_folder>/<stem>-<tokenizer>-<hash>-{train,val}.bin are written
-    unless valid ones are there. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
+    token, or a newline where it has none; or None for the embedded corpus of that name (corpora.py). Everything is held
+    in memory once. The shards <cache_folder>/<stem>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones
+    are there. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
     """
     encoding = load_tokenizer(tokenizer_name)
-    name, documents = read_documents(text)
+    name, documents = read_documents(text, corpus)
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
     paths = tuple(Path(cache_folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
     with suppress(UserError):  # one is missing or damaged: both are written below
@@ -82,10 +82,10 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
     return [part for part in train if part], [part for part in validation if part]
 
 
-def read_documents(text: Path | None) -> tuple[str, list[str]]:
+def read_documents(text: Path | None, corpus: str) -> tuple[str, list[str]]:
     """A name for the text, and its documents in order."""
     if text is None:
-        return EMBEDDED_NAME, [embedded_corpus(Path(sysconfig.get_paths()["stdlib"]))]
+        return corpus, [CORPORA[corpus]()]
     text = Path(text)
     if not os.path.isdir(text):  # unlike Path.is_dir, no error where permission is missing: read_text reports it
         return text.stem, [read_text(text)]
@@ -108,18 +108,6 @@ def read_text(path: Path) -> str:
             f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8, expected UTF-8 text: "
             "convert the file with iconv, or give another to --text"
         ) from error
-
-
-def embedded_corpus(folder: Path) -> str:
-    """The standard library's top-level modules in `folder`, sorted, newline between, cut at 4 MB."""
-    with file_errors(folder, "the embedded corpus is Python's own sources: give --text or --train-data"):
-        sources = [path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file()]
-    if not sources:
-        raise UserError(
-            f"{folder}: no *.py here, expected the Python standard library's sources, the embedded corpus: "
-            "give --text or --train-data"
-        )
-    return b"\n".join(sources)[:EMBEDDED_BYTES].decode("utf-8", errors="replace")
 
 
 def content_hash(documents: list[str], tokenizer_name: str) -> str:

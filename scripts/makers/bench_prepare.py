@@ -2,7 +2,7 @@
 
     python scripts/makers/bench_prepare.py --json prepare.json
 
-The text is the embedded corpus, whole and as a line of JSON for each of its paragraphs. Needs GPT-2's vocabulary.
+The text is Python's own sources, whole and as a line of JSON for each of its paragraphs. Needs GPT-2's vocabulary.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.texts import read_documents
+from gpt2.data.corpora import python_sources
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.files import write_json
 from scripts.machine.host import machine, versions
@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"that count, one before them does not ({ROUNDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write it to this file, with machine and versions")
     settings = parser.parse_args()
-    _, (corpus,) = read_documents(None)
+    corpus = python_sources()
     paragraphs = list(filter(str.strip, corpus.split("\n\n")))
     with tempfile.TemporaryDirectory() as folder:
         text, lines = Path(folder) / "corpus.txt", Path(folder) / "corpus.jsonl"

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 from dist.cost.memory import VECTOR_BYTES
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
+from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
 from gpt2.model import activation_count
@@ -43,6 +44,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     config = model_config(settings)
     settings = replace(
         settings,
+        corpus=None if settings.train_data or settings.text else settings.corpus or DEFAULT_CORPUS,
         tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
@@ -113,6 +115,9 @@ def check_data_flags(settings: Settings) -> None:
         presets.check_data(settings)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
+    if settings.corpus and (settings.text or settings.train_data):
+        other = "--text" if settings.text else "--train-data"
+        raise UserError(f"--corpus and {other} were both given: use one of them")
     if settings.val_data and not settings.train_data:
         raise UserError(
             "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"

@@ -1,7 +1,8 @@
 """Known runs, each made again by one command: what `train.py --preset NAME` sets.
 
     mpirun -n 2 python scripts/train.py --preset nanogpt-shakespeare --text tinyshakespeare.txt
-    srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --train-data '...' --val-data '...' --dtype bfloat16
+    srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --strategy hierarchical-sharded --dtype bfloat16 \\
+        --train-data '...' --val-data '...'
 
 A preset says how many tokens a step has, not how many ranks there are. The ranks share the step's sequences, and
 --grad-accum follows from their number and from --batch-size. A flag on the command line overrides the preset's.

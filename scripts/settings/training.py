@@ -7,6 +7,7 @@ from pathlib import Path
 from dist.wire import WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS
+from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES
 from scripts.settings import presets
@@ -78,6 +79,12 @@ class Settings:
     val_data: str = setting(None, "token shards for validation, a glob in quotes")
     text: str = setting(
         None, "a text file, or a folder of *.txt; 90%% of the text is for training, 10%% for validation"
+    )
+    corpus: str = setting(
+        None,
+        f"the text where neither --text nor --train-data is given ({DEFAULT_CORPUS}, plays that come with this "
+        "project); python, what older versions took: Python's own sources, others in each of its releases",
+        choices=CORPORA,
     )
     tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", choices=TOKENIZERS)
     batch_size: int = setting(4, "B: sequences that a rank computes at once")

@@ -169,7 +169,7 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
         with world.together(UserError):
             if world.rank == 0:
                 cache = Path(s.out or default_run_folder(s.strategy)).parent / "tokens"
-                patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache)
+                patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache, s.corpus)
         patterns = world.comm.bcast([str(path) for path in patterns])
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)

@@ -57,7 +57,8 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
     """UserError if a checkpoint is of another run than the one of these facts, which is to go on from it."""
     flags = {
         "model": "--model, or what shapes it", "global_batch": "--batch-size times --grad-accum times the ranks",
-        "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed", "data": "the training data",
+        "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed",
+        "data": "the training data (of older versions without --text or --train-data: --corpus python)",
     }  # fmt: skip
     for name, flag in flags.items():
         found, wanted = checkpoint.facts.get(name), facts[name]

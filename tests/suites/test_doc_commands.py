@@ -56,6 +56,7 @@ ROUNDS = (
 )
 # What stands for a run of one's own; and what needs packages or nodes that a machine may lack.
 STANDS_FOR = {"RUN": "runs/sliced", "runs/first": "runs/sliced", "more.jsonl.zst": "more.jsonl"}
+ON_NODES = r"(srun|sbatch) .*train\.(py|sbatch) "  # a training there; a sweep names its own strategies
 LEFT_OUT = ("--link 10gbit",)  # of one node: refused
 
 # Every other command, and which file runs it or its like.
@@ -75,15 +76,18 @@ ELSEWHERE = {
     "python scripts/doctor.py": "tests/suites/test_doctor.py",
     "mpirun -n 2 python scripts/doctor.py": "tests/suites/test_doctor.py",
     "srun --mpi=pmix -n 16 python scripts/doctor.py": "tests/suites/test_doctor.py",
-    "srun --mpi=pmix --kill-on-bad-exit=1 python scripts/train.py --out RUN --resume --checkpoint-every 500 "
-    "--end-on-stall --stall-after 60": "tests/suites/faults/launchers.py",
-    "sbatch --nodes=4 scripts/slurm/train.sbatch runs/big --model gpt2-124M --checkpoint-every 500 --train-data "
-    "fineweb/*_train_*.bin --val-data fineweb/*_val_*.bin": "tests/suites/test_job_scripts.py",
-    "sbatch scripts/slurm/train.sbatch runs/big --model gpt2-124M --train-data fineweb/*_train_*.bin --steps 20000 "
-    "--checkpoint-every 500": "tests/suites/test_job_scripts.py",
-    "sbatch --nodes=4 scripts/slurm/train.sbatch runs/fineweb --preset llmc-fineweb-124M --dtype bfloat16 --train-data "
-    "fineweb10B/*_train_*.bin --val-data fineweb10B/*_val_*.bin": "tests/ranks/test_presets.py",
-    "sbatch --nodes=8 --time=24:00:00 scripts/slurm/train.sbatch runs/big": "tests/suites/test_job_scripts.py",
+    "srun --mpi=pmix --kill-on-bad-exit=1 python scripts/train.py --out RUN --strategy hierarchical-sharded --resume "
+    "--checkpoint-every 500 --end-on-stall --stall-after 60": "tests/suites/faults/launchers.py",
+    "sbatch --nodes=4 scripts/slurm/train.sbatch runs/big --model gpt2-124M --strategy hierarchical-sharded "
+    "--checkpoint-every 500 --train-data fineweb/*_train_*.bin --val-data fineweb/*_val_*.bin":
+        "tests/suites/test_job_scripts.py",
+    "sbatch scripts/slurm/train.sbatch runs/big --strategy hierarchical-sharded --checkpoint-every 500 --model "
+    "gpt2-124M --train-data fineweb/*_train_*.bin --steps 20000": "tests/suites/test_job_scripts.py",
+    "sbatch --nodes=4 scripts/slurm/train.sbatch runs/fineweb --preset llmc-fineweb-124M --dtype bfloat16 --strategy "
+    "hierarchical-sharded --train-data fineweb10B/*_train_*.bin --val-data fineweb10B/*_val_*.bin":
+        "tests/ranks/test_presets.py",
+    "sbatch --nodes=8 --time=24:00:00 scripts/slurm/train.sbatch runs/big --strategy hierarchical-sharded":
+        "tests/suites/test_job_scripts.py",
     "sbatch scripts/slurm/sweep.sbatch runs/sweep --model gpt2-124M --steps 50": "tests/suites/test_slurm.py",
     "sbatch scripts/slurm/sweep.sbatch runs/sweep --model gpt2-124M --train-data fineweb/*_train_*.bin "
     "--steps 50": "tests/suites/test_slurm.py",
@@ -223,6 +227,24 @@ def test_every_flag_exists():
     others = [command for command in COMMANDS if not rule(command)] + inline_commands()
     assert {command.place: found for command in others if (found := unknown_flags(command))} == {}
     assert len({command.page for command in COMMANDS}) >= 7
+
+
+def test_on_a_cluster_they_take_what_the_advice_takes():
+    """A training on several nodes that names no strategy takes the default, which is for one."""
+    advice = (ROOT / PARTS["choice"]["page"]).read_text()
+    advised = {"auto", re.search(r"^Take ([\w-]+):", advice, re.MULTILINE)[1]}
+    shown = {command.place: command.text for command in COMMANDS} | job_lines()
+    on_nodes = {place: text for place, text in shown.items() if re.match(ON_NODES, text)}
+    assert len(on_nodes) >= 7
+    found = {place: re.search(r"--strategy (\S+)|$", text)[1] for place, text in on_nodes.items()}
+    assert {place: strategy for place, strategy in found.items() if strategy not in advised} == {}
+
+
+def job_lines() -> dict[str, str]:
+    """The lines of the programs and job scripts that are commands for several nodes, not templates: {place: line}."""
+    files = [path for path in (ROOT / "scripts").rglob("*") if path.suffix in (".py", ".sbatch")]
+    lines = [(path.name, line.strip(" #")) for path in files for line in path.read_text().splitlines()]
+    return {f"{name}: {line}": line for name, line in lines if "[FLAGS...]" not in line}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -18,9 +18,18 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings("--lr", "0.002", "--min-lr", "0.001")[0].min_lr == 0.001
 
 
+def test_the_corpus_is_named_where_no_other_text_is():
+    assert settings()[0].corpus == "shakespeare"
+    assert settings("--corpus", "python")[0].corpus == "python"
+    assert settings("--text", "my.txt")[0].corpus is None
+    assert settings("--train-data", "tokens.bin")[0].corpus is None
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--corpus", "python", "--text", "my.txt"], "--corpus and --text were both given: use one of them"),
+        (["--corpus", "python", "--train-data", "a.bin"], "--corpus and --train-data were both given"),
         (["--context", "16", "--seq-len", "17"], "--seq-len is 17, expected at most the model's context, 16"),
         (["--beta1", "1"], "--beta1 is 1.0, expected at least 0 and below 1"),
         (["--beta2", "-0.1"], "--beta2 is -0.1, expected at least 0 and below 1"),

@@ -1,6 +1,5 @@
 """The two tokenizers and text to shards; GPT-2's against known counts, where its vocabulary files are at hand."""
 
-import sysconfig
 import time
 from pathlib import Path
 from threading import Event
@@ -11,7 +10,7 @@ import tiktoken.load
 import tiktoken.registry
 
 from gpt2.data.shards import open_shard
-from gpt2.data.texts import content_hash, embedded_corpus, join_tokens, prepare, split, tokens_of
+from gpt2.data.texts import content_hash, join_tokens, prepare, split, tokens_of
 from gpt2.data.tokenizers import GPT2_FILES, gpt2_encoding, load_tokenizer
 from gpt2.errors import UserError
 
@@ -191,27 +190,6 @@ def test_the_quick_byte_tokens_are_the_encodings(text):
     tokens = tokens_of(text, encoding)
     assert tokens.dtype == np.uint16
     assert tokens.tolist() == encoding.encode_ordinary(text) == list(text.encode())
-
-
-def test_the_embedded_corpus(tmp_path):
-    train, validation = prepare(None, "bytes", tmp_path)
-    assert train.name.startswith("python-stdlib-bytes-")
-    sizes = len(open_shard(train)), len(open_shard(validation))
-    assert 1_000_000 < sum(sizes) <= 4_100_000
-    first = min(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")).read_bytes()[:500]
-    assert bytes(open_shard(train)[: len(first)].astype(np.uint8)) == first
-
-
-def test_the_embedded_corpus_joins_sorted_sources_and_survives_bad_bytes(tmp_path):
-    (tmp_path / "b.py").write_bytes(b"two \xff")
-    (tmp_path / "a.py").write_bytes(b"one")
-    (tmp_path / "c.txt").write_bytes(b"three")
-    assert embedded_corpus(tmp_path) == "one\ntwo \ufffd"
-    (tmp_path / "a.py").unlink()
-    (tmp_path / "b.py").unlink()
-    message = refusal(embedded_corpus, tmp_path)
-    for fact in [str(tmp_path), "standard library", "--text"]:
-        assert fact in message
 
 
 def test_refuses_unusable_texts(tmp_path):

@@ -1,0 +1,88 @@
+"""The text that training takes where the user gives none: which one it is, that it is packed, and the one of before."""
+
+import hashlib
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.data.corpora import SHAKESPEARE, python_sources, shakespeare
+from gpt2.data.shards import open_shard
+from gpt2.data.texts import prepare
+from gpt2.errors import UserError
+from tests.support.in_process import ROOT
+
+WHOLE = ROOT.parent / "shared" / "corpus" / "tinyshakespeare.txt"  # beside the project
+
+
+def refusal(function, *arguments) -> str:
+    """The one line of the UserError that the call must end in."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_embedded_corpus_is_the_same_everywhere(tmp_path):
+    """To the last byte; the rest is for people to see which text it is."""
+    train, validation = prepare(None, "bytes", tmp_path)
+    assert train.name.startswith("shakespeare-bytes-")
+    tokens = [open_shard(path)[:] for path in (train, validation)]
+    assert [len(part) for part in tokens] == [761_553, 84_617]
+    content = bytes(np.concatenate(tokens).astype(np.uint8))
+    assert hashlib.sha256(content).hexdigest() == "f560ada7082e71cda0fed573d553d16700e05646ee52a9f45131570f8481844c"
+    text = content.decode("ascii")
+    assert len(text) < 1_000_000
+    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.\n")
+    assert text.endswith("We were dissever'd: hastily lead away.\n")
+
+
+@pytest.mark.skipif(not WHOLE.exists(), reason="tinyshakespeare.txt is not beside the project")
+def test_the_embedded_corpus_is_the_beginning_of_tinyshakespeare():
+    whole = WHOLE.read_text()
+    assert whole.startswith(shakespeare())
+    assert whole[len(shakespeare()) :].startswith("\nDUKE VINCENTIO:\nEscalus.")
+
+
+def test_a_changed_or_missing_corpus_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "shakespeare.txt"
+    path.write_bytes(SHAKESPEARE.read_bytes().replace(b"\n", b"\r\n", 1))
+    message = refusal(shakespeare, path)
+    for fact in [str(path), "its SHA-256 begins", "expected f560ada7082e", "install the project again", "--text"]:
+        assert fact in message
+    assert f"{tmp_path / 'none.txt'}: No such file" in refusal(shakespeare, tmp_path / "none.txt")
+
+
+def test_packages_take_their_data_files_with_them():
+    """All that lies beside modules: a wheel would lack it, and who works in a checkout would never see that."""
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    listed = {path for name, patterns in packaged.items() for each in patterns
+              for path in (ROOT / name.replace(".", "/")).glob(each)}  # fmt: skip
+    files = {path for path in (ROOT / "gpt2").rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
+    beside = {path for path in files if path.suffix != ".py"}
+    assert SHAKESPEARE in listed
+    assert beside == listed
+
+
+def test_the_corpus_of_older_versions(tmp_path):
+    train, validation = prepare(None, "bytes", tmp_path, "python")
+    assert train.name.startswith("python-bytes-")
+    sizes = len(open_shard(train)), len(open_shard(validation))
+    assert 1_000_000 < sum(sizes) <= 4_100_000
+    first = min(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")).read_bytes()[:500]
+    assert bytes(open_shard(train)[: len(first)].astype(np.uint8)) == first
+
+
+def test_the_corpus_of_older_versions_joins_sorted_sources_and_survives_bad_bytes(tmp_path):
+    (tmp_path / "b.py").write_bytes(b"two \xff")
+    (tmp_path / "a.py").write_bytes(b"one")
+    (tmp_path / "c.txt").write_bytes(b"three")
+    assert python_sources(tmp_path) == "one\ntwo \ufffd"
+    (tmp_path / "a.py").unlink()
+    (tmp_path / "b.py").unlink()
+    message = refusal(python_sources, tmp_path)
+    for fact in [str(tmp_path), "standard library", "--corpus python", "--text"]:
+        assert fact in message
