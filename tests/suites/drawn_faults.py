@@ -1,7 +1,7 @@
 """Whether the verdict is right on clusters that nobody chose: drawn hosts, rates, bursts, strategies, a fault or none.
 
-    sudo python tests/suites/drawn_faults.py --seed 7 --count 30 --out runs/drawn --json drawn.json
-    sudo python tests/suites/drawn_faults.py --seed 8 --count 10 --out runs/drawn-gpt2 --model gpt2
+    sudo python tests/suites/drawn_faults.py --count 30 --out runs/drawn --json drawn.json
+    sudo python tests/suites/drawn_faults.py --count 10 --out runs/drawn-gpt2 --model gpt2 --seed 8
 
 3 to 8 virtual hosts under this Python's MPI, ports of 15 to 400 Mbit/s that pass 32 KiB to 2 MiB at once after a pause,
 one or two ranks a host, one of three strategies and two models; nothing wrong in four of ten, else one fault: a port
@@ -152,10 +152,7 @@ def main():
         rows.append(judge(drawn, number, folder))
         print(line(rows[-1]), flush=True)
         if settings.json:
-            mpi = json.loads((folder / "config.json").read_text())["mpi_library"]
-            made_on = machine() | {"mpi": mpi} | versions("numpy", "mpi4py")
-            facts = {"seed": settings.seed, "summary": summary(rows), "made_on": made_on, "rows": rows}
-            settings.json.write_text(json.dumps(facts, indent=1) + "\n")
+            keep(settings, rows, json.loads((folder / "config.json").read_text())["mpi_library"])
     print(summary(rows))
     accused, right = sum(row["accused"] for row in rows), sum(row["right"] for row in rows)
     raise SystemExit(1 if accused or right < ENOUGH * len(rows) else 0)
@@ -163,12 +160,22 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True, help="of the draw; a new one for a figure that counts")
+    seed = random.SystemRandom().randrange(10**6)
+    parser.add_argument("--seed", type=int, default=seed, help="of the draw (a new one)")
     parser.add_argument("--count", type=int, default=30, help="runs (30)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the runs go to DIR/NUMBER")
     parser.add_argument("--model", choices=MODELS, help="this one alone (small, larger)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="put the rows into this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="put the rows into this file, beside other sets")
     return parser.parse_args()
+
+
+def keep(settings, rows: list[dict], mpi: str) -> None:
+    """{name of a set: its seed, summary, rows, and what it was made on}: a set is one MPI library's, of one --model."""
+    name = f"{mpi.split(maxsplit=1)[0]}, {settings.model or 'small and larger'}"
+    made_on = machine() | {"mpi": mpi} | versions("numpy", "mpi4py")
+    sets = json.loads(settings.json.read_text()) if settings.json.exists() else {}
+    sets[name] = {"seed": settings.seed, "summary": summary(rows), "made_on": made_on, "rows": rows}
+    settings.json.write_text(json.dumps(sets, indent=1) + "\n")
 
 
 def judge(drawn: Drawn, number: int, folder: Path) -> dict:

@@ -16,7 +16,7 @@ from traces import read_run
 from traces.plots import look
 from traces.verdict.summary import measure_runs
 
-FAILURES = ROOT / "docs" / "failures.json"
+FAILURES, DRAWN = ROOT / "docs" / "failures.json", ROOT / "docs" / "drawn-faults.json"
 COMMAND = "command"  # what failure_suite.py calls the launcher of single commands
 LONGEST_LINE = 180  # characters
 DPI, COLOURS = 90, 48  # of a picture
@@ -29,6 +29,37 @@ def faults(part: Part, folder: Path) -> str:
     rows = [rows[0] | {"right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]
     (machine,) = found["made_on"].values()
     return part.filled(rows, summary=found["summary"], made_on=made_on(machine))
+
+
+def drawn_faults(part: Part, folder: Path) -> str:
+    """Clusters and faults drawn anew, under this Python's MPI; the sets of another MPI's stay."""
+    for number, flags in enumerate(part.flags):
+        try:
+            run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
+        except CalledProcessError as error:
+            if error.returncode != 1:
+                raise
+    return drawn_block(read(DRAWN))
+
+
+def drawn_block(sets: dict) -> str:
+    """A line for what was wrong, a column a set: how many were named right; below it every miss."""
+    lines = [f"| | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
+    wrongs = sorted({wrong(row) for found in sets.values() for row in found["rows"]})
+    for each in wrongs:
+        cells = [[row["right"] for row in found["rows"] if wrong(row) == each] for found in sets.values()]
+        lines.append(f"| {each} | {' | '.join(f'{sum(cell)} of {len(cell)}' if cell else '-' for cell in cells)} |")
+    for name, found in sets.items():
+        lines += ["", f"{name}: {found['summary']} Seed {found['seed']}. Made on {made_on(found['made_on'])}."]
+        lines += [f"- missed: {wrong(row)}, `{row['found']['verdict']}`" for row in found["rows"] if not row["right"]]
+    return "\n".join(lines)
+
+
+def wrong(row: dict) -> str:
+    """What was wrong in a row of drawn_faults.py."""
+    drawn = row["drawn"]
+    says = {None: "nothing", "straggler": "a rank of half the speed", "data": "a rank's batches come late"}
+    return says.get(drawn["kind"]) or f"a slow port, {drawn['direction']}"
 
 
 def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
