@@ -1,6 +1,7 @@
 """The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
 
-from scripts.prediction.of_run import own_schedule, predicted_steps
+from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
+from scripts.prediction.of_run import measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
 from traces.units import bytes_text, mfu_text, seconds_text
@@ -10,8 +11,8 @@ from traces.verdict.diagnosis import find_bottleneck
 def diagnose(run: Run) -> dict:
     """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
     diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
-    evidence = diagnosis.evidence
-    return diagnosis.answer(predicted_steps(run, evidence.step_s, evidence.transfer_s))
+    advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
+    return diagnosis.answer(advice, calibration.facts())
 
 
 def as_text(answer: dict) -> str:
@@ -20,11 +21,33 @@ def as_text(answer: dict) -> str:
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
-    rows = answer["advice"]
-    others = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in rows]
-    lines += [f"others      {', '.join(others)}"] if others else []
+    lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
     lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
+
+
+def _other_lines(answer: dict) -> list[str]:
+    """Other strategies by how they compare with the run, a line each; then how the model stands to it."""
+    lines = []
+    for word in (FASTER, UNCLEAR, SLOWER):
+        rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
+        lines += [f"{word}: {', '.join(rows)}"] if rows else []
+    return [*lines, model_text(answer["evidence"]["model"])]
+
+
+def step_text(row: dict) -> str:
+    """ "244 ms (225 to 262 ms)", of a row of the advice."""
+    low, high = map(seconds_text, row["range_s"])
+    return f"{seconds_text(row['predicted_step_s'])} ({low} to {high})"
+
+
+def model_text(model: dict) -> str:
+    """What others' steps rest on, or why there are none."""
+    if model["reason"] is not None:
+        return f"not predicted: {UNEXPLAINED}: {model['reason']}"
+    own = f"this run's exchange takes {seconds_text(model['measured_exchange_s'])} of a step, the model says "
+    own += f"{seconds_text(model['predicted_exchange_s'])}: "
+    return own + f"the others' exchanges are taken to last {model['factor']:.2f} times what it says"
 
 
 def place_text(bottleneck: dict) -> str:
