@@ -23,7 +23,7 @@ NOTCH = 1.57  # quartile ranges over sqrt(n): medians that differ by more differ
 HALVINGS = 60
 
 UNEXPLAINED = "the model does not explain this run"
-FASTER, SLOWER, UNCLEAR = "faster", "slower", "no clear winner"
+FASTER, SLOWER, UNCLEAR, THIS_RUN = "faster", "slower", "no clear winner", "this run"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Calibration:
 
     def range(self, step: PredictedStep, overlapped: bool) -> tuple[float, float]:
         """Between which seconds a step with that strategy is to be expected."""
-        if (step.name, overlapped) == (self.own.name, self.overlapped):
+        if self._is_own(step, overlapped):
             return self.measured.range
         algorithms = [bool(one.exchange.algorithms) for one in (self.own, step)]
         error = LIBRARY_ERROR if any(algorithms) else OWN_MESSAGES_ERROR
@@ -81,7 +81,9 @@ class Calibration:
         return self._step_s(step, overlapped, low / (1 + error)), self._step_s(step, overlapped, high * (1 + error))
 
     def compared(self, step: PredictedStep, overlapped: bool) -> str:
-        """FASTER or SLOWER than the run, or UNCLEAR where the two ranges overlap."""
+        """FASTER or SLOWER than the run, or UNCLEAR where the two ranges overlap; of the run's own step THIS_RUN."""
+        if self._is_own(step, overlapped):
+            return THIS_RUN
         (low, high), (own_low, own_high) = self.range(step, overlapped), self.measured.range
         return FASTER if high < own_low else SLOWER if low > own_high else UNCLEAR
 
@@ -89,6 +91,7 @@ class Calibration:
         """For JSON; None for what is not known."""
         is_known = self.own is not None
         return {
+            "strategy": self.own.name if is_known else None,
             "reason": self.reason,
             "factor": None if self.reason else self.factor,
             "predicted_step_s": self.own.seconds(self.overlapped) if is_known else None,
@@ -97,6 +100,9 @@ class Calibration:
             "measured_step_range_s": list(self.measured.range),
             "measured_exchange_s": self.measured.transfer_s,
         }
+
+    def _is_own(self, step: PredictedStep, overlapped: bool) -> bool:
+        return (step.name, overlapped and step.overlap is not None) == (self.own.name, self.overlapped)
 
     def _step_s(self, step: PredictedStep, overlapped: bool, factor: float) -> float:
         own_s = self.own.scaled(self.factor).seconds(self.overlapped)

@@ -70,10 +70,9 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     own_s, is_elsewhere = None, not (is_own_network and placement is None and latency_s is None)
     if not is_elsewhere:
         own_s = own_prediction(run, steps)
-    if is_own_network and calibration.reason is None:
-        steps = [step if step.exchange is None else step.scaled(calibration.factor) for step in steps]
-    rows = as_rows(steps, cluster, training)
-    if not is_elsewhere and calibration.reason is None:
+    factor = calibration.factor if is_own_network else 1.0
+    rows = as_rows(steps, cluster, training, factor)
+    if calibration.reason is None and not is_elsewhere:
         rows = compared_rows(rows, steps, calibration)
     measured = {"label": label_of(run.settings), "step_s": run.measured.step_s, "predicted_s": own_s}
     return {
@@ -95,7 +94,8 @@ def calibration_of(run: ReplayedRun) -> Calibration:
 
 
 def compared_rows(rows: list[dict], steps: list[PredictedStep], calibration: Calibration) -> list[dict]:
-    """The rows with what each may be off by, the shortest step first; the run's own is what was measured."""
+    """The rows with what each may be off by, the shortest step first; the run's own is what was measured. steps: as
+    the model says."""
     by_name = {step.name: step for step in steps if step.exchange is not None}
     for row in rows:
         if (step := by_name.get(row["strategy"])) is not None:
@@ -115,7 +115,7 @@ def measured_note(label: str, calibration: Calibration, own_s: float | None, is_
     else:
         text += "; what its MPI library does is not modelled"
     if is_own_network and calibration.reason is None:
-        text += f"; so exchanges are taken to last {calibration.factor:.3g} times as long as the model says"
+        text += f"; exchanges are taken to last {calibration.factor:.3g} times as long as the model says"
     return text
 
 

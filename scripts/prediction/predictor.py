@@ -94,12 +94,14 @@ def advise(cluster: Cluster, training: Training, library: str) -> list[dict]:
     return as_rows(predicted_steps(cluster, training, library), cluster, training)
 
 
-def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training) -> list[dict]:
+def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, factor: float = 1.0) -> list[dict]:
     """A row of plain values for each, the shortest step first; unknown ones, with None, last.
 
-    Times are seconds; bytes_in and bytes_out are the largest over the nodes.
+    Times are seconds; bytes_in and bytes_out are the largest over the nodes. factor: times as long as the model says
+    do exchanges last, and the least that they can.
     """
-    bound_s = lower_bound_s(cluster, training.parameters * training.item_bytes)
+    bound_s = factor * lower_bound_s(cluster, training.parameters * training.item_bytes)
+    steps = [step if step.exchange is None else step.scaled(factor) for step in steps]
     steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
     return [as_row(step, bound_s) for step in steps]
 

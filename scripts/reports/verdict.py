@@ -4,7 +4,7 @@ from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.of_run import measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
-from traces.units import bytes_text, mfu_text, seconds_text
+from traces.units import bytes_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import find_bottleneck
 
 
@@ -22,32 +22,34 @@ def as_text(answer: dict) -> str:
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
     lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
+    lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
     lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
 
 def _other_lines(answer: dict) -> list[str]:
-    """Other strategies by how they compare with the run, a line each; then how the model stands to it."""
+    """Other strategies by how they compare with the run, a line each."""
     lines = []
     for word in (FASTER, UNCLEAR, SLOWER):
         rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
         lines += [f"{word}: {', '.join(rows)}"] if rows else []
-    return [*lines, model_text(answer["evidence"]["model"])]
+    return lines or [not_predicted(answer["evidence"]["model"])]
 
 
 def step_text(row: dict) -> str:
     """ "244 ms (225 to 262 ms)", of a row of the advice."""
-    low, high = map(seconds_text, row["range_s"])
-    return f"{seconds_text(row['predicted_step_s'])} ({low} to {high})"
+    return f"{seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
 
 
 def model_text(model: dict) -> str:
-    """What others' steps rest on, or why there are none."""
-    if model["reason"] is not None:
-        return f"not predicted: {UNEXPLAINED}: {model['reason']}"
-    own = f"this run's exchange takes {seconds_text(model['measured_exchange_s'])} of a step, the model says "
-    own += f"{seconds_text(model['predicted_exchange_s'])}: "
-    return own + f"the others' exchanges are taken to last {model['factor']:.2f} times what it says"
+    """What the steps of the others rest on."""
+    measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
+    return f"{modelled} for this run's exchange, measured {measured}; so the others' times {model['factor']:.2f}"
+
+
+def not_predicted(model: dict) -> str:
+    """Why there are no others."""
+    return f"not predicted: {UNEXPLAINED}: {model['reason']}"
 
 
 def place_text(bottleneck: dict) -> str:

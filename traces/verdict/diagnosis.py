@@ -11,7 +11,7 @@ import numpy as np
 from traces.read.analysis import StepTimes, check_sums
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, PHASES
-from traces.units import seconds_text
+from traces.units import range_text, seconds_text
 from traces.verdict import network_rules, rank_rules
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
 
@@ -75,9 +75,8 @@ class Diagnosis:
                 seconds = seconds_text(row["predicted_step_s"])
                 return f"; {row['strategy']} would take {seconds} a step instead of {seconds_text(step_s)}"
         for row in advice:
-            low_s, high_s = row["range_s"]
-            if row["compared"] == "no clear winner" and low_s * WORTH_SAYING <= step_s:
-                between = f"{seconds_text(low_s)} to {seconds_text(high_s)}"
+            if row["compared"] == "no clear winner" and row["range_s"][0] * WORTH_SAYING <= step_s:
+                between = range_text(row["range_s"])
                 return f"; no clear winner among other strategies: {row['strategy']} would take {between} a step"
         return ""
 
