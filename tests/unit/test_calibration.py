@@ -1,4 +1,4 @@
-"""The cost model against a run: advice stays what it is where the model is off, and is not given where nothing is sure."""
+"""The cost model against a run: where it is off the advice stays the same, and where nothing is sure none is given."""
 
 import json
 import re
@@ -23,13 +23,13 @@ from tests.support.make_run import write_run
 from traces import read_run
 
 PARAMETERS = Layout(PRESETS["tiny"]).count
-NODES, RATE, COMPUTE_MS, UPDATE_MS = [0, 1, 2, 3], 5e6, 40.0, 2.0
+NODES, RATE, LATENCY_S, COMPUTE_MS, UPDATE_MS = [0, 1, 2, 3], 5e6, 1e-4, 40.0, 2.0
 OFF = (1 / 1.3, 1.0, 1.3)  # how fast the links look to the model, over how fast they are
 
 
 def made_run(folder, strategy, looks=1.0, slower=1.0):
     """A run whose exchange takes `slower` times what the model says of its links; the probe saw `looks` times these."""
-    cluster = Cluster(NODES, RATE, RATE, 1e-4 * looks**-1, nominal=False)
+    cluster = Cluster(NODES, RATE, RATE, LATENCY_S, nominal=False)
     exchange_ms = (
         slower * 1e3 * predicted_exchange(STRATEGIES[strategy], cluster, Training(PARAMETERS, 0), "mpich").seconds
     )
@@ -39,12 +39,12 @@ def made_run(folder, strategy, looks=1.0, slower=1.0):
         end = zero + COMPUTE_MS + exchange_ms
         for rank in spans:
             rank += [
-                (step, "forward", -1, zero, zero + COMPUTE_MS / 4), (step, "backward", -1, zero + 10, zero + COMPUTE_MS),
+                (step, "forward", -1, zero, zero + 10), (step, "backward", -1, zero + 10, zero + COMPUTE_MS),
                 (step, "allreduce", -1, zero + COMPUTE_MS, end, 4 * PARAMETERS),
                 (step, "update", -1, end, end + UPDATE_MS), (step, "step", -1, zero, end + UPDATE_MS),
             ]  # fmt: skip
     rates = dict.fromkeys(("in", "out", "both"), RATE * looks)
-    links = [{"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4 / looks, **rates} for node in NODES]
+    links = [{"node": node, "host": f"cn{node:02d}", "latency_s": LATENCY_S / looks, **rates} for node in NODES]
     settings = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
     return write_run(folder, spans, NODES, strategy, links=links, parameters=PARAMETERS, **settings)
 
@@ -107,8 +107,8 @@ def test_advise_names_the_clear_gain_and_no_other(tmp_path):
     assert gain["advice"].startswith("Take hierarchical-sharded: a step with overlap would take ")
     (own,) = [row for row in gain["strategies"] if row["strategy"] == "reduce-bcast"]
     assert own["compared"] == "this run"
-    none = advise_from_run(made_run(tmp_path / "none", "allreduce", 1 / 1.3, slower=0.5), None, None, None, None)
-    assert none["advice"].startswith(("No clear winner: ", "Keep what ran: "))
+    none = advise_from_run(made_run(tmp_path / "none", "ring", 1.3), None, None, None, None)
+    assert none["advice"].startswith("No clear winner: ")
 
 
 @pytest.mark.parametrize("slower", [0.4, 2.5])
@@ -116,7 +116,7 @@ def test_a_run_that_the_model_does_not_explain_gets_no_advice(slower, tmp_path):
     folder = made_run(tmp_path / "run", "reduce-bcast", slower=slower)
     answer, rows = advice_on(folder)
     assert rows == {}
-    assert answer["verdict"].endswith("; the cost model does not explain it, so no other strategy is advised")
+    assert "; the cost model does not explain it, so no other strategy is advised" in answer["verdict"]
     assert answer["evidence"]["model"]["factor"] is None
     assert re.search(r"\nothers      not predicted: the model does not explain this run: its exchange", as_text(answer))
     report = advise_from_run(folder, None, None, None, None)
@@ -137,7 +137,7 @@ def test_on_its_links_elsewhere_the_factor_holds_too(tmp_path):
     rows = []
     for looks in (1.0, 1.3):
         report = advise_from_run(made_run(tmp_path / f"{looks}", "ring", looks), np.arange(8), None, None, None)
-        rows.append({row["strategy"]: row["step_s"] for row in report["strategies"]})
+        rows.append({row["strategy"]: row["step_s"] for row in report["strategies"] if row["step_s"] is not None})
     assert rows[1] == pytest.approx(rows[0], rel=0.01)
 
 
