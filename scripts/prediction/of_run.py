@@ -10,8 +10,8 @@ from dist.wire import WIRE_BYTES
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
-from scripts.prediction.calibration import Calibration, MeasuredStep, calibrate, measured_step
-from scripts.prediction.predictor import predicted_exchange, predicted_step
+from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
+from scripts.prediction.predictor import best_of, predicted_exchange, predicted_step
 from strategies import STRATEGIES, Strategy, find
 from strategies.checks import worker_count
 from traces.read.runs import Run
@@ -116,8 +116,10 @@ def measured_of(evidence: Evidence) -> MeasuredStep:
 
 
 def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibration]:
-    """([{"strategy", "predicted_step_s", "speedup", "range_s", "compared"}, ...], how they were calibrated): the
-    shortest step first, without the run's own strategy; none where the model does not explain the run."""
+    """(rows of {"strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared"}, their calibration).
+
+    The shortest step first, without the run's own strategy; no rows where the model does not explain the run.
+    """
     kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
     if kind is None or cluster is None or parameters is None:
         return [], Calibration(measured, why_unknown(run, kind))
@@ -133,9 +135,15 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
             # A run with overlap would keep it with a strategy that can.
             seconds = calibration.step_s(step, overlapped)
             row = {"strategy": step.name, "predicted_step_s": seconds, "speedup": measured.step_s / seconds}
-            row["range_s"] = list(calibration.range(step, overlapped))
+            row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.memory.total}
             rows.append(row | {"compared": calibration.compared(step, overlapped)})
     return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
+
+
+def advised(rows: list[dict]) -> str | None:
+    """The name of the best of those that are clearly faster."""
+    faster = [row for row in rows if row["compared"] == FASTER]
+    return best_of(faster, lambda row: row["predicted_step_s"])["strategy"] if faster else None
 
 
 def why_unknown(run: Run, kind: type[Strategy] | None) -> str:

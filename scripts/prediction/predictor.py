@@ -127,10 +127,11 @@ def best_step_s(row: dict) -> float:
     return row["step_s"] if row["step_overlapped_s"] is None else row["step_overlapped_s"]
 
 
-def best_of(rows: list[dict]) -> dict:
+def best_of(rows: list[dict], step_s=best_step_s) -> dict:
     """The shortest step, the first; of those that are about equal, the one that needs the least memory."""
-    shortest = best_step_s(rows[0])
-    return min((row for row in rows if best_step_s(row) <= ABOUT_EQUAL * shortest), key=lambda row: row["memory_bytes"])
+    return min(
+        (row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])), key=lambda row: row["memory_bytes"]
+    )
 
 
 def advice_sentence(rows: list[dict]) -> str:

@@ -1,7 +1,7 @@
 """The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
-from scripts.prediction.of_run import measured_of, others_steps, own_schedule
+from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
 from traces.units import bytes_text, mfu_text, range_text, seconds_text
@@ -12,7 +12,7 @@ def diagnose(run: Run) -> dict:
     """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
     diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
     advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
-    return diagnosis.answer(advice, calibration.facts())
+    return diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
 
 
 def as_text(answer: dict) -> str:

@@ -309,7 +309,9 @@ def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared
     made.__dict__["thin"] = []
     finding = Finding("network-congestion", 0.5, "the network is slow")
     row = {"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}
-    verdict = Diagnosis(finding, [], made).verdict([row | {"range_s": ends, "compared": compared}])
+    advice = [row | {"range_s": ends, "compared": compared}]
+    model = {"reason": None, "advised": "ring" if compared == "faster" else None}
+    verdict = Diagnosis(finding, [], made).verdict(advice, model)
     assert verdict == (f"the network is slow; {said}" if said else "the network is slow")
 
 

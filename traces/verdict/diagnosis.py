@@ -42,7 +42,7 @@ class Diagnosis:
 
         advice: [{"strategy", "predicted_step_s", "speedup", "range_s", "compared"}, ...], the shortest step first: what
         others would take, and whether that is "faster" than the run, "slower" or "no clear winner". model: what these
-        rest on, in "reason" why there are none.
+        rest on; "reason": why there are none; "advised": which is the best, if one is faster.
         """
         chosen, evidence = self.finding, self.evidence
         bottleneck = {name: getattr(chosen, name) for name in ("kind", "phase", "node", "rank", "direction")}
@@ -71,7 +71,7 @@ class Diagnosis:
             return "; the cost model does not explain it, so no other strategy is advised"
         step_s = self.evidence.step_s
         for row in advice:
-            if row["compared"] == "faster" and row["predicted_step_s"] * WORTH_SAYING <= step_s:
+            if row["strategy"] == model.get("advised") and row["predicted_step_s"] * WORTH_SAYING <= step_s:
                 seconds = seconds_text(row["predicted_step_s"])
                 return f"; {row['strategy']} would take {seconds} a step instead of {seconds_text(step_s)}"
         for row in advice:
