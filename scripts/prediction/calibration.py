@@ -5,7 +5,8 @@ has two parts. What all exchanges have in common (links that carry less than a p
 jobs) holds for another strategy as well; what is this strategy's alone (the algorithm inside MPI's call, the latency of
 its many messages) does not. One run cannot tell them apart: a prediction takes the whole factor, and its range reaches
 as far as if half of the error were this strategy's alone, or all of it where one of the two strategies calls MPI's
-collectives and the other sends its own messages. Both ends are further out by the model's known error.
+collectives, or exchanges while it computes, and the other does not. Both ends are further out by the model's known
+error.
 """
 
 import math
@@ -76,7 +77,9 @@ class Calibration:
             return self.measured.range
         algorithms = [bool(one.exchange.algorithms) for one in (self.own, step)]
         error = LIBRARY_ERROR if any(algorithms) else OWN_MESSAGES_ERROR
-        common = math.sqrt(self.factor) if algorithms[0] == algorithms[1] else 1.0
+        overlaps = overlapped and step.overlap is not None
+        is_alike = algorithms[0] == algorithms[1] and overlaps == self.overlapped
+        common = math.sqrt(self.factor) if is_alike else 1.0
         low, high = sorted((self.factor, common))
         return self._step_s(step, overlapped, low / (1 + error)), self._step_s(step, overlapped, high * (1 + error))
 
@@ -92,6 +95,7 @@ class Calibration:
         is_known = self.own is not None
         return {
             "strategy": self.own.name if is_known else None,
+            "overlap": self.overlapped,
             "reason": self.reason,
             "factor": None if self.reason else self.factor,
             "predicted_step_s": self.own.seconds(self.overlapped) if is_known else None,

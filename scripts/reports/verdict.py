@@ -44,7 +44,10 @@ def step_text(row: dict) -> str:
 def model_text(model: dict) -> str:
     """What the steps of the others rest on."""
     measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
-    return f"{modelled} for this run's exchange, measured {measured}; so the others' times {model['factor']:.2f}"
+    whose = "what shows of this run's exchange" if model["overlap"] else "this run's exchange"
+    return (
+        f"{whose}: {modelled} modelled, {measured} measured; all are taken to last {model['factor']:.2f} times as long"
+    )
 
 
 def not_predicted(model: dict) -> str:

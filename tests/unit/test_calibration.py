@@ -14,7 +14,18 @@ from dist.cost.model import Cluster, Prediction
 from dist.cost.overlap import Overlap, Training
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.prediction.calibration import MeasuredStep, calibrate, factor_of, measured_step, shown_s
+from scripts.prediction.calibration import (
+    EXPLAINED,
+    LIBRARY_ERROR,
+    NOTCH,
+    OWN_MESSAGES_ERROR,
+    TRIFLE,
+    MeasuredStep,
+    calibrate,
+    factor_of,
+    measured_step,
+    shown_s,
+)
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import PredictedStep, predicted_exchange
 from scripts.reports.verdict import as_text, diagnose
@@ -22,6 +33,7 @@ from strategies import STRATEGIES
 from tests.support.make_run import write_run
 from traces import read_run
 
+DOCS = Path(__file__).parents[2] / "docs"
 PARAMETERS = Layout(PRESETS["tiny"]).count
 NODES, RATE, LATENCY_S, COMPUTE_MS, UPDATE_MS = [0, 1, 2, 3], 5e6, 1e-4, 40.0, 2.0
 OFF = (1 / 1.3, 1.0, 1.3)  # how fast the links look to the model, over how fast they are
@@ -165,6 +177,9 @@ def test_half_of_the_error_may_be_this_strategys_alone_or_all_of_it():
     assert calibration.range(step("tree", 0.5), False) == pytest.approx((1 + 0.6 / 1.15, 1 + 0.72 * 1.15))
     by_mpi = step("allreduce", 0.5, ["allreduce ring"])
     assert calibration.range(by_mpi, False) == pytest.approx((1 + 0.5 / 1.25, 1 + 0.72 * 1.25))
+    overlapping = step("tree", 0.5, overlap=Overlap(0.0, 0.0, 1.0))
+    assert calibration.range(overlapping, True) == pytest.approx((1 + 0.5 / 1.15, 1 + 0.72 * 1.15))
+    assert calibration.range(overlapping, False) == calibration.range(step("tree", 0.5), False)
     slow_model = calibrate(of_measured(0.64), step("ring", 1.0), overlapped=False)
     assert slow_model.range(by_mpi, False) == pytest.approx((1 + 0.32 / 1.25, 1 + 0.5 * 1.25))
 
@@ -202,7 +217,7 @@ def test_a_trifle_is_explained_by_any_model(exchange_s, is_explained):
 
 def test_the_errors_are_those_of_the_measured_table():
     """docs/benchmarks.md: each strategy as the run, each other as what is predicted from it."""
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    page = (DOCS / "benchmarks.md").read_text()
     head, _, *lines = page.split("<!-- begin generated: model -->\n")[1].split("\n\n")[0].splitlines()
     names, inside = re.findall(r"`([^`]+)`", head), []
     for line in lines:
@@ -217,3 +232,12 @@ def test_the_errors_are_those_of_the_measured_table():
             inside.append(low <= steps[other][0] <= high)
     assert len(inside) > 600
     assert np.mean(inside) >= 0.95
+
+
+def test_the_page_says_the_numbers_of_the_rule():
+    page = " ".join((DOCS / "diagnosis.md").read_text().split())
+    assert f"Either end is {1 + OWN_MESSAGES_ERROR:.2f} times further out, {1 + LIBRARY_ERROR:.2f} times where" in page
+    assert "a factor below {:g} or above {:g}, unless".format(*EXPLAINED) in page
+    assert f"{NOTCH:g} quartile ranges" in page
+    assert TRIFLE == 1 / 20
+    assert "less than a twentieth of the step" in page
