@@ -8,7 +8,8 @@
 
 Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
 dist/cost/model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
-computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes.
+computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes,
+and corrects the model by what the run's own exchange took: docs/diagnosis.md says how, and how sure that is.
 The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
 """
 
