@@ -8,7 +8,8 @@
 
 Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
 dist/cost/model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
-computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes.
+computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes,
+and corrects the model by what the run's own exchange took: docs/diagnosis.md says how, and how sure that is.
 The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
 """
 
@@ -45,16 +46,16 @@ def main():
             report = advise_from_run(arguments.from_run, *overrides(arguments))
         else:
             rows = advise(described_cluster(arguments), described_training(arguments), arguments.library or "mpich")
-            report = {"strategies": rows, "notes": []}
+            report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
     except (ValueError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE) from None
     rows = report["strategies"]
     if arguments.json:
         setting = {name: value for name, value in vars(arguments).items() if value is not None}
-        print(as_json({"setting": setting, **report, "advice": advice_sentence(rows)}, indent=1, default=str))
+        print(as_json({"setting": setting, **report}, indent=1, default=str))
     else:
-        print("\n".join([table(rows), "", *report["notes"], advice_sentence(rows)]))
+        print("\n".join([table(rows), "", *report["notes"], report["advice"]]))
 
 
 def check_given(arguments) -> None:
@@ -162,9 +163,17 @@ def table(rows: list[dict]) -> str:
             f"{row['strategy']:<24}{short_number(row['exchange_s'], 1e3):>10}{short_number(row['times_bound']):>7}  "
             f"{short_number(row['bytes_in'], 1e-6):>8}{short_number(row['bytes_out'], 1e-6):>10}  "
             f"{short_number(row['memory_bytes'], 1e-9):>8}{short_number(row['step_s'], 1e3):>10}"
-            f"{short_number(row['step_overlapped_s'], 1e3):>12}"
+            f"{short_number(row['step_overlapped_s'], 1e3):>12}" + compared_text(row)
         )
     return "\n".join([*lines, *(f"{row['strategy']}: {row['unknown']}" for row in rows if row["unknown"])])
+
+
+def compared_text(row: dict) -> str:
+    """Of a row that is set against a run: what the better of its two steps may be off by, and what follows."""
+    if "compared" not in row:
+        return ""
+    low, high = (short_number(end, 1e3) for end in row["range_s"])
+    return f"  {low} to {high}: {row['compared']}"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
 
 
+def range_text(ends) -> str:
+    """Two of seconds_text: "225 to 262 ms", "405 ms to 0.54 s"."""
+    low, high = map(seconds_text, ends)
+    number, unit = low.split()
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"
+
+
 def short_ms(ms: float, digits: int = 2) -> str:
     """Milliseconds in `digits` digits, more only before the point: 0.4, 4.2, 42, 421."""
     return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"

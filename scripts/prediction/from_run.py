@@ -7,29 +7,40 @@ import numpy as np
 
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import library_key
-from dist.cost.overlap import Training
-from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
-from gpt2.parameters import Layout
-from scripts.prediction.of_run import item_bytes
-from scripts.prediction.predictor import advise
+from scripts.prediction.calibration import (
+    FASTER,
+    UNCLEAR,
+    UNEXPLAINED,
+    Calibration,
+    MeasuredStep,
+    measured_step,
+)
+from scripts.prediction.of_run import NO_LINKS, ONE_NODE, measured_of, own_calibration, training_of
+from scripts.prediction.predictor import (
+    PredictedStep,
+    advice_sentence,
+    as_rows,
+    best_of,
+    best_step_s,
+    predicted_steps,
+    short_number,
+)
 from strategies import Strategy, find
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_log, read_run
 from traces.record.files import RunError
-from traces.record.phases import INDEX, STEP
+from traces.verdict.evidence import gather
 
-WORK = ("data", "forward", "backward")
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
 @dataclass(frozen=True)
 class ReplayedRun:
-    """What a run folder says about a step: who sat where, over which links, how long ranks computed.
+    """What a run folder says about a step: who sat where, over which links, how long it took.
 
-    settings, links: as config.json holds them; kind: its strategy; placement: node of each rank. work_s: a step's data,
-    forward and backward on its slowest rank; update_s: AdamW over the whole vector; step_s: the step; medians over
-    steps. ranges: elements of what the model uses at once, () if not known. notes: what was missing, a line each.
+    settings, links: as config.json holds them; kind: its strategy; placement: node of each rank. notes: what was
+    missing, a line each.
     """
 
     path: Path
@@ -39,38 +50,101 @@ class ReplayedRun:
     links: list[dict]
     library: str
     parameters: int
-    ranges: tuple[int, ...]
-    work_s: float
-    update_s: float
-    step_s: float
+    measured: MeasuredStep
     notes: list[str]
 
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
-    """{"strategies": rows as advise's, "measured": the run, "notes": lines}. None: as in the run.
+    """{"strategies": rows as advise's, "measured": the run, "notes": lines, "advice"}. None: as in the run.
 
-    RunError with one line where the folder says too little.
+    On the run's own nodes and links rows are calibrated, and have "range_s" and "compared", too; on its links
+    elsewhere they are calibrated alone. RunError with one line where the folder says too little.
     """
     run = replayed_run(path)
+    calibration, is_own_network = calibration_of(run), rate is None and library is None
     cluster = replayed_cluster(run, placement, rate, latency_s)
-    settings, label = run.settings, label_of(run.settings)
-    workers = len(run.placement) - (settings.get("server") == "dedicated")
-    compute_s = run.work_s * workers / len(cluster.placement)  # the same global batch
-    training = Training(
-        run.parameters, compute_s, item_bytes(settings), run.ranges, settings.get("grad_accum", 1),
-        run.update_s,
-    )  # fmt: skip
-    rows = advise(cluster, training, library or library_key(run.library), own=run.kind)
-    own_s, found = None, "; what its MPI library does is not modelled"
-    if placement is not None or rate is not None or latency_s is not None or library is not None:
-        found = ", on the run's own nodes and links"
-    elif (own_s := own_prediction(run, rows)) is not None:
-        found = f"; predicted {own_s * 1e3:.0f} ms, off by {own_s / run.step_s - 1:+.1%}"
+    training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
+    # The same global batch.
+    training = replace(training, compute_s=training.compute_s * len(run.placement) / len(cluster.placement))
+    steps = predicted_steps(cluster, training, library or library_key(run.library), own=run.kind)
+    own_s, is_elsewhere = None, not (is_own_network and placement is None and latency_s is None)
+    if not is_elsewhere:
+        own_s = own_prediction(run, steps)
+    factor = calibration.factor if is_own_network else 1.0
+    rows = as_rows(steps, cluster, training, factor)
+    if calibration.reason is None and not is_elsewhere:
+        rows = compared_rows(rows, steps, calibration)
+    measured = {"label": label_of(run.settings), "step_s": run.measured.step_s, "predicted_s": own_s}
     return {
         "strategies": rows,
-        "measured": {"label": label, "step_s": run.step_s, "predicted_s": own_s},
-        "notes": [*run.notes, f"measured: {label} {run.step_s * 1e3:.0f} ms a step{found}"],
+        "measured": measured | {"factor": calibration.factor if calibration.reason is None else None},
+        "notes": [*run.notes, measured_note(measured["label"], calibration, own_s, is_elsewhere, is_own_network)],
+        "advice": advice(rows, calibration, is_elsewhere, is_own_network),
     }
+
+
+def calibration_of(run: ReplayedRun) -> Calibration:
+    if not run.kind.exchanges:
+        return Calibration(run.measured, f"strategy {run.kind.name} exchanges nothing")
+    if not run.links:
+        return Calibration(run.measured, ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
+    cluster = replayed_cluster(run, None, None, None)
+    training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
+    return own_calibration(run.kind, cluster, training, library_key(run.library), run.settings, run.measured)
+
+
+def compared_rows(rows: list[dict], steps: list[PredictedStep], calibration: Calibration) -> list[dict]:
+    """The rows with what each may be off by, the shortest step first; the run's own is what was measured. steps: as
+    the model says."""
+    by_name = {step.name: step for step in steps if step.exchange is not None}
+    for row in rows:
+        if (step := by_name.get(row["strategy"])) is not None:
+            row["step_s"], overlaps = calibration.step_s(step, False), step.overlap is not None
+            row["step_overlapped_s"] = calibration.step_s(step, True) if overlaps else None
+            row["range_s"] = list(calibration.range(step, overlaps))
+            row["compared"] = calibration.compared(step, overlaps)
+    return sorted(rows, key=lambda row: float("inf") if row["step_s"] is None else best_step_s(row))
+
+
+def measured_note(label: str, calibration: Calibration, own_s: float | None, is_elsewhere: bool, is_own_network: bool):
+    text = f"measured: {label} {calibration.measured.step_s * 1e3:.0f} ms a step"
+    if is_elsewhere:
+        text += ", on the run's own nodes and links"
+    elif own_s is not None:
+        text += f"; predicted {own_s * 1e3:.0f} ms, off by {own_s / calibration.measured.step_s - 1:+.1%}"
+    else:
+        text += "; what its MPI library does is not modelled"
+    if is_own_network and calibration.reason is None:
+        text += f"; exchanges are taken to last {calibration.factor:.3g} times as long as the model says"
+    return text
+
+
+def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_own_network: bool) -> str:
+    """One sentence. Over other links, or by another library, what the run's own exchange took says nothing."""
+    if not is_own_network:
+        return advice_sentence(rows)
+    if calibration.reason is not None:
+        return f"No advice: {UNEXPLAINED}: {calibration.reason}."
+    if is_elsewhere:
+        return advice_sentence(rows)
+    known = [row for row in rows if row["step_s"] is not None]
+    by_word = {word: [row for row in known if row["compared"] == word] for word in (FASTER, UNCLEAR)}
+    own_text = _ms_range(calibration.measured.step_s, calibration.measured.range)
+    if by_word[FASTER]:
+        return f"Take {_row_text(best_of(by_word[FASTER]))}; this run's took {own_text}."
+    if by_word[UNCLEAR]:
+        return f"No clear winner: {_row_text(by_word[UNCLEAR][0])}; this run's took {own_text}."
+    return f"Keep what ran: a step took {own_text}, and every other strategy is predicted to take longer."
+
+
+def _row_text(row: dict) -> str:
+    """ "ring: a step with overlap would take 244 ms (225 to 262)"."""
+    overlap = "" if row["step_overlapped_s"] is None else " with overlap"
+    return f"{row['strategy']}: a step{overlap} would take {_ms_range(best_step_s(row), row['range_s'])}"
+
+
+def _ms_range(seconds: float, ends) -> str:
+    return f"{short_number(seconds, 1e3)} ms ({' to '.join(short_number(end, 1e3) for end in ends)})"
 
 
 def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s: float | None) -> Cluster:
@@ -90,15 +164,12 @@ def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s:
     return Cluster(placement, *rates, latency_s, nominal=False)
 
 
-def own_prediction(run: ReplayedRun, rows: list[dict]) -> float | None:
+def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None:
     """Predicted seconds of the run's own step; None where its strategy is not modelled."""
-    name, settings = run.kind.name, run.settings
     if not run.kind.exchanges:
-        return run.work_s + run.update_s
-    if settings.get("server") == "dedicated":
-        name += "/dedicated"
-    row = next(row for row in rows if row["strategy"] == name)
-    return row["step_overlapped_s"] if settings.get("overlap") else row["step_s"]
+        return run.measured.work_s + run.measured.update_s
+    name = run.kind.name + ("/dedicated" if run.settings.get("server") == "dedicated" else "")
+    return next(step for step in steps if step.name == name).seconds(bool(run.settings.get("overlap")))
 
 
 def replayed_run(path: Path) -> ReplayedRun:
@@ -116,21 +187,17 @@ def replayed_run(path: Path) -> ReplayedRun:
         kind = find(settings["strategy"])
     except UserError as error:
         raise RunError(f"{path}/config.json: {error}") from None
-    times = traced_times(path, len(placement), notes) or logged_times(path, notes)
-    if times is None:
+    measured = traced_step(path, len(placement), notes) or logged_step(path, notes)
+    if measured is None:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    work_s, own_update_s, step_s = times
-    memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
-    return ReplayedRun(
-        path, settings, kind, placement, config.get("links") or [], library, parameters,
-        model_ranges(settings, parameters), work_s, own_update_s / memory.updated_share(parameters), step_s, notes,
-    )  # fmt: skip
+    links = config.get("links") or []
+    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes)
 
 
-def traced_times(path: Path, ranks: int, notes: list[str]) -> tuple[float, float, float] | None:
-    """(work, update, step) in seconds from the traces of the ranks that left any; None without a complete step."""
+def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:
+    """From the traces of the ranks that left any; None without a complete step."""
     try:
         run = read_run(path, allow_missing=True)
     except RunError as error:
@@ -142,34 +209,16 @@ def traced_times(path: Path, ranks: int, notes: list[str]) -> tuple[float, float
     if len(run.ranks) < ranks:
         notes.append(f"{len(run.ranks)} of {ranks} ranks left traces: the others' times are not known")
     try:
-        seconds = measure(run).seconds
+        return measured_of(gather(run, measure(run)))
     except RunError:
         return None
-    work = seconds[:, :, [INDEX[name] for name in WORK]].sum(axis=2).max(axis=1)
-    update, step = (seconds[:, :, INDEX[name]].max(axis=1) for name in ("update", STEP))
-    return float(np.median(work)), float(np.median(update)), float(np.median(step))
 
 
-def logged_times(path: Path, notes: list[str]) -> tuple[float, float, float] | None:
+def logged_step(path: Path, notes: list[str]) -> MeasuredStep | None:
     """The same from log.jsonl: what is not exchange counts as work."""
     rows = [row for row in read_log(path, allow_missing=True) if {"step_s", "exposed_exchange_s"} <= row.keys()]
     if not rows:
         return None
     notes.insert(0, "no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")
-    step_s, exchange_s = np.median([(row["step_s"], row["exposed_exchange_s"]) for row in rows], axis=0)
-    return float(step_s - exchange_s), 0.0, float(step_s)
-
-
-def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
-    """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
-    config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
-    shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
-    tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
-    vocabulary = settings.get("vocab_size") or max(config.vocab_size, tokens)
-    try:
-        layout = Layout(GPT2Config(**shape, vocab_size=vocabulary))
-    except UserError:
-        return ()
-    if layout.count != parameters:
-        return ()
-    return tuple(stop - start for start, stop in layout.ranges)
+    steps_s, exchange_s = np.array([(row["step_s"], row["exposed_exchange_s"]) for row in rows], float).T
+    return measured_step(steps_s, float(np.median(exchange_s)), 0.0)

@@ -7,11 +7,18 @@ from dist.cost.model import Cluster, Prediction
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
 from dist.wire import WIRE_BYTES
+from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
-from scripts.prediction.predictor import predicted_exchange, predicted_step
+from gpt2.parameters import Layout
+from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
+from scripts.prediction.predictor import best_of, predicted_exchange, predicted_step
 from strategies import STRATEGIES, Strategy, find
+from strategies.checks import worker_count
 from traces.read.runs import Run
-from traces.verdict.evidence import PredictedExchange
+from traces.verdict.evidence import Evidence, PredictedExchange
+
+ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
+NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
@@ -48,17 +55,46 @@ def library_of(run: Run) -> str:
     return library_key(run.config.get("mpi_library") or "")
 
 
-def training_of(run: Run, compute_s: float = 0.0) -> Training | None:
-    """What a step of the run computes and exchanges; None for a run of old, whose config.json does not tell."""
-    parameters = run.config.get("parameters")
-    return None if parameters is None else Training(parameters, compute_s, item_bytes(run.config["settings"]))
+def training_of(
+    settings: dict, parameters: int, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
+) -> Training:
+    """What a step of a run computes and exchanges; without `measured` the exchange alone.
+
+    settings: config.json's; kind: the strategy that was measured; placement: the node of each rank.
+    """
+    compute_s = update_s = 0.0
+    if measured is not None:
+        memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
+        # A dedicated server computes nothing: without it all ranks would share the batch.
+        compute_s = measured.work_s * worker_count(settings.get("server"), len(placement)) / len(placement)
+        update_s = measured.update_s / memory.updated_share(parameters)
+    return Training(
+        parameters, compute_s, item_bytes(settings), model_ranges(settings, parameters), settings.get("grad_accum", 1),
+        update_s,
+    )  # fmt: skip
+
+
+def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
+    """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
+    config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
+    shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
+    tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
+    vocabulary = settings.get("vocab_size") or max(config.vocab_size, tokens)
+    try:
+        layout = Layout(GPT2Config(**shape, vocab_size=vocabulary))
+    except UserError:
+        return ()
+    if layout.count != parameters:
+        return ()
+    return tuple(stop - start for start, stop in layout.ranges)
 
 
 def own_exchange(run: Run) -> Prediction | None:
     """The cost model's exchange of the run's vector over its links; None where it cannot tell."""
-    kind, cluster, training = strategy_of(run), cluster_of(run), training_of(run)
-    if kind is None or cluster is None or training is None:
+    kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
+    if kind is None or cluster is None or parameters is None:
         return None
+    training = training_of(run.config["settings"], parameters, kind, cluster.placement)
     try:
         return predicted_exchange(kind, cluster, training, library_of(run))
     except UnknownChoice:
@@ -74,23 +110,55 @@ def own_schedule(run: Run) -> PredictedExchange | None:
     return PredictedExchange(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
 
 
-def predicted_steps(run: Run, step_s: float, exchange_s: float) -> list[dict]:
-    """[{"strategy", "predicted_step_s", "speedup"}, ...], the shortest step first, without the run's own strategy.
+def measured_of(evidence: Evidence) -> MeasuredStep:
+    update_s = float(np.median(evidence.phase("update").max(axis=1)))
+    return measured_step(evidence.times.step_seconds, evidence.transfer_s, update_s)
 
-    step_s: the run's step; exchange_s: of it, what a network without transfer times would save.
+
+def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibration]:
+    """(rows of {"strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared"}, their calibration).
+
+    The shortest step first, without the run's own strategy; no rows where the model does not explain the run.
     """
-    cluster, training = cluster_of(run), training_of(run, max(step_s - exchange_s, 0.0))
-    if cluster is None or training is None:
-        return []
-    settings, rows = run.config["settings"], []
-    for name, kind in STRATEGIES.items():
-        if kind.exchanges and name != settings["strategy"]:
-            step = predicted_step(kind, cluster, training, library_of(run))
+    kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
+    if kind is None or cluster is None or parameters is None:
+        return [], Calibration(measured, why_unknown(run, kind))
+    settings, library = run.config["settings"], library_of(run)
+    training = training_of(settings, parameters, kind, cluster.placement, measured)
+    calibration, rows = own_calibration(kind, cluster, training, library, settings, measured), []
+    if calibration.reason is not None:
+        return [], calibration
+    overlapped = bool(settings.get("overlap"))
+    for other in (one for one in STRATEGIES.values() if one.exchanges and one is not kind):
+        step = predicted_step(other, cluster, training, library)
+        if step.exchange is not None:
             # A run with overlap would keep it with a strategy that can.
-            seconds = step.best_s if settings.get("overlap") else step.step_s
-            if seconds is not None:
-                rows.append({"strategy": name, "predicted_step_s": seconds, "speedup": step_s / seconds})
-    return sorted(rows, key=lambda row: row["predicted_step_s"])
+            seconds = calibration.step_s(step, overlapped)
+            row = {"strategy": step.name, "predicted_step_s": seconds, "speedup": measured.step_s / seconds}
+            row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.memory.total}
+            rows.append(row | {"compared": calibration.compared(step, overlapped)})
+    return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
+
+
+def advised(rows: list[dict]) -> str | None:
+    """The name of the best of those that are clearly faster."""
+    faster = [row for row in rows if row["compared"] == FASTER]
+    return best_of(faster, lambda row: row["predicted_step_s"])["strategy"] if faster else None
+
+
+def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
+    """Why the model has nothing to say of a run."""
+    if kind is None:
+        return f"strategy {run.strategy} exchanges nothing, or is a file that is gone"
+    if len(set(placement_of(run))) == 1:
+        return ONE_NODE
+    return NO_LINKS
+
+
+def own_calibration(kind, cluster, training, library, settings: dict, measured: MeasuredStep) -> Calibration:
+    """training: as training_of gives it of the run and `measured`."""
+    own = predicted_step(kind, cluster, training, library, settings.get("server", "colocated"))
+    return calibrate(measured, own, bool(settings.get("overlap")))
 
 
 def message_matrix(run: Run) -> np.ndarray | None:

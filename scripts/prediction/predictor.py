@@ -4,12 +4,12 @@ advise.py prints it for every strategy, with the advice which one to take; diagn
 figures draw it beside what was measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dist.cost.memory import RankMemory
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice
-from dist.cost.overlap import Training
+from dist.cost.overlap import Overlap, Training
 from strategies import BASELINE, STRATEGIES, Strategy
 
 ABOUT_EQUAL = 1.01  # steps within a percent
@@ -18,18 +18,39 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 @dataclass(frozen=True)
 class PredictedStep:
     """name: the strategy's, with its server if that is dedicated. unknown: why `exchange` is None, and the times with
-    it. step_s: without overlap; overlapped_s: with it, None where nothing of the exchange can be hidden."""
+    it. compute_s: forward and backward; update_s: of the rank that updates most; overlap: what of the exchange can be
+    hidden, None for nothing."""
 
     name: str
     memory: RankMemory
     unknown: str | None = None
     exchange: Prediction | None = None
-    step_s: float | None = None
-    overlapped_s: float | None = None
+    compute_s: float = 0.0
+    update_s: float = 0.0
+    overlap: Overlap | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """Without overlap."""
+        return None if self.exchange is None else self.compute_s + self.exchange.seconds + self.update_s
+
+    @property
+    def overlapped_s(self) -> float | None:
+        if self.exchange is None or self.overlap is None:
+            return None
+        return self.overlap.step_s(self.exchange.seconds, self.compute_s) + self.update_s
 
     @property
     def best_s(self) -> float | None:
         return self.step_s if self.overlapped_s is None else self.overlapped_s
+
+    def seconds(self, overlapped: bool) -> float | None:
+        """Of a step with overlap, where the strategy can, or without."""
+        return self.best_s if overlapped else self.step_s
+
+    def scaled(self, factor: float) -> "PredictedStep":
+        """The same with an exchange that takes `factor` times as long: every rate and latency is so much worse."""
+        return replace(self, exchange=replace(self.exchange, seconds=factor * self.exchange.seconds))
 
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
@@ -52,9 +73,7 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
         return PredictedStep(name, memory, str(unknown))
     compute_s = training.compute_s * (ranks / (ranks - 1) if is_dedicated else 1)
     update_s = training.update_s * memory.updated_share(training.parameters)
-    overlap = kind.overlap(training)
-    overlapped_s = None if overlap is None else overlap.step_s(exchange.seconds, compute_s) + update_s
-    return PredictedStep(name, memory, None, exchange, compute_s + exchange.seconds + update_s, overlapped_s)
+    return PredictedStep(name, memory, None, exchange, compute_s, update_s, kind.overlap(training))
 
 
 def predicted_steps(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list:
@@ -70,13 +89,19 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
     return [predicted_step(kind, cluster, training, library, server) for kind, server in pairs]
 
 
-def advise(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list[dict]:
-    """A row of plain values for each strategy, the shortest step first; unknown ones, with None, last.
+def advise(cluster: Cluster, training: Training, library: str) -> list[dict]:
+    """as_rows of every strategy."""
+    return as_rows(predicted_steps(cluster, training, library), cluster, training)
 
-    Times are seconds; bytes_in and bytes_out are the largest over the nodes. own: as predicted_steps'.
+
+def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, factor: float = 1.0) -> list[dict]:
+    """A row of plain values for each, the shortest step first; unknown ones, with None, last.
+
+    Times are seconds; bytes_in and bytes_out are the largest over the nodes. factor: times as long as the model says
+    do exchanges last, and the least that they can.
     """
-    bound_s = lower_bound_s(cluster, training.parameters * training.item_bytes)
-    steps = predicted_steps(cluster, training, library, own)
+    bound_s = factor * lower_bound_s(cluster, training.parameters * training.item_bytes)
+    steps = [step if step.exchange is None else step.scaled(factor) for step in steps]
     steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
     return [as_row(step, bound_s) for step in steps]
 
@@ -102,13 +127,17 @@ def best_step_s(row: dict) -> float:
     return row["step_s"] if row["step_overlapped_s"] is None else row["step_overlapped_s"]
 
 
-def advice_sentence(rows: list[dict]) -> str:
-    """The shortest step; of those that are about equal, the one that needs the least memory."""
-    known = [row for row in rows if row["step_s"] is not None]
-    shortest = best_step_s(known[0])
-    best = min(
-        (row for row in known if best_step_s(row) <= ABOUT_EQUAL * shortest), key=lambda row: row["memory_bytes"]
+def best_of(rows: list[dict], step_s=best_step_s) -> dict:
+    """The shortest step, the first; of those that are about equal, the one that needs the least memory."""
+    return min(
+        (row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])), key=lambda row: row["memory_bytes"]
     )
+
+
+def advice_sentence(rows: list[dict]) -> str:
+    """Which to take, and why."""
+    known = [row for row in rows if row["step_s"] is not None]
+    best = best_of(known)
     if best["times_bound"] is None:
         return f"One node: nothing crosses a port, take {best['strategy']}."
     text = f"Take {best['strategy']}: its exchange is {best['times_bound']:.2f} times the lower bound, a step "

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 
 from gpt2.files import replacing
-from scripts.reports.verdict import efficiencies, other_findings, place_text
-from traces.units import bytes_text, count_text, mfu_text, seconds_text, short_ms
+from scripts.reports.verdict import efficiencies, model_text, not_predicted, other_findings, place_text, step_text
+from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -46,7 +46,7 @@ def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Pat
     config.json.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
-    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer["advice"])]
+    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer)]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     with replacing(path) as file:
@@ -97,15 +97,18 @@ def _pictures(figures: dict[str, Path]) -> str:
     return f"<h2>Pictures</h2>{''.join(shown)}"
 
 
-def _advice(advice: list[dict]) -> str:
-    if not advice:
-        return ""
-    rows = [
-        [row["strategy"], seconds_text(row["predicted_step_s"]), f"{row['speedup']:.2g} times as fast"]
-        for row in advice
-    ]
-    note = "<p>The run's own computing, and the cost model's exchange over its measured links.</p>"
-    return f"<h2>What other strategies would take</h2>{note}{_table(['strategy', 'step', ''], rows)}"
+def _advice(answer: dict) -> str:
+    model, rows = answer["evidence"]["model"], []
+    head = "<h2>What other strategies would take</h2>"
+    if not answer["advice"]:
+        text = not_predicted(model)
+        return f"{head}<p>{escape(text[:1].upper() + text[1:])}.</p>"
+    for row in answer["advice"]:
+        rows.append([row["strategy"], step_text(row), f"{row['speedup']:.2g} times as fast", row["compared"]])
+    own_s, ends = model["measured_step_s"], range_text(model["measured_step_range_s"])
+    own = [f"{model['strategy']}, this run", f"{seconds_text(own_s)} ({ends})", "", "measured"]
+    note = f"<p>The run's own computing, and the cost model's exchange; {escape(model_text(model))}.</p>"
+    return f"{head}{note}{_table(['strategy', 'step', '', ''], [own, *rows])}"
 
 
 def _times(evidence: dict) -> str:

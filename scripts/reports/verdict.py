@@ -1,17 +1,18 @@
 """The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
 
-from scripts.prediction.of_run import own_schedule, predicted_steps
+from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
+from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
-from traces.units import bytes_text, mfu_text, seconds_text
+from traces.units import bytes_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import find_bottleneck
 
 
 def diagnose(run: Run) -> dict:
     """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
     diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
-    evidence = diagnosis.evidence
-    return diagnosis.answer(predicted_steps(run, evidence.step_s, evidence.transfer_s))
+    advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
+    return diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
 
 
 def as_text(answer: dict) -> str:
@@ -20,11 +21,38 @@ def as_text(answer: dict) -> str:
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
-    rows = answer["advice"]
-    others = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in rows]
-    lines += [f"others      {', '.join(others)}"] if others else []
+    lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
+    lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
     lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
+
+
+def _other_lines(answer: dict) -> list[str]:
+    """Other strategies by how they compare with the run, a line each."""
+    lines = []
+    for word in (FASTER, UNCLEAR, SLOWER):
+        rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
+        lines += [f"{word}: {', '.join(rows)}"] if rows else []
+    return lines or [not_predicted(answer["evidence"]["model"])]
+
+
+def step_text(row: dict) -> str:
+    """ "244 ms (225 to 262 ms)", of a row of the advice."""
+    return f"{seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
+
+
+def model_text(model: dict) -> str:
+    """What the steps of the others rest on."""
+    measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
+    whose = "what shows of this run's exchange" if model["overlap"] else "this run's exchange"
+    return (
+        f"{whose}: {modelled} modelled, {measured} measured; all are taken to last {model['factor']:.2f} times as long"
+    )
+
+
+def not_predicted(model: dict) -> str:
+    """Why there are no others."""
+    return f"not predicted: {UNEXPLAINED}: {model['reason']}"
 
 
 def place_text(bottleneck: dict) -> str:

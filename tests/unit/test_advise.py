@@ -212,7 +212,10 @@ def test_a_run_on_other_links_and_nodes(tmp_path):
     assert row["exchange_s"] == pytest.approx(1.5 * size / 50e6 * 1514 / 1448, rel=0.01)
     larger = answer("--from-run", str(run_folder), "--nodes", "4", "--ranks", "8")
     row = next(row for row in larger["strategies"] if row["strategy"] == "ring")
-    assert row["step_s"] == pytest.approx(0.020 + 1.75 * size / 5e6 + 14e-4 + 0.008, rel=0.01)
+    factor = larger["measured"]["factor"]
+    assert factor == pytest.approx(0.100 / (1.5 * size / 5e6 + 6e-4), rel=0.01)
+    assert row["step_s"] == pytest.approx(0.020 + factor * (1.75 * size / 5e6 + 14e-4) + 0.008, rel=0.01)
+    assert faster["measured"]["factor"] == factor, "which says nothing about another network"
 
 
 def test_other_nodes_have_the_runs_median_link():
@@ -233,11 +236,13 @@ def test_a_dedicated_server_and_overlap(tmp_path):
         "--from-run", str(made_run(tmp_path / "a", spans, [0, 1, 1, 1], "reduce-bcast", server="dedicated"))
     )
     rows = {row["strategy"]: row for row in served["strategies"]}
-    assert served["measured"]["predicted_s"] == rows["reduce-bcast/dedicated"]["step_s"]
+    assert rows["reduce-bcast/dedicated"]["step_s"] == served["measured"]["step_s"] == pytest.approx(0.148)
+    assert served["measured"]["predicted_s"] == pytest.approx(0.048 + 0.100 / served["measured"]["factor"])
     assert rows["ring"]["step_s"] - rows["ring"]["exchange_s"] == pytest.approx(0.030 + 0.008, rel=0.01)
     overlapped = answer("--from-run", str(made_run(tmp_path / "b", spans, [0, 0, 1, 1], "ring", overlap=True)))
     rows = {row["strategy"]: row for row in overlapped["strategies"]}
-    assert overlapped["measured"]["predicted_s"] == rows["ring"]["step_overlapped_s"] < rows["ring"]["step_s"]
+    assert pytest.approx(0.148) == rows["ring"]["step_overlapped_s"] < rows["ring"]["step_s"]
+    assert rows["ring"]["compared"] == "this run"
 
 
 def test_a_damaged_run_says_what_is_there(tmp_path):

@@ -152,7 +152,7 @@ def test_the_sentence_can_be_acted_on(tmp_path):
     assert answer["verdict"].startswith(
         "cn00 receives 33 MB a step through a port that carries 49.8 MB/s: reduce takes"
     )
-    assert "hierarchical would take" in answer["verdict"]
+    assert "hierarchical-sharded would take" in answer["verdict"]
     stalls = diagnose(make(tmp_path / "stalls", stall=(4, 20, 1000.0)))["verdict"]
     assert "rank 4 on cn02 stalls once in 20 steps for 1.00 s in forward" in stalls
 
@@ -170,7 +170,7 @@ def test_the_object_is_what_the_design_says(tmp_path, capsys):
     assert steps == sorted(steps)
     assert "reduce-bcast" not in [row["strategy"] for row in answer["advice"]]
     for row in answer["advice"]:
-        assert list(row) == ["strategy", "predicted_step_s", "speedup"]
+        assert list(row) == ["strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared"]
         assert row["speedup"] == pytest.approx(answer["evidence"]["step_s"] / row["predicted_step_s"])
 
 

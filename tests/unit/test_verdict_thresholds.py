@@ -306,13 +306,28 @@ def test_clocks_count_as_vague_beyond_the_median_wait(times_the_median, is_thin,
     assert any("clocks may be" in sentence for sentence in gather(*measured(run)).thin) == is_thin
 
 
-@pytest.mark.parametrize(("predicted_s", "is_said"), [(0.92, False), (0.9, True)])
-def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, is_said):
+ADVISED, UNCLEAR = "ring would take 0.90 s a step instead of 1.00 s", "no clear winner among other strategies: ring"
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "ends", "compared", "said"),
+    [
+        (0.92, [0.9, 0.95], "faster", None),
+        (0.9, [0.85, 0.95], "faster", ADVISED),
+        (0.9, [0.8, 1.05], "no clear winner", f"{UNCLEAR} would take 0.80 to 1.05 s a step"),
+        (0.99, [0.92, 1.05], "no clear winner", None),
+        (1.2, [1.1, 1.3], "slower", None),
+    ],
+)
+def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared, said):
     made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5), 8, 0.5))
     made.__dict__["thin"] = []
     finding = Finding("network-congestion", 0.5, "the network is slow")
-    advice = [{"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}]
-    assert ("ring would take" in Diagnosis(finding, [], made).verdict(advice)) == is_said
+    row = {"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}
+    advice = [row | {"range_s": ends, "compared": compared}]
+    model = {"reason": None, "advised": "ring" if compared == "faster" else None}
+    verdict = Diagnosis(finding, [], made).verdict(advice, model)
+    assert verdict == (f"the network is slow; {said}" if said else "the network is slow")
 
 
 def test_a_finding_takes_no_more_than_the_step(tmp_path):

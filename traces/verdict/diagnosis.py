@@ -11,7 +11,7 @@ import numpy as np
 from traces.read.analysis import StepTimes, check_sums
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, PHASES
-from traces.units import seconds_text
+from traces.units import range_text, seconds_text
 from traces.verdict import network_rules, rank_rules
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
 
@@ -37,10 +37,12 @@ class Diagnosis:
     others: list[Finding]
     evidence: Evidence
 
-    def answer(self, advice: list[dict]) -> dict:
+    def answer(self, advice: list[dict], model: dict | None = None) -> dict:
         """The object that scripts/diagnose.py --json prints; times in seconds, rates in bytes/s.
 
-        advice: [{"strategy", "predicted_step_s", "speedup"}, ...], the shortest step first: what others would take.
+        advice: [{"strategy", "predicted_step_s", "speedup", "range_s", "compared"}, ...], the shortest step first: what
+        others would take, and whether that is "faster" than the run, "slower" or "no clear winner". model: what these
+        rest on; "reason": why there are none; "advised": which is the best, if one is faster.
         """
         chosen, evidence = self.finding, self.evidence
         bottleneck = {name: getattr(chosen, name) for name in ("kind", "phase", "node", "rank", "direction")}
@@ -50,21 +52,33 @@ class Diagnosis:
             "also": [{"kind": one.kind, "seconds": one.seconds, "sentence": one.sentence} for one in self.others],
             "sums": check_sums(evidence.run, evidence.times),
             "thin": evidence.thin,
+            "model": model,
         }
-        return {"verdict": self.verdict(advice), "bottleneck": bottleneck, "evidence": numbers, "advice": advice}
+        return {"verdict": self.verdict(advice, model), "bottleneck": bottleneck, "evidence": numbers, "advice": advice}
 
-    def verdict(self, advice: list[dict]) -> str:
+    def verdict(self, advice: list[dict], model: dict | None = None) -> str:
         """One sentence: the finding, what another strategy would do about it, and what is uncertain."""
-        sentence, evidence = self.finding.sentence, self.evidence
-        if self.finding.kind in NETWORK_KINDS and advice and evidence.predicted is not None:
-            best, own_step_s = advice[0], evidence.step_s - evidence.transfer_s + evidence.predicted.seconds
-            # It must beat the run's own both as measured and in the model: the model's error must not look like a gain.
-            if best["predicted_step_s"] * WORTH_SAYING <= min(evidence.step_s, own_step_s):
-                sentence += f"; {best['strategy']} would take {seconds_text(best['predicted_step_s'])} a step "
-                sentence += f"instead of {seconds_text(evidence.step_s)}"
-        if evidence.thin:
-            sentence += f" (uncertain: {'; '.join(evidence.thin)})"
+        sentence = self.finding.sentence
+        if self.finding.kind in NETWORK_KINDS:
+            sentence += self._about_others(advice, model or {})
+        if self.evidence.thin:
+            sentence += f" (uncertain: {'; '.join(self.evidence.thin)})"
         return sentence
+
+    def _about_others(self, advice: list[dict], model: dict) -> str:
+        """ "" where no other strategy may be faster by so much that it is worth saying."""
+        if model.get("predicted_exchange_s") is not None and model["reason"] is not None:
+            return "; the cost model does not explain it, so no other strategy is advised"
+        step_s = self.evidence.step_s
+        for row in advice:
+            if row["strategy"] == model.get("advised") and row["predicted_step_s"] * WORTH_SAYING <= step_s:
+                seconds = seconds_text(row["predicted_step_s"])
+                return f"; {row['strategy']} would take {seconds} a step instead of {seconds_text(step_s)}"
+        for row in advice:
+            if row["compared"] == "no clear winner" and row["range_s"][0] * WORTH_SAYING <= step_s:
+                between = range_text(row["range_s"])
+                return f"; no clear winner among other strategies: {row['strategy']} would take {between} a step"
+        return ""
 
 
 def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Diagnosis:
