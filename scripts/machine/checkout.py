@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("gpt2", "dist", "strategies", "traces", "scripts")  # what runs; a run folder or a note beside it is no change
 LIMIT_S = 0.5
+READING_S = 0.1  # for an answer that is there
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -29,20 +30,20 @@ class Checkout:
 
     def facts(self) -> dict:
         """{"commit", "dirty"}: the commit, and whether the code differs from it; None where git did not say it in time.
-        Without a checkout {"version"} of the package."""
-        if self._head is None:
-            return {"commit": None, "dirty": None, "version": package_version()}
+        Where the commit is not known, "version", too: the package's."""
         head, changes = self._answer(self._head), self._answer(self._changes)
-        commit = head.strip() if head and COMMIT.fullmatch(head.strip()) else None
-        return {"commit": commit, "dirty": None if commit is None or changes is None else bool(changes.strip())}
+        if head is None or not COMMIT.fullmatch(head.strip()):
+            return {"commit": None, "dirty": None, "version": package_version()}
+        return {"commit": head.strip(), "dirty": None if changes is None else bool(changes.strip())}
 
     def _answer(self, process: subprocess.Popen | None) -> str | None:
         """What git prints; None where it failed, or has not ended LIMIT_S after it began."""
         if process is None:
             return None
+        left_s = self._begun + LIMIT_S - time.monotonic()
         with process.stdout:
             try:
-                text, _ = process.communicate(timeout=max(0.0, self._begun + LIMIT_S - time.monotonic()))
+                text, _ = process.communicate(timeout=max(READING_S, left_s))
             except subprocess.TimeoutExpired:
                 process.kill()  # and no wait: on a disk that hangs it does not even die
                 return None

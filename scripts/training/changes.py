@@ -25,6 +25,8 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     steps = range(checkpoint.step + 1, last_step + 1)
     before = settings_before(checkpoint, own)
     changed = [name for name in own if before[name] != own[name]]
+    if all(settings["min_lr"] == settings["lr"] / 10 for settings in (before, own)):
+        changed = [name for name in changed if name != "min_lr"]  # it follows from --lr in both
     if not steps or not changed:
         return ""
     rates = [LearningRateSchedule(*(settings[name] for name in SCHEDULE)) for settings in (before, own)]
@@ -36,7 +38,7 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     rate = ""
     if set(changed) & set(SCHEDULE):
         rate = f"the learning rate of step {steps.start} is {new[0]:.3g}, before {old[0]:.3g}"
-    if any(not is_meant(name, typed, before, own) for name in bent):
+    if set(bent) - typed:
         raise UserError(
             f"{checkpoint.path}: made with {flags_of(bent, before)}, this run has {flags_of(bent, own)}"
             f"{rate and f', and {rate}'}: add {flags_of(bent, before)} to go on as before, or {flags_of(bent, own)} if "
@@ -72,11 +74,6 @@ def config_settings(path: Path) -> dict:
 def compared(steps: range) -> list[int]:
     """Some of the steps, the first and the last among them."""
     return [*steps[:: -(-len(steps) // COMPARED_STEPS)], steps[-1]]
-
-
-def is_meant(name: str, typed: frozenset[str], before: dict, own: dict) -> bool:
-    """Whether the command says this value: --min-lr is a tenth of --lr where it is not given."""
-    return name in typed or (name == "min_lr" and "lr" in typed and before["lr"] != own["lr"])
 
 
 def flags_of(names: list[str], settings: dict) -> str:

@@ -123,7 +123,7 @@ SETTINGS = {
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
-# Of the project's code: null where git did not say it; the package's version where there is no checkout.
+# Of the project's code: null where git did not say it, then the package's version, too.
 CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
