@@ -157,11 +157,7 @@ def test_a_longer_run_keeps_its_learning_rates_or_is_asked(comm, runs, capsys):
     config = json.loads((run / "config.json").read_text())
     assert [start["resumed_step"] for start in config["earlier"]] == [None, 6, 9]
     assert all(start["code"].keys() >= {"commit", "dirty"} for start in (*config["earlier"], config))
-    assert (config["settings"]["model"], config["settings"]["n_head"], config["settings"]["lr_steps"]) == (
-        "baby",
-        1,
-        12,
-    )
+    assert [config["settings"][name] for name in ("model", "n_head", "lr_steps")] == ["baby", 1, 12]
 
 
 @pytest.mark.ranks(2)
