@@ -59,7 +59,8 @@ def settings_before(checkpoint: Checkpoint, own: dict) -> dict:
         found = {"lr_steps": found.get("steps")} | found
     if found.get("schedule", own["schedule"]) not in SCHEDULES:
         return own
-    return own | {name: found[name] for name, value in own.items() if type(found.get(name)) is type(value)}
+    known = {name: found.get(name) for name in own}
+    return {name: known[name] if type(known[name]) is type(value) else value for name, value in own.items()}
 
 
 def config_settings(path: Path) -> dict:

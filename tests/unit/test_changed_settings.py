@@ -152,6 +152,7 @@ def old_run(tmp_path):
 def test_a_checkpoint_of_before_is_held_to_config_json(old_run):
     run = old_run("--steps 1000 --lr 6e-4")
     assert go_on("--steps 1000 --lr 6e-4", **run) == ""
+    assert go_on("--steps 1100 --lr 6e-4 --lr-steps 1000 --eval-every 0", **run) == ""
     assert "made with --lr-steps 1000, this run has --lr-steps 2000" in refusal("--steps 2000 --lr 6e-4", **run)
     assert go_on("--steps 2000 --lr 6e-4 --lr-steps 1000", **run) == ""
     assert "made with --lr 0.0006, this run has --lr 0.001" in refusal("--steps 2000 --lr-steps 1000", **run)
