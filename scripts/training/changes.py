@@ -24,17 +24,10 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     """
     steps = range(checkpoint.step + 1, last_step + 1)
     before = settings_before(checkpoint, own)
-    changed = [name for name in own if before[name] != own[name]]
-    if all(settings["min_lr"] == settings["lr"] / 10 for settings in (before, own)):
-        changed = [name for name in changed if name != "min_lr"]  # it follows from --lr in both
-    if not steps or not changed:
-        return ""
-    rates = [LearningRateSchedule(*(settings[name] for name in SCHEDULE)) for settings in (before, own)]
-    old, new = ([rate.at(step) for step in compared(steps)] for rate in rates)
-    if all(map(isclose, old, new)):  # as in the warm-up, where its end decides nothing
-        changed = [name for name in changed if name not in SCHEDULE]
-    bending = OPTIMIZER if isclose(old[0], new[0]) else (*SCHEDULE, *OPTIMIZER)
-    bent = [name for name in changed if name in bending]
+    changed = [name for name in own if before[name] != own[name] and steps and matters(name, before, own, steps)]
+    old, new = (rates(settings, steps[:1]) for settings in (before, own))
+    jumps = not same(old, new)
+    bent = [name for name in changed if name in OPTIMIZER or (name in SCHEDULE and jumps)]
     rate = ""
     if set(changed) & set(SCHEDULE):
         rate = f"the learning rate of step {steps.start} is {new[0]:.3g}, before {old[0]:.3g}"
@@ -46,6 +39,30 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
         )
     told = ", ".join(f"{name.replace('_', '-')} {own[name]} (before {before[name]})" for name in changed)
     return told and f"changed: {told}{rate and f'; {rate}'}"
+
+
+def matters(name: str, before: dict, own: dict, steps: range) -> bool:
+    """Whether a setting that has changed decides anything in these steps, and is not the consequence of another.
+
+    The end of a schedule decides nothing in its warm-up, or where the rate is constant.
+    """
+    if name not in SCHEDULE:
+        return True
+    follows = all(settings["min_lr"] == settings["lr"] / 10 for settings in (before, own))  # --min-lr from --lr
+    if name == "min_lr" and follows:
+        return False
+    names = ("lr", "min_lr") if name == "lr" and follows else (name,)
+    return not same(rates(own | {each: before[each] for each in names}, steps), rates(own, steps))
+
+
+def rates(settings: dict, steps: range) -> list[float]:
+    """The learning rates of some of the steps, the first and the last among them; none of no steps."""
+    schedule = LearningRateSchedule(*(settings[name] for name in SCHEDULE))
+    return [schedule.at(step) for step in (*steps[:: len(steps) // COMPARED_STEPS + 1], *steps[-1:])]
+
+
+def same(one: list[float], other: list[float]) -> bool:
+    return all(map(isclose, one, other))
 
 
 def settings_before(checkpoint: Checkpoint, own: dict) -> dict:
@@ -70,11 +87,6 @@ def config_settings(path: Path) -> dict:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def compared(steps: range) -> list[int]:
-    """Some of the steps, the first and the last among them."""
-    return [*steps[:: -(-len(steps) // COMPARED_STEPS)], steps[-1]]
 
 
 def flags_of(names: list[str], settings: dict) -> str:

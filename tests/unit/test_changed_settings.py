@@ -127,6 +127,7 @@ def test_a_floor_of_its_own_is_not_lost_with_another_rate():
 
 def test_schedules_that_come_to_the_same_are_the_same():
     assert go_on("--steps 2000 --schedule constant", 1000, "--steps 1000 --schedule constant") == ""
+    assert "lr-steps" not in go_on("--steps 2000 --schedule constant --lr 1e-4", 1000, "--steps 1000")
     assert go_on("--steps 3", 2, "--steps 2") == ""  # of a warm-up of 20
     assert go_on("--steps 20", 2, "--steps 2") == ""
     assert go_on("--steps 22", 2, "--steps 2") != ""
