@@ -173,6 +173,7 @@ def test_nodes_with_gaps_are_damage(nodes):
 def test_a_damaged_word_on_the_code(code):
     known = {"settings": {"strategy": "ring"}, "code": {"commit": None, "dirty": None, "version": "0.1.0"}}
     checks.check_config(known)
+    checks.check_config(known | {"code": {"commit": "97fa320d42", "dirty": True}})
     checks.check_config({"settings": {"strategy": "ring", "model": None}})  # runs of before
     with pytest.raises(ValueError, match="code"):
         checks.check_config(known | {"code": code})

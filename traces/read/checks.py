@@ -173,9 +173,9 @@ def check_config(config) -> None:
     check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
-    for name, rules in (("peak", PEAK), ("code", CODE)):
+    for name, required, optional in (("peak", PEAK, {}), ("code", {}, CODE)):
         if config.get(name) is not None:
-            check_fields(name, config[name], rules)
+            check_fields(name, config[name], required, optional)
     places, links = (config.get(name) or [] for name in ("ranks", "links"))
     for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK)):
         if type(found) is not list:
