@@ -59,7 +59,8 @@ def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """`name` is one of SCHEDULES. The rate rises to `lr` in `warmup` steps, then falls to `min_lr` at step `steps`."""
+    """`name` is one of SCHEDULES. The rate rises to `lr` in `warmup` steps, then falls to `min_lr` at step `steps`, and
+    stays there in a run that is longer."""
 
     name: str
     lr: float
@@ -68,10 +69,10 @@ class LearningRateSchedule:
     steps: int
 
     def at(self, step: int) -> float:
-        """Learning rate of step 1, 2, ... steps."""
+        """Learning rate of step 1, 2, ..."""
         if step <= self.warmup:
             return self.lr * step / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
         match self.name:
             case "cosine":
                 left = 0.5 * (1.0 + math.cos(math.pi * done))
@@ -81,7 +82,7 @@ class LearningRateSchedule:
                 left = 1.0
             case "wsd":
                 decay_steps = max(1, round(DECAY_SHARE * self.steps))
-                left = 1.0 - math.sqrt(max(0.0, 1.0 - (self.steps - step) / decay_steps))
+                left = 1.0 - math.sqrt(max(0.0, 1.0 - max(0, self.steps - step) / decay_steps))
         return self.min_lr + left * (self.lr - self.min_lr)
 
 

@@ -46,6 +46,7 @@ def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Pat
     config.json.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
+    title += f", {code}" if (code := _code(config)) else ""
     parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer)]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
@@ -76,6 +77,15 @@ def _speed(numbers: dict, config: dict) -> str:
         shown["MFU, of " + (_peak(config) or "a peak that config.json lacks")] = mfu_text(numbers["mfu"])
     cells = [f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in shown.items()]
     return f'<dl class="speed">{"".join(cells)}</dl>'
+
+
+def _code(config: dict) -> str:
+    """Which code ran: "commit 0123456789 with changes"; the version without a checkout; "" if config.json lacks it."""
+    code = config.get("code") or {}
+    if not code.get("commit"):
+        return f"version {code['version']}" if code.get("version") else ""
+    state = {True: " with changes", False: "", None: ", changes not known"}[code.get("dirty")]
+    return f"commit {code['commit'][:10]}{state}"
 
 
 def _peak(config: dict) -> str:
@@ -157,7 +167,7 @@ def _settings(config: dict) -> str:
     rows = [[name.replace("_", "-"), "-" if value is None else value] for name, value in config["settings"].items()]
     facts = {"command": " ".join(config.get("command", [])), "started": config.get("started")}
     facts |= {"MPI": (config.get("mpi_library") or "").strip().split("\n")[0], "parameters": config.get("parameters")}
-    facts["peak"] = _peak(config)
+    facts |= {"peak": _peak(config), "code": _code(config)}
     facts |= config.get("versions") or {}
     rows = [[name, value] for name, value in facts.items() if value] + rows
     return f"<h2>Settings</h2>{_table(['', ''], rows, 'settings')}"

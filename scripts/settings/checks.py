@@ -48,6 +48,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
+        lr_steps=settings.steps if settings.lr_steps is None else settings.lr_steps,
     )
     try:
         parse_steps(settings.trace)
@@ -155,7 +156,7 @@ def check_numbers(settings: Settings) -> None:
     """UserError if a number is outside the range in which it means something."""
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
-        "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
+        "lr_steps": 1, "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
     }  # fmt: skip

@@ -48,8 +48,12 @@ def strategy_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of scripts/train.py. None means: the other flags decide it, as the help text says."""
+    """The flags of scripts/train.py. None means: the other flags decide it, as the help text says.
 
+    typed: no flag, but the names of those that the command line has; all others are defaults, or a preset's.
+    """
+
+    typed: frozenset[str] = frozenset()
     preset: str = setting(
         None, "take the settings of a known run (scripts/settings/presets.py)", choices=presets.KNOWN_RUNS
     )
@@ -97,6 +101,7 @@ class Settings:
     warmup: int = setting(20, "steps over which the learning rate rises to --lr")
     schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=SCHEDULES)
     min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)")
+    lr_steps: int = setting(None, "step at which the schedule ends, wherever the run stops (as many as --steps)")
     weight_decay: float = setting(0.1, "weight decay of AdamW, on matrices and embeddings")
     beta1: float = setting(0.9, "decay rate of AdamW's first moment")
     beta2: float = setting(0.95, "decay rate of AdamW's second moment")
@@ -148,12 +153,17 @@ class OneLineParser(argparse.ArgumentParser):
         end_with_one_line(start_mpi(), f"{message} (see {self.prog} --help)")
 
 
+def flags() -> list:
+    """The fields of Settings that are flags."""
+    return [item for item in fields(Settings) if "help" in item.metadata]
+
+
 def parse_settings(description: str, arguments=None) -> Settings:
     """The settings of a command line. A preset changes the defaults, so flags beside --preset count for more."""
     parser = OneLineParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    for item in fields(Settings):
+    for item in flags():
         options, default = dict(item.metadata), item.default
         if item.type is bool:
             options["action"] = argparse.BooleanOptionalAction if default else "store_true"
@@ -162,9 +172,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
             options.setdefault("metavar", None if "choices" in options else item.name.rsplit("_", 1)[-1].upper())
         if default not in (None, False):
             options["help"] += f" ({default})"
-        parser.add_argument("--" + item.name.replace("_", "-"), default=default, **options)
-    given = parser.parse_args(arguments)
-    if given.preset:
-        parser.set_defaults(**presets.defaults_of(given.preset))
-        given = parser.parse_args(arguments)
-    return Settings(**vars(given))
+        parser.add_argument("--" + item.name.replace("_", "-"), default=argparse.SUPPRESS, **options)
+    given = vars(parser.parse_args(arguments))
+    preset = presets.defaults_of(given["preset"]) if "preset" in given else {}
+    return Settings(**(preset | given), typed=frozenset(given))

@@ -1,7 +1,7 @@
 """From the settings of a run to the parts that its training loop uses.
 
-Only this file reads the settings of a training run, `s` in its functions. Each part is handed the values that it needs,
-so what a part depends on stands in the call that makes it.
+Only this file, and scripts/settings, read the settings of a training run, `s` in its functions. Each part is handed the
+values that it needs, so what a part depends on stands in the call that makes it.
 """
 
 from contextlib import closing
@@ -23,11 +23,14 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, model_facts
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamWSettings, LearningRateSchedule
+from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from scripts.backends.choose import choose_backend
+from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
+from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
+from scripts.training.changes import changed_settings
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.meeting import MeetingPoint
@@ -38,7 +41,6 @@ from scripts.training.start import check_same_run, fill_parameters, find_checkpo
 from scripts.training.utilization import find_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
-from strategies.checks import worker_count
 from traces import Tracer
 from traces.record.files import CounterFile
 from traces.record.phases import EXCHANGE, PHASES
@@ -88,6 +90,7 @@ def assemble(settings, world, lock) -> Parts:
     What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     """
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
+    code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)
     layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
@@ -101,7 +104,8 @@ def assemble(settings, world, lock) -> Parts:
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
     parameters = first_parameters(s, backend, layout, checkpoint, world)
-    folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, peak, choice)
+    used = resolved(s, config, threads, path)
+    folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
     if checkpoint:
@@ -112,9 +116,9 @@ def assemble(settings, world, lock) -> Parts:
     checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
     batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
-        table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
+        table=run_table(used, layout, world, strategy.workers, threads, choice, peak, batch, path),
         steps=steps,
-        learning_rate=LearningRateSchedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
+        learning_rate=learning_rate(s),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
@@ -143,20 +147,6 @@ def completed(s, world) -> tuple:
 def check_room(s, config, world) -> None:
     with world.together(UserError):
         check_memory(s, config, world)
-
-
-def adamw_settings(s) -> AdamWSettings:
-    return AdamWSettings(s.beta1, s.beta2, s.eps, s.weight_decay, s.stochastic_rounding, s.seed)
-
-
-def computing_ranks(s, ranks: int) -> list[bool]:
-    """For each rank, whether it computes gradients: all but a dedicated server, which is rank 0."""
-    return [rank > 0 or s.server != "dedicated" for rank in range(ranks)]
-
-
-def global_batch(s, ranks: int) -> int:
-    """Sequences of one step."""
-    return s.batch_size * s.grad_accum * worker_count(s.server, ranks)
 
 
 def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
@@ -198,6 +188,7 @@ def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
         "run": run,
         "global_batch": global_batch(s, ranks), "seq_len": s.seq_len, "shuffle": s.shuffle, "seed": s.seed,
         "data": data, "ranks": ranks, "strategy": find(s.strategy).name, "wire": s.wire, **model_facts(layout),
+        "settings": lasting(s, ranks),
     }  # fmt: skip
 
 
@@ -205,12 +196,14 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, 
     """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make."""
     if not s.resume:
         return None, range(1, s.steps + 1)
-    checkpoint = find_checkpoint(world, Path(s.out) / "checkpoints")
+    checkpoint, changes = find_checkpoint(world, Path(s.out) / "checkpoints"), ""
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
+            if world.rank == 0:
+                changes = changed_settings(checkpoint, facts["settings"], s.typed, s.steps)
     begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
-    world.print(f"{s.out} {begins}")
+    world.print(f"{s.out} {begins}{changes and f'; {changes}'}")
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
@@ -226,19 +219,19 @@ def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, 
     return parameters
 
 
-def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice) -> RunFolder | None:
-    """Rank 0's run folder with its config.json, None on the other ranks."""
+def new_folder(s, world, lock, path, used, steps, count, threads, links, peak, choice, code) -> RunFolder | None:
+    """Rank 0's run folder with its config.json, None on the other ranks. used: the settings as they are used."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
             folder = RunFolder(path, lock.check, resumed_step, s.tensorboard)
             facts = {
                 "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
-                "peak": asdict(peak),
+                "peak": asdict(peak), "code": code.facts(),
             }  # fmt: skip
             if s.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
-            folder.write_config(asdict(s), world.places, library_name(), facts | choice)
+            folder.write_config(used, world.places, library_name(), facts | choice)
     return folder
 
 

@@ -122,6 +122,7 @@ def _earlier_runs(config: Path) -> list[dict]:
     try:
         last = json.loads(read_bytes(config))
         facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
+        facts |= {name: last[name] for name in ("code",) if name in last}  # starts of before do not say it
         return [*last["earlier"], facts]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []  # a crash has cut it; the list is for people to read, and no run depends on it

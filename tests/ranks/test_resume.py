@@ -1,5 +1,6 @@
 """A run taken up again: the same bits on the same ranks, the same curve on others, whatever the strategy."""
 
+import json
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from dist.world import start_world, world_of
 from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
+from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from strategies import STRATEGIES
 from tests.support.in_process import log, train
@@ -127,6 +129,35 @@ def test_what_resuming_refuses(comm, runs, capsys):
         assert ended.value.code == 2
         text = capsys.readouterr().err
         assert comm.rank or (text.count("\n") == 1 and says in text), text
+
+
+@pytest.mark.ranks(2)
+def test_a_longer_run_keeps_its_learning_rates_or_is_asked(comm, runs, capsys):
+    """Refused, nothing of the run is changed; each start leaves its word in config.json."""
+    run = runs.folder / "run"
+    runs.run("run")
+    before = {path: path.read_bytes() for path in (run / "config.json", run / "log.jsonl")}
+    comm.Barrier()
+    with pytest.raises(SystemExit) as ended:
+        runs.run("run", "--resume", "--steps", 9)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert comm.rank or (line.count("\n") == 1 and "step-00000006: made with --lr-steps 6, this run has" in line), line
+    assert {path: path.read_bytes() for path in before} == before
+    comm.Barrier()
+    runs.run("run", "--resume", "--steps", 9, "--lr-steps", 6)
+    assert "; changed" not in capsys.readouterr().out
+    runs.run("run", "--resume", "--steps", 9, "--lr-steps", 6)  # as a job that is queued again: nothing is left to do
+    runs.run("run", "--resume", "--steps", 12, "--lr-steps", 12)
+    said = capsys.readouterr().out
+    assert comm.rank or "goes on from step 9; changed: lr-steps 12 (before 6); the learning rate of step 10 is" in said
+    short, long = (LearningRateSchedule("cosine", 1e-2, 1e-3, 1, steps) for steps in (6, 12))
+    expected = [short.at(step) for step in range(1, 10)] + [long.at(step) for step in range(10, 13)]
+    assert [line["lr"] for line in log(run)] == pytest.approx(expected, rel=1e-12)
+    config = json.loads((run / "config.json").read_text())
+    assert [start["resumed_step"] for start in config["earlier"]] == [None, 6, 9]
+    assert all(start["code"].keys() >= {"commit", "dirty"} for start in (*config["earlier"], config))
+    assert [config["settings"][name] for name in ("model", "n_head", "lr_steps")] == ["baby", 1, 12]
 
 
 @pytest.mark.ranks(2)

@@ -183,6 +183,23 @@ def test_mfu_stands_where_it_is_known_and_of_what(run_folder, tmp_path):
     assert any(text.get_text().endswith(" tokens/s\nMFU 46%") for text in figure.axes[0].texts)
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ({"commit": "0123456789abcdef", "dirty": False}, "5 nodes, commit 0123456789</h1>"),
+        ({"commit": "0123456789abcdef", "dirty": True}, "5 nodes, commit 0123456789 with changes</h1>"),
+        ({"commit": "0123456789abcdef", "dirty": None}, "5 nodes, commit 0123456789, changes not known</h1>"),
+        ({"commit": None, "dirty": None, "version": "0.1.0"}, "5 nodes, version 0.1.0</h1>"),
+        (None, "5 nodes</h1>"),
+    ],
+)
+def test_the_head_says_which_code_ran(run_folder, tmp_path, code, says):
+    run = read_run(run_folder)
+    (one,) = measure_runs([run])
+    config = run.config | ({"code": code} if code else {})
+    assert says in write_report(tmp_path / "report.html", one.figures, diagnose(run), {}, config).read_text()
+
+
 def test_a_setting_cannot_break_the_report(run_folder, tmp_path):
     broken = shutil.copytree(run_folder, tmp_path / "run")
     config = json.loads((broken / "config.json").read_text())

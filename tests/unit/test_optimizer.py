@@ -78,6 +78,14 @@ def test_learning_rates_step_by_step(name):
     np.testing.assert_allclose(found, [rate(name, step) for step in range(1, 25)], rtol=1e-12)
 
 
+@pytest.mark.parametrize(("name", "floor"), [("cosine", 0.5), ("linear", 0.5), ("constant", 2.0), ("wsd", 0.5)])
+def test_a_run_that_is_longer_than_its_schedule_stays_at_the_floor(name, floor):
+    schedule = LearningRateSchedule(name, lr=2.0, min_lr=0.5, warmup=4, steps=24)
+    assert [schedule.at(step) for step in (24, 25, 30, 44, 10**6)] == [floor] * 5
+    within = LearningRateSchedule(name, lr=2.0, min_lr=0.5, warmup=4, steps=3)  # it ends in its warm-up
+    assert [within.at(step) for step in (3, 4, 5, 100)] == [1.5, 2.0, floor, floor]
+
+
 def textbook(parameters, gradients, decays, rates):
     """AdamW in float64, in its authors' form. gradients: of each step, None for one that is skipped."""
     p, m, v, t = parameters.astype(float), 0.0, 0.0, 0

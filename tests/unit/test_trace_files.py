@@ -169,6 +169,16 @@ def test_nodes_with_gaps_are_damage(nodes):
         checks.check_config({"settings": {"strategy": "ring"}, "ranks": places})
 
 
+@pytest.mark.parametrize("code", ["97fa320", [], {"commit": 5}, {"dirty": "no"}, {"dirty": 0}, {"version": 1.5}])
+def test_a_damaged_word_on_the_code(code):
+    known = {"settings": {"strategy": "ring"}, "code": {"commit": None, "dirty": None, "version": "0.1.0"}}
+    checks.check_config(known)
+    checks.check_config(known | {"code": {"commit": "97fa320d42", "dirty": True}})
+    checks.check_config({"settings": {"strategy": "ring", "model": None}})  # runs of before
+    with pytest.raises(ValueError, match="code"):
+        checks.check_config(known | {"code": code})
+
+
 def test_a_name_twice_in_an_object_is_damage(tmp_path):
     """JSON's readers take the last one, and nobody hears of the other."""
     run = write_run(tmp_path, three_ranks(3), [0, 0, 1])

@@ -123,6 +123,8 @@ SETTINGS = {
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
+# Of the project's code: null where git did not say it, then the package's version, too.
+CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
     "mpi_library": TEXT,
@@ -171,8 +173,9 @@ def check_config(config) -> None:
     check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
-    if config.get("peak") is not None:
-        check_fields("peak", config["peak"], PEAK)
+    for name, required, optional in (("peak", PEAK, {}), ("code", {}, CODE)):
+        if config.get(name) is not None:
+            check_fields(name, config[name], required, optional)
     places, links = (config.get(name) or [] for name in ("ranks", "links"))
     for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK)):
         if type(found) is not list:

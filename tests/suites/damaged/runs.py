@@ -38,6 +38,7 @@ def measured_run(folder: Path) -> Path:
     settings = {"wire": "float32", "overlap": False, "model": None, "n_layer": 2, "grad_accum": 1, "grad_clip": 1.0}
     config = run.config | {"settings": run.config["settings"] | settings, "started": "2026-11-21T09:14:59+0000"}
     config |= {"command": ["train.py", "--steps", "4"], "versions": {"python": "3.11.7"}, "threads_per_rank": 1}
+    config |= {"code": {"commit": "97fa320d421fe4e36dad8699176d774d6d9abef6", "dirty": False}}
     config |= {"peak": {"tflops": [0.25, None, 0.25], "source": "measured"}}
     (run.path / "config.json").write_text(json.dumps(config, indent=1))
     clocks = [{"node": n, "offset_ns": 50 * n, "error_ns": 9, "at_ns": 10**9} for n in (0, 1)]
