@@ -20,7 +20,6 @@ from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, model_facts
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
@@ -34,8 +33,8 @@ from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
-from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
-from scripts.training.utilization import find_peak
+from scripts.training.start import check_same_run, find_checkpoint, first_parameters, restore
+from scripts.training.utilization import MEASURED, Utilization, find_peak, measured_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from strategies.checks import worker_count
@@ -100,7 +99,8 @@ def assemble(settings, world, lock) -> Parts:
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
     peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
-    parameters = first_parameters(s, backend, layout, checkpoint, world)
+    utilization = new_utilization(s, world, peak, backend.kernels.device)
+    parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, peak, choice)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
@@ -119,7 +119,7 @@ def assemble(settings, world, lock) -> Parts:
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
+        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), utilization),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
@@ -127,7 +127,7 @@ def assemble(settings, world, lock) -> Parts:
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
         checkpoints=checkpoints,
         model=model,
-        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
+        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures, utilization),
         resources=resources,
     )
 
@@ -214,16 +214,10 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, 
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
-def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
-    """The parameters in host memory, filled, also where the strategy and the model have theirs."""
-    parameters = Parameters(layout, backend.host_parameters)
-    if s.init != "random" and not checkpoint:
-        with world.together(UserError):
-            files = weights.files(Path(s.init))
-        check_same_files(world, files)
-    with world.together(UserError):
-        fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
-    return parameters
+def new_utilization(s, world, peak, device) -> Utilization:
+    """A peak that was measured is measured again when the run ends."""
+    measure = partial(measured_peak, world, computing_ranks(s, world.size), device)
+    return Utilization(peak, measure if peak.source == MEASURED else None)
 
 
 def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice) -> RunFolder | None:

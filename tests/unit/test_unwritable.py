@@ -117,7 +117,7 @@ def test_clocks_that_cannot_be_written(tmp_path, capsys):
         write_end_clocks(tmp_path, clocks)
     assert read_end_clocks(tmp_path) == {}
     (tmp_path / "clocks.json").mkdir()
-    Ending(None, None, tmp_path, None, None)._keep_clocks(clocks)
+    Ending(None, None, tmp_path, None, None, None)._keep_clocks(clocks)
     assert capsys.readouterr().err.startswith(f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep")
 
 

@@ -122,6 +122,7 @@ SETTINGS = {
     "grad_accum": integer(1, 10_000),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
+# in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 CONFIG = {
     "parameters": integer(1, MOST_PARAMETERS),
@@ -135,6 +136,7 @@ DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none(
 LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
+LOG_ROW |= {"peak_underestimated": one_of(True)}
 
 
 def parse(text: bytes):
@@ -172,7 +174,7 @@ def check_config(config) -> None:
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
     if config.get("peak") is not None:
-        check_fields("peak", config["peak"], PEAK)
+        check_fields("peak", config["peak"], PEAK, {"in_log": POSITIVE})
     places, links = (config.get(name) or [] for name in ("ranks", "links"))
     for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK)):
         if type(found) is not list:
