@@ -29,12 +29,13 @@ from scripts.settings.checks import check_memory, complete
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
+from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
 from scripts.training.start import check_same_run, find_checkpoint, first_parameters, restore
-from scripts.training.utilization import MEASURED, Utilization, find_peak, measured_peak
+from scripts.training.utilization import Utilization, find_peak, measured_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from strategies.checks import worker_count
@@ -57,6 +58,7 @@ class Parts:
     strategy        turns the gradients of all ranks into updated parameters
     meeting_point   where all ranks hear at the end of a step what each of them has to say
     folder          rank 0's run folder, None on the others
+    gpu_choices     keeps which algorithms GPUs compute with
     model           all parameters, for who looks at them between steps
     resources       closes what the run holds. Only where all ranks have come to its end: closing shared memory waits
                     for the other ranks, and if one of them has failed, they do not come
@@ -75,6 +77,7 @@ class Parts:
     validation: Validation
     replicas: ReplicaCheck
     samples: Samples
+    gpu_choices: GpuChoices
     checkpoints: Checkpointing
     model: WholeModel
     ending: Ending
@@ -98,10 +101,9 @@ def assemble(settings, world, lock) -> Parts:
     facts = run_facts(s, layout, data, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
-    peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
-    utilization = new_utilization(s, world, peak, backend.kernels.device)
+    utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
-    folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, peak, choice)
+    folder = new_folder(s, world, lock, path, steps, layout.count, threads, links, utilization.peak, choice)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
     if checkpoint:
@@ -112,7 +114,7 @@ def assemble(settings, world, lock) -> Parts:
     checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
     batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
-        table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, peak, batch, path),
+        table=run_table(asdict(s), layout, world, strategy.workers, threads, choice, utilization.peak, batch, path),
         steps=steps,
         learning_rate=LearningRateSchedule(s.schedule, s.lr, s.min_lr, s.warmup, s.steps),
         tracer=tracer,
@@ -125,6 +127,7 @@ def assemble(settings, world, lock) -> Parts:
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
+        gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
         model=model,
         ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures, utilization),
@@ -214,10 +217,11 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, 
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
-def new_utilization(s, world, peak, device) -> Utilization:
-    """A peak that was measured is measured again when the run ends."""
-    measure = partial(measured_peak, world, computing_ranks(s, world.size), device)
-    return Utilization(peak, measure if peak.source == MEASURED else None)
+def new_utilization(s, world, kernels, choice: dict) -> Utilization:
+    """What says MFU. A peak that is measured now is measured again when the run ends. Collective."""
+    computes = computing_ranks(s, world.size)
+    peak = find_peak(world, computes, s.peak_tflops, kernels, choice.get("gpus"))
+    return Utilization(peak, partial(measured_peak, world, computes, kernels.device) if peak.is_measured else None)
 
 
 def new_folder(s, world, lock, path, steps, count, threads, links, peak, choice) -> RunFolder | None:

@@ -39,6 +39,10 @@ class Peak:
         """Operations a second of all ranks that compute."""
         return None if self.tflops is None else 1e12 * sum(filter(None, self.tflops))
 
+    @property
+    def is_measured(self) -> bool:
+        return self.source == MEASURED
+
     def mfu(self, model_flops: float, fastest: float = 0.0) -> dict[str, float | bool]:
         """{"mfu"} for that many model FLOPs a second, at most 1; {} if the peak is not known.
 
@@ -75,8 +79,8 @@ def find_peak(world, computes: list[bool], told: float | None, kernels, gpus: li
 def measured_peak(world, computes: list[bool], cores) -> Peak:
     """The peak of the ranks' cores (gpt2.kernels.numpy.Cores). Collective.
 
-    All ranks together: the best period. Of it each has the part that it has of all periods: ranks that share a core take
-    turns, so in a single period one of them may have it alone.
+    All ranks together: the best period. Of it each has the part that it has of all periods: ranks that share a core
+    take turns, so in a single period one of them may have it alone.
     """
     barrier(world.comm)
     own = product_rates(cores) / 1e12 if computes[world.rank] else np.full(PERIODS, math.nan)
