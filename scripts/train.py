@@ -62,6 +62,7 @@ def make_steps(parts, world) -> bool:
             end_if_diverged(world, step, meeting, record.get("val_loss", 0.0))
             parts.replicas.after(step, checkpoints.has(step, meeting.asked))
             parts.samples.after(step)
+            parts.gpu_choices.after(step, checkpoints.has(step, meeting.asked), checkpoints, parts.folder)
             if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):
                     checkpoints.begin(step)

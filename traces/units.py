@@ -41,9 +41,14 @@ def short_ms(ms: float, digits: int = 2) -> str:
     return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"
 
 
-def mfu_text(mfu: float) -> str:
-    """A fraction in two digits: "46%", "4.6%"."""
-    return f"{short_ms(100 * mfu)}%"
+def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
+    """A fraction in two digits: "46%", "4.6%"; "at most 97% (peak underestimated)".
+
+    The last where more was reached than the peak that was known, which may have been measured on a machine that was
+    busy. A fraction above 1, as older versions wrote it, is of such a peak, too.
+    """
+    text = f"{short_ms(100 * min(mfu, 1.0))}%"
+    return f"at most {text} (peak underestimated)" if peak_underestimated or mfu > 1 else text
 
 
 def ratio_text(ratio: float) -> str:

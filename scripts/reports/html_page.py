@@ -74,7 +74,9 @@ def _speed(numbers: dict, config: dict) -> str:
     if numbers["tokens_per_s"] is not None:
         shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"
     if numbers["mfu"] is not None:
-        shown["MFU, of " + (_peak(config) or "a peak that config.json lacks")] = mfu_text(numbers["mfu"])
+        peak = _peak(config) or "a peak that config.json lacks"
+        of = f"what the fastest step reached, more than {peak}" if numbers["peak_underestimated"] else peak
+        shown[f"MFU, of {of}"] = mfu_text(numbers["mfu"], numbers["peak_underestimated"])
     cells = [f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in shown.items()]
     return f'<dl class="speed">{"".join(cells)}</dl>'
 

@@ -80,7 +80,7 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
     # Rates are there as far as the log has them.
     step += f"; {evidence['tokens_per_s']:,.0f} tokens/s" if evidence["tokens_per_s"] else ""
-    step += f", MFU {mfu_text(evidence['mfu'])}" if evidence["mfu"] else ""
+    step += f", MFU {mfu_text(evidence['mfu'], evidence['peak_underestimated'])}" if evidence["mfu"] else ""
     return {
         "step": step,
         "exchange": exchange or "none",

@@ -21,6 +21,7 @@ from scripts.step_bench.process import (
     statistics_of,
     write_report,
 )  # fmt: skip
+from scripts.training.utilization import Peak
 
 COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
@@ -110,13 +111,19 @@ class Session:
         entry, last = statistics_of(seconds, ours_s, self.settings.batch_size * self.settings.seq_len), turns[-1][1]
         flops = entry["tokens_per_s"] * self.report["flops_per_token"]
         entry |= {
-            "turns_s": seconds, "flops": flops,
-            "mfu": flops / self.report["peak_tflops"] / 1e12 if self.report["peak_tflops"] else None,
+            "turns_s": seconds, "flops": flops, **({"mfu": None} | self._mfu(flops)),
             "memory_bytes": last["memory_bytes"], "loss": self.first_losses[name], "versions": last.get("versions", {}),
         }  # fmt: skip
         self.report["contenders"][name] = entry
         print(contender_line(CONTENDERS[name], entry), flush=True)
         self._write()
+
+    def _mfu(self, flops: float) -> dict:
+        """As Peak.mfu, where what any contender reached so far, and a product alone, is known, too."""
+        tflops, rates = self.report["peak_tflops"], self.report.get("rates", {})
+        seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]
+        peak = Peak([tflops] if tflops else None, "--peak-tflops or the datasheet")
+        return peak.mfu(flops, max([*seen, rates.get("matmul_flops", 0.0)], default=0.0))
 
     def _write(self) -> None:
         self.report["seconds"] = time.perf_counter() - self.start

@@ -1,5 +1,7 @@
 """What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
 
+from traces.units import mfu_text
+
 
 def whole_text(report: dict, contenders: dict[str, str]) -> str:
     """All that the command printed, made again from what it wrote."""
@@ -23,7 +25,8 @@ def header(report: dict) -> str:
 
 
 def contender_line(text: str, c: dict) -> str:
-    mfu = "" if c["mfu"] is None else f"{c['mfu']:.1%}"
+    underestimated = c.get("peak_underestimated", False)
+    mfu = "" if c["mfu"] is None else mfu_text(c["mfu"], True) if underestimated else f"{c['mfu']:.1%}"
     return (
         f"{text:28} {c['step_s'] * 1e3:9.2f} {c['min_s'] * 1e3:8.2f} {c['max_s'] * 1e3:8.2f} "
         f"{c['tokens_per_s']:10,.0f} {mfu:>7} {c['ours_over_this']:9.3f} {c['memory_bytes'] / 1e9:10.1f} "

@@ -20,7 +20,6 @@ from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.formats.checkpoints import Checkpoint, model_facts
 from gpt2.model import GPT2
 from gpt2.optimizer import LearningRateSchedule
@@ -33,12 +32,13 @@ from scripts.training.between_steps import ReplicaCheck, Samples, Validation, Wh
 from scripts.training.changes import changed_settings
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
+from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
-from scripts.training.start import check_same_run, fill_parameters, find_checkpoint, restore
-from scripts.training.utilization import find_peak
+from scripts.training.start import check_same_run, find_checkpoint, first_parameters, restore
+from scripts.training.utilization import Utilization, find_peak, measured_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from traces import Tracer
@@ -60,6 +60,7 @@ class Parts:
     strategy        turns the gradients of all ranks into updated parameters
     meeting_point   where all ranks hear at the end of a step what each of them has to say
     folder          rank 0's run folder, None on the others
+    gpu_choices     keeps which algorithms GPUs compute with
     model           all parameters, for who looks at them between steps
     resources       closes what the run holds. Only where all ranks have come to its end: closing shared memory waits
                     for the other ranks, and if one of them has failed, they do not come
@@ -78,6 +79,7 @@ class Parts:
     validation: Validation
     replicas: ReplicaCheck
     samples: Samples
+    gpu_choices: GpuChoices
     checkpoints: Checkpointing
     model: WholeModel
     ending: Ending
@@ -102,9 +104,9 @@ def assemble(settings, world, lock) -> Parts:
     facts = run_facts(s, layout, data, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
     backend = resources.enter_context(closing(new_backend()))
-    peak = find_peak(world, computing_ranks(s, world.size), s.peak_tflops, backend.kernels, choice.get("gpus"))
-    parameters = first_parameters(s, backend, layout, checkpoint, world)
-    used = resolved(s, config, threads, path)
+    utilization = new_utilization(s, world, backend.kernels, choice)
+    parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
+    used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
@@ -123,15 +125,16 @@ def assemble(settings, world, lock) -> Parts:
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), peak),
+        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), utilization),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
+        gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
         model=model,
-        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
+        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures, utilization),
         resources=resources,
     )
 
@@ -207,16 +210,11 @@ def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, 
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
-def first_parameters(s, backend, layout: Layout, checkpoint: Checkpoint | None, world) -> Parameters:
-    """The parameters in host memory, filled, also where the strategy and the model have theirs."""
-    parameters = Parameters(layout, backend.host_parameters)
-    if s.init != "random" and not checkpoint:
-        with world.together(UserError):
-            files = weights.files(Path(s.init))
-        check_same_files(world, files)
-    with world.together(UserError):
-        fill_parameters(parameters, backend.buffers, checkpoint, s.init, s.seed)
-    return parameters
+def new_utilization(s, world, kernels, choice: dict) -> Utilization:
+    """What says MFU. A peak that is measured now is measured again when the run ends. Collective."""
+    computes = computing_ranks(s, world.size)
+    peak = find_peak(world, computes, s.peak_tflops, kernels, choice.get("gpus"))
+    return Utilization(peak, partial(measured_peak, world, computes, kernels.device) if peak.is_measured else None)
 
 
 def new_folder(s, world, lock, path, used, steps, count, threads, links, peak, choice, code) -> RunFolder | None:

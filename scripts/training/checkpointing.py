@@ -67,6 +67,10 @@ class Checkpointing:
         if kind is SystemExit and self._completing is not None:
             self._completing.exception()  # returns when it is over
 
+    def add_facts(self, facts: dict) -> None:
+        """What every checkpoint from now on says of the run, too; the same on all ranks."""
+        self._run_facts = self._run_facts | facts
+
     def is_due(self, step: int, asked: int) -> bool:
         """Whether a checkpoint is to begin after this step: it is time for one, or a signal asked for one.
 

@@ -62,7 +62,7 @@ class RunFolder:
 
     def write_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
         """config.json. places: each rank's, as World.places. facts: of this run, beside its settings."""
-        config = {
+        self._config = {
             "settings": settings,
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -71,9 +71,14 @@ class RunFolder:
             "mpi_library": mpi_library,
             "ranks": places,
             "earlier": self._earlier,
-        } | facts
+        }
+        self.add_to_config(**facts)
+
+    def add_to_config(self, **facts) -> None:
+        """Write config.json again, with what has become known of this run."""
+        self._config |= facts
         with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
-            file.write(f"{as_json(config, indent=1)}\n".encode())
+            file.write(f"{as_json(self._config, indent=1)}\n".encode())
 
     def log(self, record: dict) -> None:
         """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written.

@@ -60,10 +60,10 @@ def two_columns(settings: dict) -> list[str]:
 
 
 class StepRecords:
-    """Makes the lines of log.jsonl. tokens: of a step, by all workers. peak: of all ranks, see utilization.py."""
+    """Makes the lines of log.jsonl. tokens: of a step, by all workers. utilization: a Utilization."""
 
-    def __init__(self, tokens: int, flops_per_token: float, peak):
-        self.tokens, self.flops_per_token, self.peak = tokens, flops_per_token, peak
+    def __init__(self, tokens: int, flops_per_token: float, utilization):
+        self.tokens, self.flops_per_token, self.utilization = tokens, flops_per_token, utilization
 
     def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
         """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
@@ -77,7 +77,7 @@ class StepRecords:
             "tokens_per_s": self.tokens / step_s,
             "exposed_exchange_s": exposed_exchange_s(meeting, step_s),
         }
-        record |= self.peak.mfu(self.tokens * self.flops_per_token / step_s)
+        record |= self.utilization.of_step(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
         return record | slowest(meeting.compute_s)
 
@@ -128,7 +128,7 @@ class ProgressLines:
         self.printed_at = now
         step = f"step {record['step']:>{len(str(self.last_step))}}/{self.last_step}"
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
-        mfu = f"  MFU {mfu_text(record['mfu'])}" if "mfu" in record else ""
+        mfu = f"  MFU {mfu_text(record['mfu'], 'peak_underestimated' in record)}" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
         self.print_line(
             f"{step}  loss {record['loss']:#.5g}  norm {record['grad_norm']:.2f}  lr {record['lr']:.1e}  "
@@ -179,13 +179,17 @@ def warn(text: str) -> None:
 
 
 class Ending:
-    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none."""
+    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none.
 
-    def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
+    utilization: a Utilization, which measures the peak once more.
+    """
+
+    def __init__(self, world, folder, traces, tracer, failures: TraceFailures, utilization):
         self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
+        self.utilization = utilization
 
     def tell(self, step: int, is_done: bool, checkpoint_costs: list[dict]) -> None:
-        """After the last step: write summary.json, and each node's clock and link once more. Collective.
+        """After the last step: write summary.json; each node's clock and link, and the peak once more. Collective.
 
         is_done: whether the run has made all its steps; else rank 0 says how to go on.
         """
@@ -199,11 +203,16 @@ class Ending:
         if is_done and self.traces:  # else a scheduler may be waiting for the job's end
             at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
+        peak, peak_line = self.utilization.at_end()
         with world.together(UserError):
             if world.rank == 0:
                 if self.traces and world.node_count > 1:
                     self._keep(at_end)
                 self.folder.write_summary(**facts)
+                if peak:
+                    self.folder.add_to_config(peak=peak)
+                if peak_line:
+                    world.print(peak_line)
                 path = self.folder.path
                 world.print(
                     f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "

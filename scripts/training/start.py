@@ -10,6 +10,7 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
+from scripts.training.same_files import check_same_files
 from scripts.training.state import errors_name, is_on_gpu, state_arrays
 
 
@@ -27,6 +28,18 @@ def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | No
         initialize(parameters, seed, buffers.filled)
     else:
         weights.read_parameters(init, parameters, buffers.filled)
+
+
+def first_parameters(init: str, seed: int, backend, layout, checkpoint: Checkpoint | None, world) -> Parameters:
+    """The parameters in host memory, filled, also where the strategy and the model have theirs. Collective."""
+    parameters = Parameters(layout, backend.host_parameters)
+    if init != "random" and not checkpoint:
+        with world.together(UserError):
+            files = weights.files(Path(init))
+        check_same_files(world, files)
+    with world.together(UserError):
+        fill_parameters(parameters, backend.buffers, checkpoint, init, seed)
+    return parameters
 
 
 def find_checkpoint(world, folder: Path) -> Checkpoint | None:

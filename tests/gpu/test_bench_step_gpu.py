@@ -83,6 +83,22 @@ def check_rows(report):
     assert rows["layernorm_backward"]["launches"] == 2 * (2 * CONFIG.n_layer + 1)
 
 
+def test_a_datasheet_that_is_too_low_is_said(capsys):
+    """A hundred tokens a second, 10 TFLOP/s, of 4: there is no MFU of 250%; and half of that is half."""
+    session = gpu.Session(settings(batch_size=1, seq_len=10), CONFIG, [])
+    session.report |= {"peak_tflops": 4.0, "flops_per_token": 1e11}
+    session.first_losses |= {"ours": 1.0, "apart": 1.0}
+    for name, seconds in (("ours", 0.1), ("apart", 0.2)):
+        turn = {"step_s": seconds, "memory_bytes": 1, "loss": 1.0}
+        session._record(name, [(turn, turn)])
+    entries = session.report["contenders"].values()
+    assert [entry["mfu"] for entry in entries] == pytest.approx([1.0, 0.5])
+    assert all(entry["peak_underestimated"] for entry in entries)
+    lines = capsys.readouterr().out.splitlines()
+    assert " at most 100% (peak underestimated)  " in lines[0]
+    assert " at most 50% (peak underestimated)  " in lines[1]
+
+
 @pytest.mark.usefixtures("few_steps")
 def test_our_own_failure_ends_the_command(tmp_path):
     """What a contender's process says is the error, and so is its silence."""

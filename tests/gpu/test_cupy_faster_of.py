@@ -1,5 +1,6 @@
 """A library's way or ours: the faster one by the clock, and the same values either way."""
 
+import json
 import math
 
 import numpy as np
@@ -74,6 +75,22 @@ def test_ways_that_are_asked_for():
         assert not chosen.times_ms
 
 
+def test_what_is_given_is_taken_and_not_timed():
+    """Also in place of what was timed, and by who could not time it."""
+    timed, run = faster_of()
+    run("slow", "fast")
+    run("fast", "slow", work="attention")
+    given, run_given = faster_of()
+    given.give(timed.choices())
+    assert run_given("slow", "fast") == "fast"
+    assert run_given("fast", "slow") == "slow"
+    assert run_given("fast", "slow", work="attention", repeatable=False) == "fast"
+    assert given.times_ms == {}
+    assert given.choices() == timed.choices()
+    timed.give({("gelu", (N, C), "bfloat16"): True})
+    assert run("slow", "fast") == "slow"
+
+
 @pytest.fixture
 def new_device(monkeypatch):
     """new_device(unsupported=..., ...): a Device on the fake CuPy, and a cuBLASLt without those epilogues."""
@@ -86,6 +103,31 @@ def new_device(monkeypatch):
     fake_cupy.install(monkeypatch, Shim(lasting_build()))
     monkeypatch.setattr(device, "cached_code", lambda source, storage, arch, cache: f"{source} {storage}".encode())
     return new
+
+
+def test_choices_go_to_another_device_of_the_same_maker(monkeypatch, new_device):
+    """By way of JSON. The other one times nothing."""
+    fake_cudnn.install(monkeypatch)
+    first, second = new_device(), new_device()
+    assert first.maker == {"device": "shim", "cublaslt": 130100, "cudnn": 92000}
+
+    def compute(gpu):
+        x, w, b = (fake_cupy.aligned(shape, np.uint16) for shape in ((N, C), (HIDDEN, C), (HIDDEN,)))
+        for array, values in zip((x, w, b), random_arrays("bfloat16", x.shape, w.shape, b.shape), strict=True):
+            array.set(values)
+        out, saved = (gpu.empty((N, HIDDEN), x.dtype) for _ in range(2))
+        bind(cupy_kernels, gpu).linear_gelu_forward(out, saved, x, w, b)
+        return gpu.download(out).tobytes()
+
+    expected, choices = compute(first), json.loads(json.dumps(first.choices()))
+    assert choices["products"]
+    assert choices["ways"] == [["gelu", [N, HIDDEN], "bfloat16", True]]
+    second.give_choices(choices)
+    monkeypatch.setattr(second, "time_ms", None)
+    second.matmul._time_ms = second.faster_of._time_ms = None
+    assert compute(second) == expected
+    assert second.choices() == choices
+    assert (first.timed(), second.timed()) == (len(choices["products"]) + 1, 0)
 
 
 def random_arrays(storage, *shapes):

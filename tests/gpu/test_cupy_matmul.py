@@ -10,7 +10,7 @@ from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.cublaslt import CublasLt
-from gpt2.kernels.cupy.matmul import Matmul, Operand, Plan, Recipe, make_recipe
+from gpt2.kernels.cupy.matmul import Matmul, Operand, Plan, Recipe, make_recipe, name_of
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt, gelu, gelu_slope
 from tests.gpu.cuda_shim.fake_cupy import ndarray
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
@@ -103,6 +103,43 @@ def test_a_candidate_that_is_refused_is_passed_over(matmul, fake):
     (plan,) = matmul.plans.values()
     assert plan.times_ms == [3.0, np.inf, 1.0]
     assert plan.algorithm.algorithm[0] == 2
+
+
+def test_a_given_algorithm_is_taken_and_nothing_timed(matmul, fake):
+    """By another process, whose clock found the last one fastest; it also takes the place of what is chosen by now."""
+    left, right, out = normal("float32", M, K), normal("float32", K, N), normal("float32", M, N)
+    matmul(out, left, right)
+    (name,) = matmul.algorithms()
+    assert matmul.algorithms()[name][0] == 1
+    fake.runs.clear()
+    matmul.give({name: bytes([2] + 63 * [0])})
+    matmul(out, left, right)
+    expected = left @ right
+    assert_close(out, expected, "float32")
+    matmul(out, left, right, accumulate=True)
+    assert_close(out, 2 * expected, "float32")
+    assert (set(fake.runs), fake.heuristics) == ({2}, 1)
+    matmul.plans.clear()
+    matmul(out, left, right, accumulate=True)
+    assert_close(out, 3 * expected, "float32")
+    assert (set(fake.runs), fake.heuristics) == ({2}, 1)
+
+
+def test_a_given_algorithm_that_is_refused_is_timed_anew(matmul, fake):
+    left, right, out = normal("float32", M, K), normal("float32", K, N), normal("float32", M, N)
+    name = name_of(make_recipe(out, left, right, "none"), tf32=False)
+    matmul.give({name: bytes([7] + 63 * [0])})
+    fake.refused = 7
+    matmul(out, left, right)
+    assert_close(out, left @ right, "float32")
+    assert fake.heuristics == 1
+    assert matmul.algorithms()[name][0] == 1
+
+
+def test_every_recipe_has_a_name_of_its_own():
+    recipes = [(recipe, tf32) for recipe in set(preset_recipes()) for tf32 in (False, True)]
+    names = {name_of(recipe, tf32) for recipe, tf32 in recipes}
+    assert len(names) == sum(not tf32 or recipe.storage == "float32" for recipe, tf32 in recipes)
 
 
 def test_what_cublaslt_cannot_do_is_said(fake, matmul):

@@ -4,11 +4,12 @@ import json
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gpt2.kernels.numpy import Cores
 from scripts.training import utilization
-from scripts.training.utilization import PERIODS, PRODUCT_SIZE, Peak, datasheet_peak, product_rate
+from scripts.training.utilization import PERIODS, PRODUCT_SIZE, Peak, Utilization, datasheet_peak, product_rates
 from tests.support.in_process import log
 from tests.support.in_process import train as train_here
 
@@ -19,7 +20,7 @@ FLOPS_PER_TOKEN = 6 * PARAMETERS + 6 * 1 * 16 * 16
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_rate_is_the_threads_products_over_their_time(threads, monkeypatch):
-    """On a clock of each thread's own that goes on by 5 ms a look: three products are beyond a period of 12 ms."""
+    """On a clock of each thread's own that goes on by 5 ms a look: a product takes as long, whatever a period's end."""
     clocks, products = threading.local(), []
 
     def look():
@@ -28,9 +29,99 @@ def test_the_rate_is_the_threads_products_over_their_time(threads, monkeypatch):
 
     monkeypatch.setattr(utilization.time, "perf_counter", look)
     monkeypatch.setattr(utilization.np, "matmul", lambda a, b, out: products.append((a.shape, b.shape, out.shape)))
-    rate = product_rate(Cores(threads))
-    assert rate == pytest.approx(threads * 2 * PRODUCT_SIZE**3 / 0.005)
-    assert products == threads * PERIODS * 3 * [3 * ((PRODUCT_SIZE, PRODUCT_SIZE),)]
+    rates = product_rates(Cores(threads))
+    assert rates == pytest.approx([threads * 2 * PRODUCT_SIZE**3 / 0.005] * PERIODS)
+    assert set(products) == {3 * ((PRODUCT_SIZE, PRODUCT_SIZE),)}
+    whole = PERIODS * utilization.PERIOD_S / 0.005
+    assert whole <= len(products) / threads <= whole + 1, "periods follow one another, and end when they must"
+
+
+def test_a_product_longer_than_all_periods_counts_once(monkeypatch):
+    """And leaves no time for others: their rate is 0, not that of a core that other ranks have left."""
+    clock = iter(range(100))
+    monkeypatch.setattr(utilization.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(utilization.np, "matmul", lambda a, b, out: None)
+    assert product_rates(Cores(1)).tolist() == [2.0 * PRODUCT_SIZE**3, 0, 0, 0, 0]
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_the_best_period_of_all_ranks_together_is_the_peak(comm, monkeypatch):
+    """Not each rank's own best one, which it may have had a core alone for. 10 of 30 in all, of which one made 16."""
+    from dist.world import start_world
+
+    rates = {0: [1.0, 9.0, 4.0, 2.0, 0.0], 1: [7.0, 1.0, 5.0, 1.0, 0.0]}[comm.rank]
+    monkeypatch.setattr(utilization, "product_rates", lambda cores: 1e12 * np.array(rates))
+    peak = utilization.measured_peak(start_world(), [True, True], None)
+    assert (peak.tflops, peak.source) == (pytest.approx([10 * 16 / 30, 10 * 14 / 30]), "measured")
+    peak = utilization.measured_peak(start_world(), [False, True], None)
+    assert peak.tflops == [None, pytest.approx(7.0)]
+
+
+def test_a_peak_that_was_too_low_is_raised_and_said():
+    peak = Peak([None, 0.5, 0.5], "measured")
+    assert peak.mfu(0.4e12) == {"mfu": 0.4}
+    seen = Utilization(peak, lambda: Peak([None, 0.75, 0.75], "measured"))
+    assert seen.of_step(1e12) == {"mfu": 1.0}, "all of it is no more than it"
+    assert seen.of_step(2e12) == {"mfu": 1.0, "peak_underestimated": True}
+    assert seen.of_step(1e12) == {"mfu": 0.5, "peak_underestimated": True}
+    facts, line = seen.at_end()
+    assert facts == {"tflops": [None, 0.75, 0.75], "source": "measured", "in_log": 2.0}
+    assert line == (
+        "the peak of 1 TFLOP/s (measured) was underestimated: at the end 1.5 were measured, the fastest step reached 2"
+    )
+    seen = Utilization(Peak([1.0], "--peak-tflops"), None)
+    assert (seen.of_step(0.5e12), seen.at_end()) == ({"mfu": 0.5}, (None, None))
+    seen.of_step(2e12)
+    line = "the peak of 1 TFLOP/s (--peak-tflops) was underestimated: the fastest step reached 2"
+    assert seen.at_end() == (None, line)
+    assert Utilization(Peak(None, "no datasheet"), None).at_end() == (None, None)
+
+
+def test_a_second_measurement_that_is_lower_changes_nothing():
+    seen = Utilization(Peak([1.0], "measured"), lambda: Peak([0.2], "measured"))
+    seen.of_step(0.9e12)
+    assert seen.at_end() == ({"tflops": [1.0], "source": "measured", "in_log": 1.0}, None)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(1)
+def test_a_run_on_a_peak_that_is_too_low(comm, shared_path, monkeypatch, capsys):
+    """First on a busy machine, then on a free one: nothing has more than 100%, nor is silent about it."""
+    from dist.world import start_world
+    from scripts import diagnose, plot
+
+    for name, at_end in (("busy", 1e3), ("free", 1e15)):
+        measured = iter([1e3, at_end])
+        monkeypatch.setattr(utilization, "product_rates", lambda cores: np.full(PERIODS, next(measured)))  # noqa: B023
+        run = shared_path / name
+        train_here(start_world(), run, *SMALL, "--steps", 6)
+        printed = capsys.readouterr().out
+        lines = [line for line in printed.splitlines() if line.startswith("step ") and "/6 " in line]
+        assert lines
+        assert all("  MFU at most " in line and "% (peak underestimated)  " in line for line in lines), lines
+        assert "the peak of 1e-09 TFLOP/s (measured) was underestimated: at the end " in printed
+        rows = log(run)
+        assert all(0 < row["mfu"] <= 1 and row["peak_underestimated"] is True for row in rows)
+        fastest = max(row["tokens_per_s"] for row in rows) * FLOPS_PER_TOKEN / 1e12
+        peak = json.loads((run / "config.json").read_text())["peak"]
+        assert peak == {
+            "tflops": [pytest.approx(at_end / 1e12)],
+            "source": "measured",
+            "in_log": pytest.approx(fastest),
+        }
+        assert plot.main([str(run)]) == 0
+        page = (run / "report.html").read_text()
+        capsys.readouterr()
+        assert diagnose.main([str(run)]) == 0
+        verdict = capsys.readouterr().out
+        said = "(peak underestimated)"
+        assert (said in verdict, said in page) == (name == "busy",) * 2
+        expected = {
+            "busy": "MFU, of what the fastest step reached, more than 1e-09 TFLOP/s",
+            "free": "MFU, of 1e+03 TFLOP/s",
+        }
+        assert expected[name] in page
 
 
 @pytest.mark.any_mpi
@@ -43,13 +134,14 @@ def test_what_a_run_says(comm, shared_path, capsys):
     server = ["--strategy", "reduce-bcast", "--server", "dedicated"] if world.size > 1 else []
     train_here(world, run, *SMALL, *server)
     peak = json.loads((run / "config.json").read_text())["peak"]
+    assert peak["in_log"] <= sum(filter(None, peak["tflops"]))
     assert peak["source"] == "measured"
     if world.size > 1:
         assert peak["tflops"].pop(0) is None
     assert len(peak["tflops"]) == max(1, world.size - 1)
     assert all(rate > 0 for rate in peak["tflops"])
     for line in log(run):
-        mfu = line["tokens_per_s"] * FLOPS_PER_TOKEN / (1e12 * sum(peak["tflops"]))
+        mfu = line["tokens_per_s"] * FLOPS_PER_TOKEN / (1e12 * peak["in_log"])
         assert line["mfu"] == pytest.approx(mfu, rel=1e-12)
 
     capsys.readouterr()

@@ -1,5 +1,7 @@
 """Seconds by step, rank and phase, waits, medians and the verdict, against hand-computed runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,31 @@ def test_mfu_is_the_median_of_the_steps_that_are_measured(tmp_path):
     assert figures["mfu"] == pytest.approx(0.3)
 
 
+def test_mfu_is_a_part_of_the_largest_peak_that_is_known(tmp_path):
+    """6 MFLOP a token: the fastest step that counts, 50,000 tokens/s, reached 0.3 TFLOP/s, the median one 0.24."""
+    rates = [1_000, 2_000, 30_000, 50_000, 40_000]
+    before = [{"step": n, "step_s": 1, "tokens_per_s": rate, "mfu": rate * 6e-5} for n, rate in enumerate(rates, 1)]
+    reached = [max(1.0, *(row["mfu"] for row in before[: n + 1])) for n in range(len(before))]
+    flags = [{"peak_underestimated": True} if most > 1 else {} for most in reached]
+    log = [row | {"mfu": row["mfu"] / most} | flag for row, most, flag in zip(before, reached, flags, strict=True)]
+    peaks = {
+        "killed": {"tflops": [None, 0.05, 0.05]},
+        "measured again, less": {"tflops": [None, 0.05, 0.05], "in_log": 0.3},
+        "measured again, more": {"tflops": [None, 0.2, 0.4], "in_log": 0.3},
+        "by an older version": None,
+    }
+    found = {}
+    for name, peak in peaks.items():
+        run = read_run(write_run(tmp_path / name, three_ranks(5), [0, 0, 1], log=log if peak else before))
+        config = run.config | ({"peak": peak | {"source": "measured"}} if peak else {})
+        figures = summary(replace(run, config=config))
+        found[name] = round(figures["mfu"], 9), figures["peak_underestimated"]
+        said = "at most 80% (peak underestimated)" if figures["peak_underestimated"] else "40%"
+        assert table([figures]).splitlines()[1].endswith(f"  {said}"), name
+    expected = dict.fromkeys(peaks, (0.8, True)) | {"measured again, more": (0.4, False)}
+    assert found == expected
+
+
 def one_rank(durations):
     """One rank, steps of these milliseconds one after the other, each all forward."""
     ends = np.cumsum(durations)
@@ -224,6 +251,7 @@ def figures_of(label, step_ms, tokens=1000.0, exchanges=True, phases=()):
         "tokens_per_s": tokens / step_ms * 1e3,
         "tokens_per_step": tokens,
         "mfu": None,
+        "peak_underestimated": False,
     }
 
 

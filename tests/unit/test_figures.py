@@ -200,6 +200,22 @@ def test_the_head_says_which_code_ran(run_folder, tmp_path, code, says):
     assert says in write_report(tmp_path / "report.html", one.figures, diagnose(run), {}, config).read_text()
 
 
+def test_no_picture_has_more_than_the_whole_peak(run_folder, tmp_path):
+    """Of a log as older versions wrote it: 163% of a peak that was measured too low."""
+    run = read_run(run_folder)
+    rate = run.log[-1]["tokens_per_s"]
+    low = replace(run, log=[row | {"mfu": 1.63 * row["tokens_per_s"] / rate} for row in run.log])
+    (one,) = measure_runs([low])
+    report = write_report(tmp_path / "report.html", one.figures, diagnose(low), {}, low.config).read_text()
+    assert "(peak underestimated)</dd>" in report
+    figure = comparison.draw_phases([one])
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert is_inside(figure)
+    assert any("\nMFU at most " in text and text.endswith("%\n(peak underestimated)") for text in texts)
+    assert "MFU at most " in expected._bar_label(one, several=False)
+    assert "%\n(peak underestimated)" in expected._bar_label(one, several=False)
+
+
 def test_a_setting_cannot_break_the_report(run_folder, tmp_path):
     broken = shutil.copytree(run_folder, tmp_path / "run")
     config = json.loads((broken / "config.json").read_text())

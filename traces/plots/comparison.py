@@ -64,7 +64,8 @@ def _stack(bar, text, place: int, width: float, cut: dict[str, float], longest: 
 def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
     rate, mfu = one.figures["tokens_per_s"], one.figures["mfu"]
     below = [] if rate is None else [f"{rate:,.0f} tokens/s"]
-    below += [] if mfu is None else [f"MFU {mfu_text(mfu)}"]
+    if mfu is not None:
+        below += f"MFU {mfu_text(mfu, one.figures['peak_underestimated'])}".replace(" (", "\n(").split("\n")
     style = {"textcoords": "offset points", "ha": "center"}
     axes.annotate("\n".join(below), (place, height), (0, 4), **style, size=8, color=look.FAINT)
     total = f"{short_ms(one.figures['step_ms'])} ms"

@@ -91,8 +91,11 @@ def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) 
 
 def _bar_label(one: TimedRun, several: bool) -> str:
     """Under a bar: ranks, the strategy where there are several, MFU where it is known."""
-    mfu, strategy = one.figures["mfu"], look.under_bar(one.run.label) if several else ""
-    return "\n".join(filter(None, [str(one.figures["ranks"]), strategy, "" if mfu is None else f"MFU {mfu_text(mfu)}"]))
+    figures, lines = one.figures, [str(one.figures["ranks"])]
+    lines += [look.under_bar(one.run.label)] if several else []
+    if figures["mfu"] is not None:
+        lines += [f"MFU {mfu_text(figures['mfu'], figures['peak_underestimated'])}".replace(" (", "\n(")]
+    return "\n".join(filter(None, lines))
 
 
 def _size(measured: list[TimedRun], ranks: int) -> str:

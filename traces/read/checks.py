@@ -122,6 +122,7 @@ SETTINGS = {
     "grad_accum": integer(1, 10_000),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
+# in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 # Of the project's code: null where git did not say it, then the package's version, too.
 CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
@@ -137,6 +138,7 @@ DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none(
 LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
+LOG_ROW |= {"peak_underestimated": one_of(True)}
 
 
 def parse(text: bytes):
@@ -173,7 +175,7 @@ def check_config(config) -> None:
     check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
-    for name, required, optional in (("peak", PEAK, {}), ("code", {}, CODE)):
+    for name, required, optional in (("peak", PEAK, {"in_log": POSITIVE}), ("code", {}, CODE)):
         if config.get(name) is not None:
             check_fields(name, config[name], required, optional)
     places, links = (config.get(name) or [] for name in ("ranks", "links"))

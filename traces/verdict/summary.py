@@ -142,7 +142,7 @@ def table(runs: list[dict]) -> str:
     for figures, cut in zip(runs, cuts, strict=True):
         times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
         rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
-        mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"])
+        mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"], figures["peak_underestimated"])
         share = f"{figures['exchange_share']:.0%}"
         rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate, mfu])
     if all(figures["mfu"] is None for figures in runs):

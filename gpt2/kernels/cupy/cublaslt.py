@@ -1,4 +1,4 @@
-"""cuBLASLt by ctypes: twelve functions, and descriptors that hold on to what they made.
+"""cuBLASLt by ctypes: thirteen functions, and descriptors that hold on to what they made.
 
 Names and numbers are those of cublasLt.h (CUDA 12 and 13). Matrices are column-major here; matmul.py turns them round.
 Descriptors, layouts and preferences need no GPU; the handle and all that uses it do.
@@ -55,8 +55,17 @@ class HeuristicResult(ctypes.Structure):
     )
 
 
+def algorithm_of(content: bytes) -> HeuristicResult:
+    """The algorithm that another process has chosen. Source: cublasLtMatmulAlgo_t in the cuBLAS documentation, which
+    allows to store it, for the same version of the library."""
+    return HeuristicResult(algorithm=(ctypes.c_byte * ALGORITHM_BYTES).from_buffer_copy(content))
+
+
 class CublasLt:
-    """The library, its functions declared and their status checked: `library.cublasLtMatmul(...)`."""
+    """The library, its functions declared and their status checked: `library.cublasLtMatmul(...)`.
+
+    version: as 130100. An algorithm's 64 bytes mean the same to each process that has this version.
+    """
 
     def __init__(self, library=None):
         self._library = open_library("cublasLt") if library is None else library
@@ -64,6 +73,9 @@ class CublasLt:
             function = getattr(self._library, name)
             function.argtypes, function.restype = argument_types, INT
             setattr(self, name, _checked(name, function))
+        version = self._library.cublasLtGetVersion
+        version.argtypes, version.restype = [], SIZE  # the number itself, no status
+        self.version = int(version())
 
     def new_handle(self) -> ctypes.c_void_p:
         """Needs a GPU, and belongs to the one that is current."""

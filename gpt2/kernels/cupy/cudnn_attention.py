@@ -24,7 +24,7 @@ class CudnnAttention:
                 f"no cuDNN ({error}), expected it and its frontend: pip install nvidia-cudnn-cu13 "
                 "nvidia-cudnn-frontend==1.28.0, or use the project's own attention"
             ) from None
-        self._cudnn = cudnn
+        self._cudnn, self.version = cudnn, int(cudnn.backend_version())
         cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
 
     def forward(self, out, logsumexp, qkv, head_count) -> None:

@@ -51,9 +51,33 @@ class Device:
         nvtx = getattr(cupy.cuda, "nvtx", None)
         self._nvtx = nvtx if nvtx is not None and nvtx.available else None
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
-        self.matmul = Matmul(CublasLt(), self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
+        library = CublasLt()
+        self.matmul = Matmul(library, self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
         self.faster_of = FasterOf(self.time_ms, epilogues, attention)
         self.cudnn_attention = None if attention == "own" else self._new_cudnn(needed=attention == "cudnn")
+        self.maker = {
+            "device": cupy.cuda.runtime.getDeviceProperties(index)["name"].decode(),
+            "cublaslt": library.version,
+            "cudnn": self.cudnn_attention and self.cudnn_attention.version,
+        }
+
+    def choices(self) -> dict:
+        """What was chosen by timing so far, for JSON: "products" and "ways", and whose choice it is, as in `maker`.
+
+        Another choice is as right, but rounds otherwise. With these a process of the same maker gets the same bits.
+        """
+        ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices().items()]
+        products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms().items()}
+        return self.maker | {"products": products, "ways": ways}
+
+    def timed(self) -> int:
+        """How many choices were not given, or did not run here, so that they had to be timed."""
+        return sum(bool(plan.times_ms) for plan in self.matmul.plans.values()) + len(self.faster_of.times_ms)
+
+    def give_choices(self, choices: dict) -> None:
+        """Take these from now on, of a process with the same maker, and time only what they lack."""
+        self.matmul.give({name: bytes.fromhex(text) for name, text in choices["products"].items()})
+        self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
 
     def _new_cudnn(self, needed: bool) -> CudnnAttention | None:
         try:

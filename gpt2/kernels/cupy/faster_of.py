@@ -1,4 +1,5 @@
-"""Work that can be done in two ways: whichever takes less time on this GPU, timed once for each shape.
+"""Work that can be done in two ways: whichever takes less time on this GPU, timed once for each shape,
+or given by a process that has timed both before.
 
 One way is our own kernels, which are always there. The other is a product's epilogue, which spares a kernel that reads
 and writes the product's output once more, but may slow the product down by more than that; or cuDNN's attention.
@@ -24,6 +25,15 @@ class FasterOf:
         taken = {"cudnn": "always", "own": "never"}.get(attention, attention)
         self._taken = dict.fromkeys(EPILOGUES, epilogues) | dict.fromkeys(ATTENTION, taken)
         self.times_ms = {}  # (work, out's shape, storage): (theirs, ours)
+        self._given = {}  # by the same: whether it is theirs
+
+    def choices(self) -> dict[tuple, bool]:
+        """What is chosen by now: whether it is theirs, by (work, out's shape, storage)."""
+        return {key: theirs_ms <= ours_ms for key, (theirs_ms, ours_ms) in self.times_ms.items()} | self._given
+
+    def give(self, choices: dict[tuple, bool]) -> None:
+        """Take these from now on, in place of what is timed by now and of what would be."""
+        self._given |= choices
 
     def __call__(self, work: str, out, theirs, ours, repeatable: bool = True) -> None:
         """Run theirs() or ours(): both do `work` and give `out` the same values, but for rounding.
@@ -36,6 +46,8 @@ class FasterOf:
             return ours()
         if taken == "always":
             return theirs()
+        if key in self._given:
+            return theirs() if self._given[key] else ours()
         if key not in self.times_ms:
             if not repeatable:
                 return ours()

@@ -1,4 +1,5 @@
-"""Matrix products on the device by cuBLASLt: row-major arrays, fused epilogues, algorithms chosen by timing.
+"""Matrix products on the device by cuBLASLt: row-major arrays, fused epilogues, algorithms chosen by timing,
+or given by a process that has timed them before.
 
 cuBLASLt is column-major, where a row-major matrix is its own transpose: so out = left @ right is asked for as
 out^T = right^T left^T, with A = right and B = left. A transposed view (`weight.T`) costs nothing.
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpt2.kernels.cupy import cublaslt
-from gpt2.kernels.cupy.cublaslt import CublasError, CublasLt, Described, HeuristicResult
+from gpt2.kernels.cupy.cublaslt import CublasError, CublasLt, Described, HeuristicResult, algorithm_of
 from gpt2.kernels.cupy.launch import storage
 
 CANDIDATES = 8  # algorithms that are timed for each shape
@@ -37,6 +38,15 @@ class Recipe:
     storage: str
     epilogue: str
     alignments: tuple[int, ...]  # in bytes, of A, B, C and D
+
+
+def name_of(recipe: Recipe, tf32: bool) -> str:
+    """A recipe as one word, for files: "1024x768/1024,768x64/768T,... bfloat16 bias 256,256,256,256"."""
+    operands = ",".join(
+        f"{one.rows}x{one.columns}/{one.leading}{'T' * one.transposed}" for one in (recipe.a, recipe.b, recipe.d)
+    )
+    storage = "tf32" if tf32 and recipe.storage == "float32" else recipe.storage
+    return f"{operands} {storage} {recipe.epilogue} {','.join(map(str, recipe.alignments))}"
 
 
 def make_recipe(out, left, right, epilogue: str) -> Recipe:
@@ -107,6 +117,24 @@ class Matmul:
         self._scratch, self._time_ms, self._tf32 = scratch, time_ms, tf32
         self._zero, self._one = ctypes.c_float(0.0), ctypes.c_float(1.0)
         self.plans: dict[Recipe, Plan] = {}
+        self._given: dict[str, bytes] = {}
+
+    def algorithms(self) -> dict[str, bytes]:
+        """What is chosen or given by now: an algorithm's 64 bytes by name_of."""
+        return self._given | {
+            name_of(plan.recipe, self._tf32): bytes(plan.algorithm.algorithm)
+            for plan in self.plans.values()
+            if plan.algorithm is not None
+        }
+
+    def give(self, algorithms: dict[str, bytes]) -> None:
+        """Take these from now on, in place of what is chosen by now and of what would be timed."""
+        chosen = self.algorithms()
+        self._given |= algorithms
+        for plan in self.plans.values():
+            name = name_of(plan.recipe, self._tf32)
+            if name in algorithms and algorithms[name] != chosen.get(name):
+                plan.algorithm = None
 
     @cached_property
     def _handle(self):
@@ -135,9 +163,12 @@ class Matmul:
         return plan
 
     def _choose(self, plan, out, left, right, accumulate):
-        """Time the candidates on these very operands; on another output where it would be added to."""
+        """Take the given algorithm; else time the candidates on these very operands. Either tries it on another output
+        where it would be added to."""
         if accumulate:
             out = self._scratch("matmul", out.shape, out.dtype)
+        if self._take_given(plan, out, left, right, accumulate):
+            return
         best_ms = math.inf
         for candidate in plan.candidates(self._handle):
             try:
@@ -149,6 +180,18 @@ class Matmul:
                 best_ms, plan.algorithm = ms, candidate
         if plan.algorithm is None:
             raise RuntimeError(f"cuBLASLt has no algorithm for {plan.recipe}")
+
+    def _take_given(self, plan, out, left, right, accumulate) -> bool:
+        name = name_of(plan.recipe, self._tf32)
+        if name not in self._given:
+            return False
+        algorithm = algorithm_of(self._given[name])
+        try:
+            self._run(plan, algorithm, out, left, right, accumulate)
+        except CublasError:
+            return False
+        plan.algorithm = algorithm
+        return True
 
     def _run(self, plan, algorithm, out, left, right, accumulate):
         beta = self._one if accumulate else self._zero

@@ -1,4 +1,4 @@
-"""cuBLASLt's twelve functions in Python, on host memory: what the header says they do, column-major and by address.
+"""cuBLASLt's thirteen functions in Python, on host memory: what the header says they do, column-major and by address.
 
 Descriptors are dictionaries of the attributes that were set, as bytes; a product reads and writes the memory its
 pointers name. So a wrong shape, leading dimension, attribute size or order of arguments gives wrong numbers.
@@ -30,11 +30,16 @@ class FakeFunction:
 
 
 class FakeCublasLt:
-    """In place of the CDLL. unsupported: epilogues (by number) without algorithms; refused: an algorithm's number."""
+    """In place of the CDLL. unsupported: epilogues (by number) without algorithms; refused: an algorithm's number.
+
+    heuristics: how often it was asked for algorithms.
+    """
+
+    first_version = 130100
 
     def __init__(self, unsupported=()):
         self.objects, self._numbers, self.unsupported, self.runs = {}, itertools.count(1), unsupported, []
-        self.refused = None
+        self.refused, self.version, self.heuristics = None, self.first_version, 0
         for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
             setattr(self, f"cublasLt{kind}Create", FakeFunction(self._create))
             setattr(self, f"cublasLt{kind}Destroy", FakeFunction(self._destroy))
@@ -42,6 +47,7 @@ class FakeCublasLt:
         self.cublasLtCreate, self.cublasLtDestroy = FakeFunction(self._create), FakeFunction(self._destroy)
         self.cublasLtMatmulAlgoGetHeuristic = FakeFunction(self._heuristic)
         self.cublasLtMatmul = FakeFunction(self._matmul)
+        self.cublasLtGetVersion = FakeFunction(lambda: self.version)
 
     def _create(self, result, *arguments):
         number = next(self._numbers)
@@ -59,6 +65,7 @@ class FakeCublasLt:
         return default if data is None else int(np.frombuffer(data, dtype)[0])
 
     def _heuristic(self, handle, descriptor, a, b, c, d, preference, wanted, results, found):
+        self.heuristics += 1
         if self._attribute(descriptor, 7, np.uint32) in self.unsupported:
             return NOT_SUPPORTED
         assert self._attribute(preference, 1, np.uint64) > 0

@@ -145,7 +145,7 @@ def install(monkeypatch, is_supported=True):
     """Put it into sys.modules for one test; not supported: a cuDNN without an engine for any graph."""
     monkeypatch.setattr(Graph, "is_supported", is_supported)
     module = SimpleNamespace(
-        pygraph=Graph, create_handle=SimpleNamespace, set_stream=set_stream,
+        pygraph=Graph, backend_version=lambda: 92000, create_handle=SimpleNamespace, set_stream=set_stream,
         cudnnGraphNotSupportedError=cudnnGraphNotSupportedError, heur_mode=SimpleNamespace(A="A"),
         data_type=SimpleNamespace(BFLOAT16=BFLOAT16, FLOAT=FLOAT),
         diagonal_alignment=SimpleNamespace(TOP_LEFT="top left"),

@@ -19,6 +19,7 @@ from tests.gpu.cuda_shim.fake_streams import Event, Stream, event_query
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
 
 BYTES = 140 << 30
+ALIGNMENT = 512  # of what CuPy allocates
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -181,6 +182,14 @@ class Device:
         return self
 
 
+def aligned(shape, dtype):
+    """Zeros that begin where CuPy's pool lets arrays begin: which algorithms a product may have depends on that."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape).view(ndarray)
+
+
 class Memory:
     free = BYTES
 
@@ -191,7 +200,7 @@ class Memory:
             raise OutOfMemoryError
         if cls.free < BYTES:  # a small GPU, none of whose memory comes back
             cls.free -= nbytes
-        return np.zeros(shape, dtype).view(ndarray)
+        return aligned(shape, dtype)
 
 
 def install(monkeypatch, shim, gpus=1, capability="90", nccl=False, lag="copies", free=BYTES, pins=True):

@@ -1,0 +1,80 @@
+"""Which algorithms and kernels GPUs compute with: chosen by timing, so kept, for a run that is to go on bit for bit.
+
+Of several that are as right, the first step times which is fastest, and another start may find another one. Each rounds
+in its own way. So ranks whose GPUs and libraries are the same agree on one choice, checkpoints hold it, and a run that
+goes on takes it. A choice is what gpt2.kernels.cupy's Device.choices gives: "device", "cublaslt" and "cudnn" say whose
+it is, "products" the algorithm of each product, "ways" which work is a library's.
+"""
+
+from gpt2.formats.checkpoints import Checkpoint
+from gpt2.kernels.cupy import Device
+
+MAKER = ("device", "cublaslt", "cudnn")
+FACT = "gpu_choices"
+ANEW = "they are timed anew, so bits may differ from the run so far"
+
+
+class GpuChoices:
+    """The choices of all ranks. Making one gives this rank's GPU what a checkpoint holds for it. Collective.
+
+    device: what this rank computes on; on cores nothing is chosen. first_step: of this start.
+    """
+
+    def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int):
+        self.world, self.first_step = world, first_step
+        self.device = device if isinstance(device, Device) else None
+        self.kept = checkpoint.facts.get(FACT, []) if checkpoint else []
+        self.took_up = False
+        if self.device is not None and checkpoint is not None:
+            self._take_up(checkpoint)
+
+    def _take_up(self, checkpoint: Checkpoint) -> None:
+        found = of_maker(self.kept, self.device.maker)
+        if found is not None:
+            self.device.give_choices(found)
+            self.took_up = True
+        place = f"rank {self.world.rank} on {self.world.host} has {maker_text(self.device.maker)}"
+        lacking = next(filter(None, self.world.comm.allgather(place if found is None else None)), None)
+        if lacking:
+            held = " and of ".join(maker_text(one) for one in self.kept)
+            held = f"GPU algorithms of {held}" if held else "no GPU algorithms"
+            self.world.print(f"{checkpoint.path} holds {held}, {lacking}: {ANEW}")
+
+    def after(self, step: int, is_kept: bool, checkpoints, folder) -> None:
+        """After the first step, and before a checkpoint (is_kept): all agree, and the choices are kept. Collective.
+
+        checkpoints: a Checkpointing. folder: rank 0's RunFolder.
+        """
+        if self.device is None or not (is_kept or step == self.first_step):
+            return
+        told = self.world.comm.allgather((self.device.timed() if self.took_up else 0, self.device.choices()))
+        self.kept = merged([*(choices for _, choices in told), *self.kept])
+        self.device.give_choices(of_maker(self.kept, self.device.maker))
+        checkpoints.add_facts({FACT: self.kept})
+        if self.world.rank == 0 and step == self.first_step:
+            folder.add_to_config(**{FACT: self.kept})
+            if missing := max(timed for timed, _ in told):
+                self.world.print(f"the checkpoint lacks {missing} GPU algorithms, or they do not run here: {ANEW}")
+
+
+def of_maker(choices: list[dict], maker: dict) -> dict | None:
+    """That of the choices which was made by the same GPU and libraries; None if there is none."""
+    return next((one for one in choices if all(one[name] == maker[name] for name in MAKER)), None)
+
+
+def merged(choices: list[dict]) -> list[dict]:
+    """One choice for each maker: of what several have chosen the first one's."""
+    found = {}
+    for one in choices:
+        maker = {name: one[name] for name in MAKER}
+        first = found.setdefault(tuple(maker.values()), maker | {"products": {}, "ways": []})
+        first["products"] = one["products"] | first["products"]
+        known = [way[:-1] for way in first["ways"]]
+        first["ways"] += [way for way in one["ways"] if way[:-1] not in known]
+    return [*found.values()]
+
+
+def maker_text(maker: dict) -> str:
+    """ "NVIDIA H200 with cuBLASLt 130100, no cuDNN"."""
+    cudnn = "no cuDNN" if maker["cudnn"] is None else f"cuDNN {maker['cudnn']}"
+    return f"{maker['device']} with cuBLASLt {maker['cublaslt']}, {cudnn}"
