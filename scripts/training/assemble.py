@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
-from dist.probe.links import bucket_bytes, clock_offset, probe_links
+from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.progress import poking
 from dist.watch.watchdog import Watchdog
@@ -37,7 +37,7 @@ from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
-from scripts.training.start import check_same_run, find_checkpoint, first_parameters, restore
+from scripts.training.start import bucket_size, check_same_run, find_checkpoint, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
@@ -103,13 +103,14 @@ def assemble(settings, world, lock) -> Parts:
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, layout, data, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
+    facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
     tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
-    strategy = backend.new_strategy(new_job(s, backend, layout, tracer, links), steps.start - 1)
+    strategy = backend.new_strategy(new_job(s, backend, layout, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, facts, world)
     with world.together(UserError):
@@ -257,7 +258,7 @@ def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> Tra
     return Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
 
 
-def new_job(s, backend, layout: Layout, tracer: Tracer, links: list[dict]) -> Job:
+def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None) -> Job:
     """What the strategy works with."""
     return Job(
         world=backend.world,
@@ -269,7 +270,7 @@ def new_job(s, backend, layout: Layout, tracer: Tracer, links: list[dict]) -> Jo
         tracer=tracer,
         server=s.server,
         final_ranges=layout.final_ranges(),
-        bucket_bytes=bucket_bytes(links) if s.overlap else None,
+        bucket_bytes=bucket_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dist.console import say
+from dist.probe.links import bucket_bytes
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -83,6 +84,16 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
                 f"{checkpoint.path}: its {name} is {found}, this run's {wanted}: a run goes on with the same; change "
                 f"{flag}, or choose another --out"
             )
+
+
+def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -> int:
+    """How many bytes --overlap exchanges at once.
+
+    A run that goes on with the same ranks and strategy keeps its size: another one would add gradients in another
+    order, and round otherwise. links: as measured at this start; facts: of the run that goes on.
+    """
+    is_same = checkpoint and all(checkpoint.facts.get(name) == facts[name] for name in ("ranks", "strategy"))
+    return (checkpoint.facts.get("bucket_bytes") if is_same else None) or bucket_bytes(links)
 
 
 def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:

@@ -227,6 +227,23 @@ def test_latency_decides_how_many_buckets_there_are(comm, shared_path, data, mon
 
 
 @pytest.mark.ranks(2)
+def test_a_run_that_goes_on_keeps_its_buckets(comm, shared_path, data, monkeypatch):
+    """Others would add the gradients in another order: the links are measured anew at each start."""
+    from scripts.training import assemble
+
+    world = world_of(comm, comm.Split(comm.rank, comm.rank))
+    flags = [*data, "--n-layer", 6, "--n-embd", 64, "--lr-steps", 3, "--strategy", "ring", "--overlap"]
+    counts = []
+    for steps, latency_s, more in ((1, 1e-6, []), (2, 0.1, ["--resume"]), (1, 0.1, [])):
+        monkeypatch.setattr(assemble, "probe_links", lambda world, s=latency_s: [link(1e12), link(1e9, s)])
+        with monkeypatch.context() as patch:
+            counted = Counted(patch)
+            train(world, shared_path / ("run" if steps == 2 or not counts else "anew"), *flags, "--steps", steps, *more)
+        counts.append(len(counted.sizes))
+    assert counts[0] == counts[1] > counts[2]
+
+
+@pytest.mark.ranks(2)
 def test_error_feedback_is_kept_by_whom_it_was_asked_for(comm, shared_path, data):
     """The errors lie in the checkpoint of the run that feeds them back; they are its own, not another strategy's."""
     from dist.world import start_world
