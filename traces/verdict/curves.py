@@ -106,7 +106,8 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
         return Comparison("other", "The runs have no step in common: their losses are not compared", "")
     worst = max(distances, key=lambda distance: distance.excess)
     if worst.excess > 1:
-        return Comparison("differ", "The loss curves differ", _difference(worst))
+        what = "gradients" if worst.of == "norm" else "loss curves"
+        return Comparison("differ", f"The {what} differ", _difference(worst))
     count = "both" if len(measured) == 2 else f"all {len(measured)}"
     return Comparison("agree", f"The same loss curve from {count} runs", _agreement(distances))
 
@@ -182,12 +183,12 @@ def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
 def _difference(worst: _Distance) -> str:
     pair = f"{worst.labels[0]} and {worst.labels[1]}"
     if worst.of == "norm":
-        apart = f"the first step's gradient norms are {worst.found:.2g} of each other apart"
-        return f"{pair}: {apart}, {worst.allowed:.1g} may be rounding ({worst.reason})"
-    apart = f"{worst.found:.2g} apart at step {worst.step}"
-    if np.isnan(worst.found):
+        apart, rounding = f"gradient norms {worst.found:.2g} of each other apart at step 1", f"{worst.allowed:.1g}"
+    elif np.isnan(worst.found):
         return f"{pair}: one of them is no number any more at step {worst.step}, the other is"
-    return f"{pair}: {apart}, {worst.allowed:.1g} may be rounding ({worst.reason})"
+    else:
+        apart, rounding = f"{worst.found:.2g} apart at step {worst.step}", f"{worst.allowed:.1g}"
+    return f"{pair}: {apart}, rounding explains {rounding} ({worst.reason})"
 
 
 def _agreement(distances: list[_Distance]) -> str:
