@@ -1,10 +1,12 @@
 """Which strategy is fastest: the rule that tells a winner from noise, and the order of the rounds."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts import compare
 from scripts.plot import measure_rounds
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, write_run
@@ -108,3 +110,20 @@ def test_a_tie_is_the_title(tmp_path):
     figure = comparison.draw_comparison(measured)
     assert title_of(figure).startswith("A tie: allreduce (b-0) and allreduce (a-0), ")
     assert is_inside(figure)
+
+
+def test_the_rounds_take_turns():
+    order = [name for _, name in compare.in_turns(list("abc"), 4)]
+    assert "".join(order) == "abccbaabccba"
+    assert [at for at, _ in compare.in_turns(["a", "b"], 2)] == [1, 1, 2, 2]
+
+
+def test_the_first_rounds_folders_are_the_strategies():
+    names = [compare.run_folder(Path("out"), "reduce-bcast/dedicated", number).name for number in (1, 2)]
+    assert names == ["reduce-bcast-dedicated", "reduce-bcast-dedicated-round-2"]
+
+
+def test_a_training_of_the_users_own_is_not_repeated_unasked():
+    assert compare.default_rounds(["ring", "tree"], compare.DEFAULT_TRAINING) == 4
+    assert compare.default_rounds(["ring", "tree"], ["--steps", "1000"]) == 1
+    assert compare.default_rounds(["ring"], compare.DEFAULT_TRAINING) == 1
