@@ -69,7 +69,7 @@ def test_a_slightly_slower_one_wins_as_rarely_as_an_equal_one():
 def test_what_is_said():
     slow, near = figures_of("sliced", [300, 310, 305, 320]), figures_of("ring", [198, 215, 204, 210])
     best = figures_of("tree", [190, 200, 199, 201])
-    assert ranking.verdict([slow, near, best]) == "a tie: tree and ring, 200 ms a step and 207 ms a step"
+    assert ranking.verdict([slow, near, best]) == "a tie: tree and ring, 200 and 207 ms a step"
     assert ranking.grounds([slow, near, best]) == "4 rounds: they overlap (190 to 201, 198 to 215 ms); sliced is slower"
     assert ranking.verdict([slow, best]) == "fastest: tree, 200 ms a step (1.5 times faster than sliced)"
     assert ranking.grounds([slow, best]).endswith("if all were equal, chance would do that once in 35 times")

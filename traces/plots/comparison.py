@@ -151,9 +151,10 @@ def _bar_label(figures: dict) -> str:
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """The run's speed, and how many times the slowest run's speed that is."""
+    """The run's speed, and how many times the slowest run's speed that is; in a tie, where noise may be all, not."""
     text = speed_text(figures, runs).removesuffix(" a step")
-    ratio = slowness(ranked[0], runs) / slowness(figures, runs) if figures in ranked else 1.0
+    is_proven = figures in ranked and (figures not in (best := ranking.fastest(runs)) or len(best) == 1)
+    ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0
     return f"{text}   {ratio:.1f}\N{MULTIPLICATION SIGN}" if ratio >= 1.05 else text
 
 

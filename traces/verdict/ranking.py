@@ -19,6 +19,7 @@ from traces.verdict.summary import TimedRun
 SAME_BATCH = 0.01
 # Less than this is no reason to choose another strategy, however sure it is.
 LEAST_DIFFERENCE = 1.02
+MOST_NAMED = 3
 # Of the figures of a summary, what is a median, or a share of it; all else is the same in every round.
 OF_PARTS = ("phases_ms", "waiting_ms")
 OF_ROUNDS = ("step_ms", "exchange_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
@@ -117,8 +118,15 @@ def verdict(runs: list[dict]) -> str:
 
 
 def tie_text(tied: list[dict], runs: list[dict]) -> str:
-    """ "ring and tree, 41 ms a step and 43 ms a step"."""
-    return f"{_listed([one['label'] for one in tied])}, {_listed([speed_text(one, runs) for one in tied])}"
+    """ "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED the fastest ones."""
+    labels, speeds = ([f(one) for one in tied[:MOST_NAMED]] for f in (_label, lambda one: speed_text(one, runs)))
+    speeds = [*(speed.partition(" ")[0] for speed in speeds[:-1]), speeds[-1]]
+    more = [f"{len(tied) - MOST_NAMED} more"] if tied[MOST_NAMED:] else []
+    return f"{_listed(labels + more)}, {_listed(speeds)}"
+
+
+def _label(figures: dict) -> str:
+    return figures["label"]
 
 
 def grounds(runs: list[dict]) -> str:
@@ -141,7 +149,7 @@ def _overlaps(tied: list[dict], runs: list[dict]) -> str:
         return f"less than {LEAST_DIFFERENCE - 1:.0%} apart"
     unit = "ms" if same_batch(runs) else "tokens/s"
     slower = [figures["label"] for figures in reversed(from_slow_to_fast(runs)) if figures not in tied]
-    ends = f"they overlap ({', '.join(spread_text(figures, runs) for figures in tied)} {unit})"
+    ends = f"they overlap ({', '.join(spread_text(figures, runs) for figures in tied[:MOST_NAMED])} {unit})"
     return f"{ends}; {_listed(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ends
 
 
