@@ -25,7 +25,7 @@ from strategies import CONTROL, STRATEGIES
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
-DEFAULT_TRAINING = ["--n-layer", "4", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "6"]
+DEFAULT_TRAINING = ["--n-layer", "3", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "6"]
 # Equal strategies fill the first places with all four rounds of one of them once in 165 times if they are three.
 ROUNDS = 4
 GRACE_S = 10  # for ranks that save something when told to stop
