@@ -1,7 +1,11 @@
-"""Train the same run with several strategies, one after another, and draw one comparison.
+"""Train the same run with several strategies, in turns, and draw one comparison.
 
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
+
+Each strategy is trained --rounds times: all of them in this order, then in the reverse one, and so on. So what else the
+machine does meets all of them, and what the rounds differ by says which differences are noise. The first round's runs
+are OUT/STRATEGY, with the validation loss; the others OUT/STRATEGY-round-2 and so on.
 
 The flags behind -- go to scripts/train.py in every run. Options of a strategy stand behind its name:
 reduce-bcast/dedicated, hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM stops the run as well.
@@ -21,7 +25,9 @@ from strategies import CONTROL, STRATEGIES
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
-DEFAULT_TRAINING = ["--n-layer", "6", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "30"]
+DEFAULT_TRAINING = ["--n-layer", "3", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "6"]
+# Equal strategies fill the first places with all four rounds of one of them once in 165 times if they are three.
+ROUNDS = 4
 GRACE_S = 10  # for ranks that save something when told to stop
 
 OPTIONS = {
@@ -38,24 +44,43 @@ def main():
     parser.add_argument("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="a list with commas, or all")
     parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")
     parser.add_argument("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
+    rounds = f"how often each strategy is trained, in turns ({ROUNDS}; with flags of your own behind --, 1)"
+    parser.add_argument("--rounds", type=int, help=rounds)
     arguments = parser.parse_args()
+    if arguments.rounds is not None and arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: expected 1 or more")
     end_with(lambda: compare(arguments))
 
 
 def compare(arguments) -> int:
     """Train and draw; the exit code of what ended last."""
     out = arguments.out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
-    runs = []
-    for name in strategy_names(arguments.strategies):
-        runs.append(out / name.replace("/", "-"))
-        print(f"--- {name}", flush=True)
-        if code := train(name, arguments.ranks, runs[-1], arguments.training):
+    names = strategy_names(arguments.strategies)
+    rounds = arguments.rounds or default_rounds(names, arguments.training)
+    for round_number, name in in_turns(names, rounds):
+        print(f"--- {name}{f', round {round_number} of {rounds}' if rounds > 1 else ''}", flush=True)
+        training = [*arguments.training, *(["--eval-every", "0"] if round_number > 1 else [])]
+        if code := train(name, arguments.ranks, run_folder(out, name, round_number), training):
             return code
-    plots = out / "plots"
-    if code := run([sys.executable, str(SCRIPTS / "plot.py"), *map(str, runs), "--out", str(plots)]):
+    plots, runs = out / "plots", [str(run_folder(out, name, at + 1)) for at in range(rounds) for name in names]
+    if code := run([sys.executable, str(SCRIPTS / "plot.py"), *runs, "--rounds", str(rounds), "--out", str(plots)]):
         return code
-    print(f"pictures: {plots}/, begin with {plots}/{'comparison' if len(runs) > 1 else 'timeline'}.png", flush=True)
+    print(f"pictures: {plots}/, begin with {plots}/{'comparison' if len(names) > 1 else 'timeline'}.png", flush=True)
     return 0
+
+
+def default_rounds(names: list[str], training: list[str]) -> int:
+    """One where there is nothing to rank, and of a training of the user's own, which may take hours."""
+    return ROUNDS if len(names) > 1 and training == DEFAULT_TRAINING else 1
+
+
+def in_turns(names: list[str], rounds: int) -> list[tuple[int, str]]:
+    """(round, name), rounds from 1: A B C, then C B A, and so on. A steady drift then meets all of them alike."""
+    return [(at + 1, name) for at in range(rounds) for name in (reversed(names) if at % 2 else names)]
+
+
+def run_folder(out: Path, name: str, round_number: int) -> Path:
+    return out / (name.replace("/", "-") + (f"-round-{round_number}" if round_number > 1 else ""))
 
 
 def strategy_names(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
     python scripts/plot.py runs/sliced
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
+    python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
 One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages and loss, and RUN/report.html the verdict, all
 pictures and the tables. Several: --out gets comparison, phases, loss, model, each run's timeline and, of runs of
@@ -16,15 +17,19 @@ from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.files import replacing_in
 from traces import RunError, read_run
-from traces.verdict.summary import TimedRun, measure_runs, table, verdict
+from traces.read.runs import Run
+from traces.verdict.curves import compare_curves
+from traces.verdict.ranking import grounds, merge_rounds, verdict
+from traces.verdict.summary import TimedRun, measure_runs, table
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used, or a file not be written."""
     settings = parse(arguments)
     try:
-        measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
-        of_one = len(settings.runs) == 1
+        runs = [read_run(path, allow_missing=True) for path in settings.runs]
+        measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs)
+        of_one = len(measured) == 1
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
         for path in plot(measured, settings.out or folder / "plots"):
             print(path)
@@ -44,7 +49,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help='default: RUN/plots; of several runs, "plots" beside the first'
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--rounds", metavar="R", type=int, default=1,
+        help="the runs are R rounds of the same strategies, one round after another: show each strategy once, with the "
+        "rounds' medians and what they differ by (1)",
+    )  # fmt: skip
+    settings = parser.parse_args(arguments)
+    if settings.rounds < 1:
+        parser.error(f"--rounds {settings.rounds}: expected 1 or more")
+    return settings
+
+
+def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
+    """The runs of the first round, each merged with its repetitions. UserError where a round lacks one."""
+    count, rest = divmod(len(runs), rounds)
+    if rest:
+        raise UserError(f"{len(runs)} runs are not {rounds} rounds of the same strategies; give as many of each")
+    merged = []
+    for place, first in enumerate(measure_runs(runs[:count])):
+        its = runs[place::count]
+        labels = dict.fromkeys([first.label, *(run.label for run in its if run.label != its[0].label)])
+        merged.append(merge_rounds(measure_runs(its), " or ".join(labels)))  # "or": auto may have chosen differently
+    return merged
 
 
 def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
@@ -69,9 +95,11 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
 
 
 def report(measured: list[TimedRun]) -> str:
-    """The table of medians and the sentence that names the fastest."""
+    """The table of medians, whether the losses agree, the sentence that names the fastest, and what that rests on."""
     runs = [one.figures for one in measured]
-    return f"\n{table(runs)}\n\n{verdict(runs)}"
+    curves = compare_curves(measured)
+    learned = f"{curves.sentence}\n" if curves else ""
+    return f"\n{table(runs)}\n\n{learned}{'. '.join(filter(None, (verdict(runs), grounds(runs))))}"
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
         2,
         "--strategies",
         "sliced,reduce-bcast/dedicated,ring/bfloat16/overlap,none",
+        "--rounds",
+        2,
         "--out",
         out,
         "--",
@@ -52,6 +54,11 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
     assert result.returncode == 0, result.stderr
     *_, finding, pictures = result.stdout.strip().splitlines()
     assert "sliced" in finding or "reduce-bcast" in finding
+    turns = [line for line in result.stdout.splitlines() if line.startswith("--- ")]
+    names = [line.split()[1].rstrip(",") for line in turns]
+    assert names[4:] == names[3::-1]
+    assert "2 rounds" in result.stdout
+    assert (out / "ring-bfloat16-overlap-round-2" / "log.jsonl").exists()
     assert str(out / "plots" / "comparison.png") in pictures
     assert (out / "plots" / "comparison.png").stat().st_size > 10_000
     assert json.loads((out / "reduce-bcast-dedicated" / "config.json").read_text())["settings"]["server"] == "dedicated"

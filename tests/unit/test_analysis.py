@@ -12,7 +12,8 @@ from traces.read.waits import find_waits
 from traces.record import files
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.units import ratio_text, short_ms
-from traces.verdict.summary import parts, summary, table, verdict
+from traces.verdict.ranking import verdict
+from traces.verdict.summary import parts, summary, table
 
 # --- waiting ---
 

@@ -11,10 +11,14 @@ from matplotlib.figure import Figure
 from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
 from traces.units import mfu_text, ratio_text, short_ms
-from traces.verdict.summary import TimedRun, from_slow_to_fast, parts, slowness, speed_text, verdict
+from traces.verdict import ranking
+from traces.verdict.ranking import from_slow_to_fast, slowness, speed_text, verdict
+from traces.verdict.summary import TimedRun, parts
 
 LABEL_CHARACTERS = 22  # left of a lying bar
 BAR_INCHES, GAP_INCHES = 0.34, 0.30
+# Where there are rounds, a circle for each lies on a line below the bar, which is thinner then and higher in its row.
+ROW_INCHES, BAR_HEIGHT, BAR_RISE, ROUNDS_FALL = 0.46, 0.54, 0.14, 0.28
 # Parts of the longest bar. What is shorter has no number in it; what is shorter yet has no edge.
 NUMBERED, EDGED = 0.045, 0.02
 
@@ -45,7 +49,7 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     return figure
 
 
-def _stack(bar, text, place: int, width: float, cut: dict[str, float], longest: float) -> float:
+def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest: float) -> float:
     """Draw a run's parts end to end, by axes.bar or axes.barh, each with its milliseconds; returns where they end."""
     at = 0.0
     for names, _, ink in look.stack_order(cut):
@@ -82,8 +86,9 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
     cuts = [parts(one.figures) for one in measured]
     lanes = [lanes_of(one, one.times.representative(), 1) for one in stepped]
     limit = max([sum(cut.values()) for cut in cuts] + [one.length for one in lanes])
+    limit = max([limit, *(ms for one in measured for ms in _rounds_ms(one.figures))])
     lane = [lane_height(len(one.run.ranks), 1.3) for one in stepped]
-    heights = [BAR_INCHES * len(measured)]
+    heights = [(ROW_INCHES if any(_rounds_ms(one.figures) for one in measured) else BAR_INCHES) * len(measured)]
     heights += [inches * len(one.run.ranks) for inches, one in zip(lane, stepped, strict=True)]
     handles = look.legend_handles({name for cut in cuts for name in cut})
     notes = [*look.facts(measured), look.median_note(measured)]
@@ -109,12 +114,16 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
 def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], limit: float) -> None:
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
-    weights = ["bold" if ranked and figures is ranked[-1] else "normal" for figures in runs]
+    best = ranking.fastest(runs) if ranked else []
+    weights = ["bold" if figures in best else "normal" for figures in runs]
     for place, (figures, cut, weight) in enumerate(zip(runs, cuts, weights, strict=True)):
-        end = _stack(axes.barh, axes.text, place, 0.74, cut, limit)
+        rounds_ms = _rounds_ms(figures)
+        rise, height = (BAR_RISE, BAR_HEIGHT) if rounds_ms else (0.0, 0.74)
+        end = _stack(axes.barh, axes.text, place - rise, height, cut, limit)
+        _draw_rounds(axes, place + ROUNDS_FALL, rounds_ms)
         axes.annotate(
-            _speed_text(figures, ranked, runs), (end, place), (5, 0), textcoords="offset points", va="center", size=10,
-            weight=weight, annotation_clip=False,
+            _speed_text(figures, ranked, runs), (max([end, *rounds_ms]), place), (7, 0), textcoords="offset points",
+            va="center", size=10, weight=weight, annotation_clip=False,
         )  # fmt: skip
     axes.set_ylim(len(measured) - 0.5, -0.5)
     axes.set_yticks(range(len(measured)), [_bar_label(figures) for figures in runs], size=10)
@@ -124,6 +133,18 @@ def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], lim
     axes.spines[:].set_visible(False)
 
 
+def _rounds_ms(figures: dict) -> list[float]:
+    return [one["step_ms"] for one in figures.get("rounds", [])]
+
+
+def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
+    """A circle for each round, on a line from the fastest to the slowest: lines side by side show who overlaps."""
+    if rounds_ms:
+        axes.plot([min(rounds_ms), max(rounds_ms)], [place] * 2, color=look.INK, linewidth=1.2, clip_on=False)
+        style = {"marker": "o", "markersize": 4.5, "markerfacecolor": "white", "markeredgecolor": look.INK}
+        axes.plot(rounds_ms, [place] * len(rounds_ms), linestyle="none", clip_on=False, zorder=3, **style)
+
+
 def _bar_label(figures: dict) -> str:
     """What stands left of a bar, in lines that fit there."""
     label = figures["label"] if figures["exchanges"] else f"{figures['label']} (no exchange)"
@@ -131,21 +152,27 @@ def _bar_label(figures: dict) -> str:
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """The run's speed, and how many times the slowest run's speed that is."""
+    """The run's speed, and how many times the slowest run's speed that is; in a tie, where noise may be all, not."""
     text = speed_text(figures, runs).removesuffix(" a step")
-    ratio = slowness(ranked[0], runs) / slowness(figures, runs) if figures in ranked else 1.0
+    is_proven = figures in ranked and (figures not in (best := ranking.fastest(runs)) or len(best) == 1)
+    ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0
     return f"{text}   {ratio:.1f}\N{MULTIPLICATION SIGN}" if ratio >= 1.05 else text
 
 
 def _finding(measured: list[TimedRun]) -> tuple[str, str]:
+    """Title and subtitle."""
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         return f"{measured[0].label}: {speed_text(runs[0], runs)}", ""
-    slowest, fastest = ranked[0], ranked[-1]
-    ratio = slowness(slowest, runs) / slowness(fastest, runs)
-    title = f"{fastest['label']} is fastest: {speed_text(fastest, runs)}, {ratio_text(ratio)} than {slowest['label']}"
+    tied = ranking.fastest(runs)
+    if len(tied) > 1:
+        return f"A tie: {ranking.tie_text(tied, runs)}", ranking.grounds(runs)
+    slowest, best = ranked[0], ranked[-1]
+    ratio = slowness(slowest, runs) / slowness(best, runs)
+    title = f"{best['label']} is fastest: {speed_text(best, runs)}, {ratio_text(ratio)} than {slowest['label']}"
     # Exchanging is where strategies differ.
-    slow, fast = (short_ms(figures["exchange_share"] * figures["step_ms"]) for figures in (slowest, fastest))
-    its = f"Exchanging gradients and parameters takes {fast} ms of its step"
-    return title, f"{its}; {slow} ms with {slowest['label']}"
+    slow, fast = (short_ms(figures["exchange_share"] * figures["step_ms"]) for figures in (slowest, best))
+    its = f"Exchanging gradients and parameters takes {fast} ms of its step; {slow} ms with {slowest['label']}"
+    sure = f"All {len(_rounds_ms(best))} rounds of it are faster than any of the others. " if _rounds_ms(best) else ""
+    return title, sure + its

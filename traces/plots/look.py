@@ -145,10 +145,12 @@ def under_bar(label: str) -> str:
 
 
 def median_note(measured: list[TimedRun]) -> str:
-    """For the footnote of a plot of medians: over how many steps."""
+    """For the footnote of a plot of medians: over how many rounds, and over how many steps."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
     texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
-    return " or ".join(dict.fromkeys(texts))
+    rounds = max(len(one.figures.get("rounds", [])) for one in measured)
+    of_rounds = f"median of {count_text(rounds, 'round')} in turns (circles), each of them the " if rounds else ""
+    return of_rounds + " or ".join(dict.fromkeys(texts))
 
 
 def facts(measured: list[TimedRun]) -> list[str]:

@@ -5,14 +5,13 @@ from matplotlib.figure import Figure
 
 from traces.plots import look
 from traces.record.files import RunError
+from traces.verdict.curves import compare_curves
 from traces.verdict.summary import TimedRun
 
 # From thick to thin and from solid to dotted: curves that coincide show all of themselves.
 COLOURS = (look.SKY, look.VERMILLION, "#000000", look.GREEN, look.PURPLE, look.ORANGE, look.BLUE)
 DASHES = ("-", (0, (5, 3)), (0, (1, 2)), (0, (7, 2, 1, 2)), (0, (3, 5)), (0, (2, 1)), (0, (9, 4)))
 MARKERS = "os^Dv<P"
-# Rounding makes equal runs differ by less than this at any step.
-AGREE = 2e-3
 # Of more numbers it takes seconds to find where a legend hides none.
 MOST_TO_AVOID = 50_000
 
@@ -72,15 +71,6 @@ def _draw_curve(axes, one: TimedRun, curve: np.ndarray, order: int, count: int) 
     axes.plot([], [], **line, **(marker if known.any() else {}), label=one.label)
 
 
-def largest_difference(curves: list[np.ndarray]) -> float | None:
-    """Largest distance of any two curves' train losses at one step; None where no step is in all of them."""
-    common = set.intersection(*(set(curve[0]) for curve in curves))
-    if not common:
-        return None
-    losses = np.array([curve[1][np.isin(curve[0], list(common))] for curve in curves])
-    return float(np.ptp(losses, axis=0).max())
-
-
 def _finding(measured: list[TimedRun], curves: list[np.ndarray]) -> tuple[str, str]:
     # Ranks that exchange nothing learn each on their own: their curve is drawn, not compared.
     pairs = list(zip(measured, curves, strict=True))
@@ -92,9 +82,6 @@ def _finding(measured: list[TimedRun], curves: list[np.ndarray]) -> tuple[str, s
         known = validation[~np.isnan(validation)]
         subtitle = f"validation loss {known[-1]:.3f} at the last validation" if len(known) else ""
         return f"{measured[0].label}: loss from {loss[0]:.2f} to {last:.2f} in {int(steps[-1])} steps", subtitle
-    difference = largest_difference(curves)
-    if difference is not None and difference <= AGREE:
-        distance = f"largest difference at any step: {difference:.1g}" if difference else "no difference at any step"
-        return f"The same loss curve from {'both' if len(curves) == 2 else f'all {len(curves)}'} runs", distance
+    found = compare_curves(measured)
     ends = ", ".join(f"{one.label} {curve[1][-1]:.3f}" for one, curve in zip(measured, curves, strict=True))
-    return "The loss curves differ", f"last train loss: {ends}"
+    return found.title, found.subtitle or f"last train loss: {ends}"

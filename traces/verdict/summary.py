@@ -1,4 +1,4 @@
-"""The summary of a run, and several runs side by side: which is fastest, and the table of their medians."""
+"""The summary of a run, and the table of several runs' medians."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,7 @@ import numpy as np
 from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
 from traces.record.phases import EXCHANGE, INDEX, PHASES
-from traces.units import mfu_text, ratio_text, short_ms
-
-# Runs whose tokens per step differ by less have the same batch.
-SAME_BATCH = 0.01
+from traces.units import mfu_text, short_ms
 
 
 @dataclass(frozen=True)
@@ -94,57 +91,25 @@ def parts(figures: dict) -> dict[str, float]:
     return {name: ms for name, ms in cut.items() if ms > 0}
 
 
-def slowness(figures: dict, runs: list[dict]) -> float:
-    """What the runs are ranked by, small is fast: ms per step; seconds per token where their batches differ."""
-    return figures["step_ms"] if same_batch(runs) else 1 / figures["tokens_per_s"]
-
-
-def same_batch(runs: list[dict]) -> bool:
-    """Whether the summaries' runs trained on equally many tokens a step (taken as true where a log has no rates)."""
-    tokens = [figures["tokens_per_step"] for figures in runs]
-    return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
-
-
-def from_slow_to_fast(runs: list[dict]) -> list[dict]:
-    """The summaries of the runs that trained one model (those that exchange), the slowest first."""
-    trained = [figures for figures in runs if figures["exchanges"]]
-    return sorted(trained, key=lambda figures: -slowness(figures, runs))
-
-
-def speed_text(figures: dict, runs: list[dict]) -> str:
-    """How fast a run was, in the unit of the ranking: "41 ms a step" or "51,200 tokens/s"."""
-    return (
-        f"{short_ms(figures['step_ms'])} ms a step" if same_batch(runs) else f"{figures['tokens_per_s']:,.0f} tokens/s"
-    )
-
-
-def verdict(runs: list[dict]) -> str:
-    """One sentence: the fastest of several runs and by how much, or where one run's time goes."""
-    ranked = from_slow_to_fast(runs)
-    if len(ranked) < 2:
-        figures = (ranked or runs)[0]
-        return f"{figures['label']}: {speed_text(figures, runs)}, {figures['exchange_share']:.0%} of it exchange"
-    slowest, fastest = ranked[0], ranked[-1]
-    ratio = slowness(slowest, runs) / slowness(fastest, runs)
-    if ratio < 1.02:
-        return f"no difference: {fastest['label']} and {slowest['label']} both take {speed_text(fastest, runs)}"
-    return f"fastest: {fastest['label']}, {speed_text(fastest, runs)} ({ratio_text(ratio)} than {slowest['label']})"
-
-
 def table(runs: list[dict]) -> str:
     """Text table of the summaries, one line a run.
 
-    Columns: ms per part of the step, their sum, the share of exchange, tokens per second, MFU if it is known of any.
+    Columns: ms per part of the step, their sum, from which to which the rounds' sums were if there are several, the
+    share of exchange, tokens per second, MFU if it is known of any.
     """
     cuts = [parts(figures) for figures in runs]
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
-    rows = [["median ms", *names, "step", "exchange", "tokens/s", "MFU"]]
+    rounds = max(len(figures.get("rounds", [])) for figures in runs)
+    rows = [["median ms", *names, "step", *([f"{rounds} rounds"] if rounds else []), "exchange", "tokens/s", "MFU"]]
     for figures, cut in zip(runs, cuts, strict=True):
         times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
         rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
         mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"], figures["peak_underestimated"])
         share = f"{figures['exchange_share']:.0%}"
-        rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate, mfu])
+        its = [one["step_ms"] for one in figures.get("rounds", [])]
+        times += [short_ms(figures["step_ms"], 3)]
+        times += [f"{short_ms(min(its), 3)} to {short_ms(max(its), 3)}"] if its else ["-"] * bool(rounds)
+        rows.append([figures["label"], *times, share, rate, mfu])
     if all(figures["mfu"] is None for figures in runs):
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,0 +1,201 @@
+"""Do several runs learn the same? Their loss curves, compared as closely as the runs' settings allow.
+
+Runs of different experiments (another model, batch, learning rate, seed, text) are not compared. All others compute
+the same but for rounding: it differs with the order of sums (strategy, ranks), and with bfloat16 it is coarser.
+Training then amplifies each difference. So a curve may be off at a step by the larger of
+- ROUNDING of what differs, as a part of the loss, and
+- GROWTH times the largest difference of WINDOW steps before and earlier.
+So what a fault does to the first steps is found however chaotic the training is, and later ones where it is calm.
+The norm of the first step's gradients, before parameters differ, shows what AdamW hides: gradients scaled wrongly.
+
+Measured on each pair of 10 runs (1, 2 and 4 ranks; reduce-scatter, reduce-bcast, ring, tree, hierarchical-sharded,
+zero-2; bfloat16 on the wire with five of them): 400 steps of `--model tiny`, 300 of 2 layers with 128 channels:
+
+                                       largest difference of the losses                   of the first norms,
+                                       to step 10    to step 20    to the end             relative
+    float32, another order             7e-8          2e-7          2e-5                   2e-6
+    gradients sent as bfloat16         4e-6          9e-6          2e-3                   2e-4
+    zero-2: parameters sent so, too    2e-3          4e-3          9e-3, 2^-8 of it       2e-4
+
+With --lr 5e-3, five times the default, differences of float32 grow from 5e-7 at step 20 to 3e-4 at step 50 and 0.1 at
+step 400; within 10 steps 6-fold at most above what ROUNDING allows, and 67-fold for zero-2 in a spike of the loss. And
+10.8M parameters, 30 steps at 1e-3: 2.5e-5 in float32, after a spike of the gradient norm. So ROUNDING leaves 30 times
+what was measured in calm float32, 4 times with gradients in bfloat16; where parameters are, too, GROWTH adds to it.
+Other kernels, TF32 and bfloat16 models are of GPUs: theirs follow from the bits of the mantissa, and have not been
+measured.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from traces.verdict.summary import TimedRun
+
+GROWTH, WINDOW = 100.0, 10
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What makes two runs of one experiment differ: loss, norm: by which part of these at most; reason: as a text."""
+
+    loss: float
+    norm: float
+    reason: str
+
+
+# From fine to coarse.
+ROUNDING = {
+    "order": Rounding(2**-12, 2**-13, "float32 sums in another order"),
+    "kernels": Rounding(2**-11, 2**-13, "other kernels round float32 differently"),
+    "tf32": Rounding(2**-9, 2**-8, "TF32 rounds to 11 bits"),
+    "wire": Rounding(2**-8, 2**-8, "bfloat16 on the wire rounds to 8 bits"),
+    "dtype": Rounding(2**-7, 2**-5, "a bfloat16 model rounds to 8 bits"),
+}
+# Settings that make another experiment if they differ; the first ones only where both runs say them.
+IF_BOTH_SAY = ("model", "n_layer", "n_head", "n_embd", "context", "vocab_size", "tokenizer", "seq_len")
+EXPERIMENT = (
+    "init", "train_data", "text", "seed", "shuffle", "weight_decay", "beta1", "beta2", "eps", "grad_clip",
+    "skip_outliers",
+)  # fmt: skip
+# The same in each step's line of the log: whatever flags they follow from.
+LOGGED = {"lr": "learning rate", "tokens": "tokens a step"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """kind: "agree", "differ" or "other" (experiments); title and subtitle: what a figure of the curves says."""
+
+    kind: str
+    title: str
+    subtitle: str
+
+    @property
+    def sentence(self) -> str:
+        """As it stands below a table."""
+        return self.subtitle if self.kind == "agree" else ": ".join(filter(None, (self.title, self.subtitle)))
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """Of two runs: at the worst step, how far apart they are and may be; of: "loss" or "norm", the latter relative."""
+
+    of: str
+    step: int
+    found: float
+    allowed: float
+    largest: float
+    largest_at: int
+    labels: tuple[str, str]
+    reason: str
+
+    @property
+    def excess(self) -> float:
+        return self.found / self.allowed if self.found == self.found else np.inf
+
+
+def compare_curves(measured: list[TimedRun]) -> Comparison | None:
+    """Each pair of the runs; None if fewer than two can be compared: ranks that exchange nothing learn on their own."""
+    measured = [one for one in measured if one.figures["exchanges"] and one.run.log]
+    if len(measured) < 2:
+        return None
+    for one, other in combinations(measured, 2):
+        if text := other_experiment(one, other):
+            return Comparison("other", "Different experiments: their losses are not compared", text)
+    distances = [_distance(one, other) for one, other in combinations(measured, 2)]
+    if None in distances:
+        return Comparison("other", "The runs have no step in common: their losses are not compared", "")
+    worst = max(distances, key=lambda distance: distance.excess)
+    if worst.excess > 1:
+        what = "gradients" if worst.of == "norm" else "loss curves"
+        return Comparison("differ", f"The {what} differ", _difference(worst))
+    count = "both" if len(measured) == 2 else f"all {len(measured)}"
+    return Comparison("agree", f"The same loss curve from {count} runs", _agreement(distances))
+
+
+def other_experiment(one: TimedRun, other: TimedRun) -> str:
+    """What makes the runs different experiments, as a sentence; "" if nothing does."""
+    a, b = one.run.config, other.run.config
+    pairs = {name: (a["settings"].get(name), b["settings"].get(name)) for name in (*IF_BOTH_SAY, *EXPERIMENT)}
+    pairs["parameters"] = a.get("parameters"), b.get("parameters")
+    found = []
+    for name, values in pairs.items():
+        if values[0] != values[1] and (name in EXPERIMENT or None not in values):
+            found.append((name.replace("_", "-"), *values, ""))
+    logs = [{row["step"]: row for row in each.run.log} for each in (one, other)]
+    for field, name in LOGGED.items():
+        common = [step for step in logs[0] if field in logs[0][step] and field in logs[1].get(step, {})]
+        values = ((step, *(log[step][field] for log in logs)) for step in common)
+        unlike = [
+            (name, a, b, f" at step {step}") for step, a, b in values if not np.isclose(a, b, rtol=1e-6, atol=0.0)
+        ]
+        found += unlike[:1]
+    sentences = [f"{name} {_shown(a)} with {one.label}, {_shown(b)} with {other.label}{at}" for name, a, b, at in found]
+    return "; ".join(sentences[:2])
+
+
+def _shown(value) -> str:
+    return f"{value:g}" if type(value) is float else "as default" if value is None else str(value)
+
+
+def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
+    """The coarsest rounding in which two runs of one experiment may differ."""
+    settings = [each.run.config["settings"] for each in (one, other)]
+    found = {
+        "order": True,
+        "kernels": len({each.get("backend", "numpy") for each in settings}) > 1,
+        "tf32": any(each.get("tf32") for each in settings),
+        "wire": any(each.get("wire") == "bfloat16" for each in settings),
+        "dtype": any(each.get("dtype") == "bfloat16" for each in settings),
+    }
+    return [ROUNDING[name] for name in ROUNDING if found[name]][-1]
+
+
+def tolerance(steps: np.ndarray, loss: np.ndarray, distance: np.ndarray, rounding: Rounding) -> np.ndarray:
+    """How far apart two curves may be at each of these steps: (S,) each. distance: how far they are."""
+    earlier = np.searchsorted(steps, steps - WINDOW, side="right")  # so many steps lie WINDOW or more before
+    largest = np.concatenate([[0.0], np.maximum.accumulate(distance)])[earlier]
+    return np.maximum(rounding.loss * np.abs(loss), GROWTH * largest)
+
+
+def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
+    """None if no step is in both logs."""
+    logs = [{row["step"]: row for row in each.run.log if row.get("loss") is not None} for each in (one, other)]
+    steps = np.array(sorted(set(logs[0]) & set(logs[1])), np.int64)
+    if not len(steps):
+        return None
+    losses, rounding = np.array([[log[step]["loss"] for step in steps] for log in logs]), rounding_of(one, other)
+    both_lost = np.isnan(losses).all(axis=0)  # both have diverged: no difference
+    distance = np.where(both_lost, 0.0, np.abs(losses[0] - losses[1]))
+    allowed = np.where(both_lost, 1.0, tolerance(steps, losses.min(axis=0), distance, rounding))
+    with np.errstate(invalid="ignore"):
+        worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance / allowed)))
+    largest, labels = int(np.argmax(distance)), (one.label, other.label)
+    facts = float(distance[largest]), int(steps[largest]), labels, rounding.reason
+    found = _Distance("loss", int(steps[worst]), float(distance[worst]), float(allowed[worst]), *facts)
+    norms = [log[steps[0]].get("grad_norm") for log in logs]
+    if None not in norms and steps[0] == 1 and max(norms) > 0:
+        apart = abs(norms[0] - norms[1]) / max(norms)
+        norm = _Distance("norm", 1, apart, rounding.norm, *facts)
+        found = max(found, norm, key=lambda distance: distance.excess) if norm.excess > 1 else found
+    return found
+
+
+def _difference(worst: _Distance) -> str:
+    pair = f"{worst.labels[0]} and {worst.labels[1]}"
+    if worst.of == "norm":
+        apart, rounding = f"gradient norms {worst.found:.2g} of each other apart at step 1", f"{worst.allowed:.1g}"
+    elif np.isnan(worst.found):
+        return f"{pair}: one of them is no number any more at step {worst.step}, the other is"
+    else:
+        apart, rounding = f"{worst.found:.2g} apart at step {worst.step}", f"{worst.allowed:.1g}"
+    return f"{pair}: {apart}, rounding explains {rounding} ({worst.reason})"
+
+
+def _agreement(distances: list[_Distance]) -> str:
+    largest = max(distances, key=lambda distance: distance.largest)
+    if not largest.largest:
+        return "loss curves agree: no difference at any step"
+    closest = max(distances, key=lambda distance: distance.excess)
+    at = f"largest difference {largest.largest:.1g} at step {largest.largest_at}"
+    return f"loss curves agree within {closest.allowed:.1g} ({closest.reason}; {at})"

@@ -1,0 +1,158 @@
+"""Which of several runs is fastest, and whether that is more than noise.
+
+Where each strategy was trained several times, in turns (scripts/compare.py), its speed is the median over these rounds,
+and what the rounds differ by is the noise. The rule: a run is named the fastest only if each of its rounds is faster
+than every round of every other run, and its median by LEAST_DIFFERENCE. Else it is a tie of all that it does not beat
+so. No distribution is assumed: if all runs are equally fast, each order of their rounds is as likely as any other, and
+`chance` is how often one of them is named nevertheless.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from traces.units import count_text, ratio_text, short_ms
+from traces.verdict.summary import TimedRun
+
+# Runs whose tokens per step differ by less have the same batch.
+SAME_BATCH = 0.01
+# Less than this is no reason to choose another strategy, however sure it is.
+LEAST_DIFFERENCE = 1.02
+MOST_NAMED = 3
+# Of the figures of a summary, what is a median, or a share of it; all else is the same in every round.
+OF_PARTS = ("phases_ms", "waiting_ms")
+OF_ROUNDS = ("step_ms", "exchange_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
+
+
+def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
+    """One run from several of the same settings: the medians over the rounds, and which of them is nearest to these.
+
+    figures: as a `summary`, and "rounds", those of each round. run and times are the nearest round's, for its timeline,
+    but for the log: the first round's has the validation loss.
+    """
+    each = [one.figures for one in rounds]
+    found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}
+    for name in OF_PARTS:
+        parts = dict.fromkeys(part for figures in each for part in figures[name])
+        found[name] = {part: _median([figures[name].get(part, 0.0) for figures in each]) for part in parts}
+    found["other_ms"] = max(0.0, found["step_ms"] - sum(found["phases_ms"].values()))
+    nearest = min(rounds, key=lambda one: abs(one.figures["step_ms"] - found["step_ms"]))
+    run = replace(nearest.run, log=rounds[0].run.log)
+    return TimedRun(run, nearest.times, nearest.figures | found | {"label": label, "rounds": each})
+
+
+def _median(values: list[float | None]) -> float | None:
+    return None if None in values else float(np.median(values))
+
+
+def slowness(figures: dict, runs: list[dict]) -> float:
+    """What the runs are ranked by, small is fast: ms per step; seconds per token where their batches differ."""
+    return figures["step_ms"] if same_batch(runs) else 1 / figures["tokens_per_s"]
+
+
+def same_batch(runs: list[dict]) -> bool:
+    """Whether the summaries' runs trained on equally many tokens a step (taken as true where a log has no rates)."""
+    tokens = [figures["tokens_per_step"] for figures in runs]
+    return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
+
+
+def from_slow_to_fast(runs: list[dict]) -> list[dict]:
+    """The summaries of the runs that trained one model (those that exchange), the slowest first."""
+    trained = [figures for figures in runs if figures["exchanges"]]
+    return sorted(trained, key=lambda figures: -slowness(figures, runs))
+
+
+def fastest(runs: list[dict]) -> list[dict]:
+    """The fastest run alone; where it is a tie, it and all that it does not beat, the fastest first."""
+    best, *others = reversed(from_slow_to_fast(runs))
+    return [best, *(other for other in others if not is_faster(best, other, runs))]
+
+
+def is_faster(one: dict, other: dict, runs: list[dict]) -> bool:
+    """Whether each round of one run is faster than each round of the other, and the median by LEAST_DIFFERENCE."""
+    its, others = (slownesses(figures, runs) for figures in (one, other))
+    return max(its) < min(others) and slowness(other, runs) >= LEAST_DIFFERENCE * slowness(one, runs)
+
+
+def slownesses(figures: dict, runs: list[dict]) -> list[float]:
+    """The slowness of each round."""
+    return [slowness(one, runs) for one in figures.get("rounds", [figures])]
+
+
+def chance(runs: int, rounds: int) -> float:
+    """How often the rule names one of so many equally fast runs: its rounds are just the fastest of all rounds."""
+    return runs / math.comb(runs * rounds, rounds)
+
+
+def speed_text(figures: dict, runs: list[dict]) -> str:
+    """How fast a run was, in the unit of the ranking: "41 ms a step" or "51,200 tokens/s"."""
+    return (
+        f"{short_ms(figures['step_ms'])} ms a step" if same_batch(runs) else f"{figures['tokens_per_s']:,.0f} tokens/s"
+    )
+
+
+def spread_text(figures: dict, runs: list[dict]) -> str:
+    """From which to which the rounds were, without the unit: "198 to 215"; of a single round nothing."""
+    its = figures.get("rounds", [])
+    if same_batch(runs):
+        ends = [short_ms(end([one["step_ms"] for one in its])) for end in (min, max)] if its else []
+    else:
+        ends = [f"{end([one['tokens_per_s'] for one in its]):,.0f}" for end in (min, max)] if its else []
+    return " to ".join(ends)
+
+
+def verdict(runs: list[dict]) -> str:
+    """One sentence: the fastest of several runs and by how much, a tie, or where one run's time goes."""
+    ranked = from_slow_to_fast(runs)
+    if len(ranked) < 2:
+        figures = (ranked or runs)[0]
+        return f"{figures['label']}: {speed_text(figures, runs)}, {figures['exchange_share']:.0%} of it exchange"
+    slowest, best, tied = ranked[0], ranked[-1], fastest(runs)
+    if slowness(slowest, runs) < LEAST_DIFFERENCE * slowness(best, runs):
+        return f"no difference: {best['label']} and {slowest['label']} both take {speed_text(best, runs)}"
+    if len(tied) > 1:
+        return f"a tie: {tie_text(tied, runs)}"
+    ratio = slowness(slowest, runs) / slowness(best, runs)
+    return f"fastest: {best['label']}, {speed_text(best, runs)} ({ratio_text(ratio)} than {slowest['label']})"
+
+
+def tie_text(tied: list[dict], runs: list[dict]) -> str:
+    """ "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED the fastest ones."""
+    labels, speeds = ([f(one) for one in tied[:MOST_NAMED]] for f in (_label, lambda one: speed_text(one, runs)))
+    speeds = [*(speed.partition(" ")[0] for speed in speeds[:-1]), speeds[-1]]
+    more = [f"{len(tied) - MOST_NAMED} more"] if tied[MOST_NAMED:] else []
+    return f"{_listed(labels + more)}, {_listed(speeds)}"
+
+
+def _label(figures: dict) -> str:
+    return figures["label"]
+
+
+def grounds(runs: list[dict]) -> str:
+    """What the verdict rests on, a sentence; "" for a single run."""
+    ranked = from_slow_to_fast(runs)
+    if len(ranked) < 2:
+        return ""
+    rounds, tied = min(len(slownesses(figures, runs)) for figures in ranked), fastest(runs)
+    if rounds == 1:
+        return "One run each: whether a second one would say the same is not known"
+    if len(tied) > 1:
+        return f"{count_text(rounds, 'round')}: {_overlaps(tied, runs)}"
+    once = f"if all were equal, chance would do that once in {1 / chance(len(ranked), rounds):.0f} times"
+    return f"All {rounds} rounds of it are faster than any round of the others; {once}"
+
+
+def _overlaps(tied: list[dict], runs: list[dict]) -> str:
+    best, *others = tied
+    if all(max(slownesses(best, runs)) < min(slownesses(other, runs)) for other in others):
+        return f"less than {LEAST_DIFFERENCE - 1:.0%} apart"
+    unit = "ms" if same_batch(runs) else "tokens/s"
+    slower = [figures["label"] for figures in reversed(from_slow_to_fast(runs)) if figures not in tied]
+    ends = f"they overlap ({', '.join(spread_text(figures, runs) for figures in tied[:MOST_NAMED])} {unit})"
+    return f"{ends}; {_listed(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ends
+
+
+def _listed(words: list[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)
