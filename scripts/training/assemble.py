@@ -29,7 +29,6 @@ from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
-from scripts.training.changes import changed_settings
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.gpu_choices import GpuChoices
@@ -37,7 +36,7 @@ from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
-from scripts.training.start import bucket_size, check_same_run, find_checkpoint, first_parameters, restore
+from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
@@ -102,31 +101,30 @@ def assemble(settings, world, lock) -> Parts:
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, layout, data, world.size, lock.run)
-    checkpoint, steps = checkpoint_to_go_on_from(s, facts, world)
-    facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
+    checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
-    tracer = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
+    tracer, failures = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, facts, world)
     with world.together(UserError):
         worker = new_worker(s, backend, layout, strategy, train, val, tracer)
+    flops = flops_per_token(config, s.seq_len, layout.count)
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
-    batch, failures = facts["global_batch"], TraceFailures(world, path / "traces", tracer)
     return Parts(
-        table=run_table(used, layout, world, strategy.workers, threads, choice, peak, batch, path),
+        table=run_table(used, layout, world, strategy.workers, threads, choice, peak, facts["global_batch"], path),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(batch * s.seq_len, flops_per_token(config, s.seq_len, layout.count), utilization),
+        records=StepRecords(facts["global_batch"] * s.seq_len, flops, utilization),
         progress=ProgressLines(s.steps, world.print, world.places),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
@@ -196,18 +194,13 @@ def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
     }  # fmt: skip
 
 
-def checkpoint_to_go_on_from(s, facts: dict, world) -> tuple[Checkpoint | None, range]:
-    """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make."""
-    if not s.resume:
-        return None, range(1, s.steps + 1)
-    checkpoint, changes = find_checkpoint(world, Path(s.out) / "checkpoints"), ""
-    with world.together(UserError):
-        if checkpoint:
-            check_same_run(checkpoint, facts)
-            if world.rank == 0:
-                changes = changed_settings(checkpoint, facts["settings"], s.typed, s.steps)
-    begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
-    world.print(f"{s.out} {begins}{changes and f'; {changes}'}")
+def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[Checkpoint | None, range]:
+    """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make.
+
+    facts get what depends on both: `bucket_bytes`.
+    """
+    checkpoint = find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
+    facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
@@ -242,9 +235,11 @@ def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog 
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> Tracer:
-    """What times the phases, and tells the watchdog of each. If there are several nodes, the first rank of each node
-    also samples the node's ports."""
+def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
+    """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
+
+    If there are several nodes, the first rank of each node also samples the node's ports.
+    """
     watchdog = new_watchdog(s, world, traces, resources)
     identity = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy}
     clock, counters, gpu = clock_offset(world), None, {}
@@ -255,7 +250,8 @@ def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> Tra
         # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
         on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
         gpu = {"device": device, "on_stream": on_stream}
-    return Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+    tracer = Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+    return tracer, TraceFailures(world, traces, tracer)
 
 
 def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None) -> Job:

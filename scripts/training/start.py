@@ -11,6 +11,7 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
+from scripts.training.changes import changed_settings
 from scripts.training.same_files import check_same_files
 from scripts.training.state import errors_name, is_on_gpu, state_arrays
 
@@ -65,6 +66,23 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
         text = f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
         end_with_one_line(world.comm, text)
     return None
+
+
+def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoint | None:
+    """The newest checkpoint of a run folder, which is to be of the run that goes on; rank 0 says where it begins.
+
+    facts: of the run that goes on; typed: which settings stand in its command; steps: how many it is to have.
+    Collective. Ends the job with one line where it is another run.
+    """
+    checkpoint, changes = find_checkpoint(world, out / "checkpoints"), ""
+    with world.together(UserError):
+        if checkpoint:
+            check_same_run(checkpoint, facts)
+            if world.rank == 0:
+                changes = changed_settings(checkpoint, facts["settings"], typed, steps)
+    begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
+    world.print(f"{out} {begins}{changes and f'; {changes}'}")
+    return checkpoint
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
