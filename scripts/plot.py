@@ -15,7 +15,10 @@ from pathlib import Path
 from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.files import replacing_in
+from scripts.prediction.of_run import own_schedule
+from scripts.reports.verdict import answer_of
 from traces import RunError, read_run
+from traces.verdict.headlines import headline
 from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
 
@@ -23,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used, or a file not be written."""
     settings = parse(arguments)
     try:
-        measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs])
+        measured = measure_runs([read_run(path, allow_missing=True) for path in settings.runs], own_schedule)
         of_one = len(settings.runs) == 1
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
         for path in plot(measured, settings.out or folder / "plots"):
@@ -52,7 +55,6 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports.figures import of_one, of_several
     from scripts.reports.html_page import write_report
-    from scripts.reports.verdict import diagnose
     from traces.plots import look
 
     figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
@@ -62,16 +64,20 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
-        run = measured[0].run
-        page = run.path / "report.html"
-        paths.append(write_report(page, measured[0].figures, diagnose(run), pictures, run.config))
+        (one,) = measured
+        answer = answer_of(one.diagnosis)
+        paths.append(write_report(one.run.path / "report.html", one.figures, answer, pictures, one.run.config))
     return paths
 
 
 def report(measured: list[TimedRun]) -> str:
-    """The table of medians and the sentence that names the fastest."""
+    """The table of medians; each run's verdict, in short where there are several; and which run is fastest."""
     runs = [one.figures for one in measured]
-    return f"\n{table(runs)}\n\n{verdict(runs)}"
+    if len(measured) == 1:
+        (one,) = measured
+        return f"\n{table(runs)}\n\n{one.label}: {answer_of(one.diagnosis)['verdict']}"
+    verdicts = "\n".join(f"{one.label}: {headline(one.diagnosis)}" for one in measured)
+    return f"\n{table(runs)}\n\n{verdicts}\n\n{verdict(runs)}"
 
 
 if __name__ == "__main__":

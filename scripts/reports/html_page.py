@@ -25,15 +25,15 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 .settings td { text-align: left; word-break: break-word }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
-# How each picture is read, in the order of the report.
+# What each picture shows, in the order of the report. What it means for this run is for the verdict to say.
 CAPTIONS = {
     "timeline": "Three steps around the median one, a row a rank. Hatched: waiting for other ranks. Below, each node's "
-    "port: a lane that reaches its dashed line is full.",
+    "port: bytes a second in and out, and dashed what was probed.",
     "phases": "The median step, cut into its phases.",
-    "ports": "Bytes through each node's port in a step. A bar that reaches its dashed line uses all that the port has; "
-    "one bar above the others is a hot spot. Diamonds: what the strategy's messages add up to.",
-    "ranks": "Each rank's computing and waiting, step by step. A bright row is a slow rank; a bright spot one stall.",
-    "waits": "What each rank waits for in the median step. Who waits least is waited for.",
+    "ports": "Bytes through each node's port in a step. Dashed: what the port carries in that time. Diamonds: what the "
+    "strategy's messages add up to.",
+    "ranks": "Each rank's computing and waiting, step by step: the brighter, the longer.",
+    "waits": "Each rank's median step: computing, moving data, and each kind of waiting.",
     "messages": "Bytes between ranks and between nodes in one exchange, from the strategy's schedule.",
     "loss": "The loss.",
 }
@@ -60,7 +60,7 @@ def _verdict(title: str, answer: dict) -> str:
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
     uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
     also = other_findings(answer["evidence"], 3)
-    more = f"<p>Also: {escape('; '.join(also))}.</p>" if also else ""
+    more = f'<p class="next">After that: {escape("; ".join(also))}.</p>' if also else ""
     return (
         f'<h1>{escape(title)}</h1><p class="verdict">{escape(sentence[:1].upper() + sentence[1:])}.</p>'
         f'<p class="where">{escape(place_text(answer["bottleneck"]))}</p>{more}{uncertain}'

@@ -4,14 +4,18 @@ from scripts.prediction.of_run import own_schedule, predicted_steps
 from traces.read.analysis import measure
 from traces.read.runs import Run
 from traces.units import bytes_text, mfu_text, seconds_text
-from traces.verdict.diagnosis import find_bottleneck
+from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 
 
 def diagnose(run: Run) -> dict:
     """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
-    diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
+    return answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
+
+
+def answer_of(diagnosis: Diagnosis) -> dict:
+    """`diagnose`'s object, of a run that is diagnosed already."""
     evidence = diagnosis.evidence
-    return diagnosis.answer(predicted_steps(run, evidence.step_s, evidence.transfer_s))
+    return diagnosis.answer(predicted_steps(evidence.run, evidence.step_s, evidence.transfer_s))
 
 
 def as_text(answer: dict) -> str:
@@ -23,7 +27,7 @@ def as_text(answer: dict) -> str:
     rows = answer["advice"]
     others = [f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({row['speedup']:.2g}x)" for row in rows]
     lines += [f"others      {', '.join(others)}"] if others else []
-    lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
+    lines += [f"after that: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
 
@@ -37,7 +41,7 @@ def place_text(bottleneck: dict) -> str:
 
 def other_findings(evidence: dict, most: int) -> list[str]:
     """The sentences of the first findings that were not chosen."""
-    return [one["sentence"] for one in evidence["also"][:most] if one["kind"] != "none"]
+    return [one["sentence"] for one in evidence["also"][:most]]
 
 
 def efficiencies(evidence: dict) -> dict[str, float]:

@@ -11,8 +11,9 @@ from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
 from traces.read.trace_files import NodeCounters
 from traces.read.traffic import WAYS
-from traces.units import short_ms
-from traces.verdict.summary import TimedRun, parts
+from traces.units import count_text, short_ms
+from traces.verdict.headlines import title_lines
+from traces.verdict.summary import TimedRun
 
 STEPS = 3
 PORT_INCHES = 0.34
@@ -30,7 +31,8 @@ def draw(measured: TimedRun) -> Figure:
     if error_ns:
         notes.append(f"clocks aligned to {error_ns * 1e-3:.0f} µs")
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
-    with look.page(9, inches, _finding(measured), "", look.legend_handles(lanes.parts), notes) as figure:
+    title = title_lines(measured.diagnosis, measured.label, "timeline", _facts(measured))
+    with look.page(9, inches, *title, look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         draw_lanes(top, lanes, ranks, lane)
         label_nodes(top, measured, lane, hosts=True)
@@ -41,12 +43,9 @@ def draw(measured: TimedRun) -> Figure:
     return figure
 
 
-def _finding(measured: TimedRun) -> str:
-    cut = parts(measured.figures)
-    largest = max(cut, key=cut.get)
-    name = {"waiting": "waiting for other ranks", "other": "time in no phase"}.get(largest, largest)
-    step_ms = measured.figures["step_ms"]
-    return f"{measured.label}: {short_ms(step_ms)} ms a step, the largest part {name} ({cut[largest] / step_ms:.0%})"
+def _facts(measured: TimedRun) -> str:
+    steps = count_text(measured.figures["steps"], "step")
+    return f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
 
 
 def _window(measured: TimedRun) -> tuple[int, int]:

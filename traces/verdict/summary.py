@@ -1,5 +1,6 @@
 """The summary of a run, and several runs side by side: which is fastest, and the table of their medians."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,8 @@ from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
 from traces.record.phases import EXCHANGE, INDEX, PHASES
 from traces.units import mfu_text, ratio_text, short_ms
+from traces.verdict.diagnosis import Diagnosis, find_bottleneck
+from traces.verdict.evidence import PredictedExchange
 
 # Runs whose tokens per step differ by less have the same batch.
 SAME_BATCH = 0.01
@@ -15,25 +18,36 @@ SAME_BATCH = 0.01
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run with everything the plots need: its StepTimes and its `summary`, the label unlike any other run's."""
+    """A run with everything that is said and drawn of it.
+
+    figures: its `summary`, the label unlike any other run's, and "exchanging_share", the verdict's; diagnosis: where
+    every judgment about the run comes from.
+    """
 
     run: Run
     times: StepTimes
     figures: dict
+    diagnosis: Diagnosis
 
     @property
     def label(self) -> str:
         return self.figures["label"]
 
 
-def measure_runs(runs: list[Run]) -> list[TimedRun]:
-    """Measure several runs; runs of equal label get their folder's name added to it."""
+def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | None]) -> list[TimedRun]:
+    """Measure and diagnose several runs; runs of equal label get their folder's name added to it.
+
+    predict: what a run's strategy sends, as `find_bottleneck` takes it.
+    """
     labels = [run.label for run in runs]
     measured = []
     for run in runs:
         times = measure(run)
+        diagnosis = find_bottleneck(run, times, predict(run))
+        evidence = diagnosis.evidence
         label = run.label if labels.count(run.label) == 1 else f"{run.label} ({run.path.resolve().name})"
-        measured.append(TimedRun(run, times, summary(run, times) | {"label": label}))
+        figures = {"label": label, "exchanging_share": min(1.0, evidence.transfer_s / evidence.step_s)}
+        measured.append(TimedRun(run, times, summary(run, times) | figures, diagnosis))
     return measured
 
 
@@ -119,11 +133,11 @@ def speed_text(figures: dict, runs: list[dict]) -> str:
 
 
 def verdict(runs: list[dict]) -> str:
-    """One sentence: the fastest of several runs and by how much, or where one run's time goes."""
+    """One sentence: the fastest of several runs and by how much; of one run how fast it is."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         figures = (ranked or runs)[0]
-        return f"{figures['label']}: {speed_text(figures, runs)}, {figures['exchange_share']:.0%} of it exchange"
+        return f"{figures['label']}: {speed_text(figures, runs)}"
     slowest, fastest = ranked[0], ranked[-1]
     ratio = slowness(slowest, runs) / slowness(fastest, runs)
     if ratio < 1.02:
@@ -134,16 +148,17 @@ def verdict(runs: list[dict]) -> str:
 def table(runs: list[dict]) -> str:
     """Text table of the summaries, one line a run.
 
-    Columns: ms per part of the step, their sum, the share of exchange, tokens per second, MFU if it is known of any.
+    Columns: ms per part of the step, their sum, the verdict's share of exchanging, which is without waiting for late
+    ranks, tokens per second, MFU if it is known of any.
     """
     cuts = [parts(figures) for figures in runs]
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
-    rows = [["median ms", *names, "step", "exchange", "tokens/s", "MFU"]]
+    rows = [["median ms", *names, "step", "exchanging", "tokens/s", "MFU"]]
     for figures, cut in zip(runs, cuts, strict=True):
         times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
         rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
         mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"])
-        share = f"{figures['exchange_share']:.0%}"
+        share = f"{figures['exchanging_share']:.0%}"
         rows.append([figures["label"], *times, short_ms(figures["step_ms"], 3), share, rate, mfu])
     if all(figures["mfu"] is None for figures in runs):
         rows = [row[:-1] for row in rows]
