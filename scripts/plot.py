@@ -18,7 +18,7 @@ from gpt2.files import replacing_in
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
 from traces import RunError, read_run
-from traces.verdict.headlines import headline
+from traces.verdict.headlines import headline, shown_in
 from traces.verdict.summary import TimedRun, measure_runs, table, verdict
 
 
@@ -66,7 +66,8 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
         (one,) = measured
         answer = answer_of(one.diagnosis)
-        paths.append(write_report(one.run.path / "report.html", one.figures, answer, pictures, one.run.config))
+        page, first = one.run.path / "report.html", shown_in(one.diagnosis.finding)
+        paths.append(write_report(page, one.figures, answer, pictures, one.run.config, first))
     return paths
 
 

@@ -92,7 +92,7 @@ def test_ports_are_drawn_against_their_rate(measured):
     figure = traffic.draw_ports(measured, counted, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
     assert is_inside(figure)
     share = 10e6 / (RATE * measured.figures["step_ms"] * 1e-3)
-    (most,) = re.findall(r"go [\d.]+ to ([\d.]+) MB in and .* at most (\d+)% and", top_of(figure))
+    (most,) = re.findall(r"passes [\d.]+ MB to ([\d.]+) MB in and .*\n?.*at most (\d+)% in and", top_of(figure))
     assert [float(number) for number in most] == pytest.approx([10, 100 * share], rel=0.05)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(heights[1:5], 2, rtol=0.05)
@@ -117,9 +117,9 @@ def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_p
         assert is_inside(figure)
         if sends:
             assert ((matrix > 0).sum(axis=1) == 1).all()
-            assert re.search(r"a node receives ([\d.]+) MB and sends \1 MB", top_of(figure))
+            assert re.search(r"a node receives ([\d.]+ MB) and sends \1$", top_of(figure))
         else:
-            assert re.search(r"a node receives [\d.]+ to [\d.]+ MB", top_of(figure))
+            assert re.search(r"a node receives [\d.]+ MB to [\d.]+ GB", top_of(figure))
     assert not any(isinstance(one, QuadMesh) for one in figure.axes[0].collections)
 
 

@@ -25,7 +25,8 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     cuts = [parts(one.figures) for one in measured]
     top = max(sum(cut.values()) for cut in cuts)
     title = _of_phases(measured)
-    width = min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
+    # The headline of a single run is longer than the sentence about several.
+    width = 8.0 if len(measured) == 1 else min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
     notes = [*look.facts(measured), look.median_note(measured)]
     with look.page(width, 3.9, *title, notes=notes) as figure:
         axes = figure.subplots()
@@ -33,7 +34,8 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
             _stack(axes.bar, axes.text, place, 0.62, cut, top)
             _write_speed(axes, place, one, sum(cut.values()))
         axes.set_xticks(range(len(measured)), [look.under_bar(one.label) for one in measured])
-        axes.set_xlim(-0.6, len(measured) - 0.4)
+        beside = 1.0 if len(measured) == 1 else 0.6
+        axes.set_xlim(-beside, len(measured) - 1 + beside)
         axes.set_ylim(0, top * 1.16)
         axes.set_ylabel("milliseconds a step")
         axes.tick_params(axis="x", length=0)
@@ -50,7 +52,7 @@ def _of_phases(measured: list[TimedRun]) -> tuple[str, str]:
     if len(measured) > 1:
         return sentence[0].upper() + sentence[1:], ""
     (one,) = measured
-    return title_lines(one.diagnosis, one.label, "phases", speed_text(one.figures, runs))
+    return title_lines(one.diagnosis, one.label, "phases", speed_text(one.figures, runs), "the parts are a mean rank's")
 
 
 def _stack(bar, text, place: int, width: float, cut: dict[str, float], longest: float) -> float:

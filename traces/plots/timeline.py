@@ -16,6 +16,7 @@ from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
 
 STEPS = 3
+TOO_LONG = 1.5  # times as long as other steps around the median one: too long to be drawn beside it
 PORT_INCHES = 0.34
 MOST_PORTS = 16  # beyond that the lanes would be hairs; the plot of ports shows all nodes
 
@@ -49,13 +50,19 @@ def _facts(measured: TimedRun) -> str:
 
 
 def _window(measured: TimedRun) -> tuple[int, int]:
-    """Index of the first step drawn, and how many: consecutive ones, the representative in the middle if possible."""
-    steps = measured.times.steps
+    """Index of the first step drawn, and how many: consecutive ones, the representative among them, in the middle if
+    possible; but not beside a step that is so long that all others would be hairs."""
+    steps, seconds = measured.times.steps, measured.times.step_seconds
     middle = measured.times.representative()
-    first = max(0, min(middle - STEPS // 2, len(steps) - STEPS))
-    chosen = steps[first : first + STEPS]
+    count = min(STEPS, len(steps))
+    places = range(max(0, middle - count + 1), min(middle, len(steps) - count) + 1)
     # Steps that are not consecutive (a resumed run, say) may lie minutes apart.
-    return (first, len(chosen)) if chosen[-1] - chosen[0] == len(chosen) - 1 else (middle, 1)
+    places = [first for first in places if steps[first + count - 1] - steps[first] == count - 1]
+    if not places:
+        return middle, 1
+    shortest = min(seconds[first : first + count].sum() for first in places)
+    alike = [first for first in places if seconds[first : first + count].sum() < TOO_LONG * shortest]
+    return min(alike, key=lambda first: abs(first + count // 2 - middle)), count
 
 
 def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:

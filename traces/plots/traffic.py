@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from traces.plots import look
 from traces.read.traffic import WAYS, NodeTraffic
-from traces.units import short_ms
+from traces.units import bytes_text, short_ms
 from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
 
@@ -43,7 +43,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
         handles.append(Line2D([], [], **MARK_STYLE, label="the strategy's messages"))
     width = min(11.0, max(7.6, 2.4 + 0.9 * len(traffic.nodes)))
     notes = [*look.facts([measured]), look.median_note([measured])]
-    title = title_lines(measured.diagnosis, measured.label, "ports", _ports(bars, room))
+    title = title_lines(measured.diagnosis, measured.label, "ports", *_ports(bars, room))
     with look.page(width, 3.2, *title, handles, notes) as figure:
         axes = figure.subplots()
         for shift, way in ((-0.21, "in"), (0.21, "out")):
@@ -59,19 +59,19 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
     return figure
 
 
-def _ports(bars: dict, room: dict | None) -> str:
+def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
     """Both ways, the least and the most of a node's port; and of what its port can carry."""
-    texts = [f"{_range(bars[way])} MB {way}" for way in WAYS]
-    text = f"through a node's port go {' and '.join(texts)} a step"
+    text = " and ".join(f"{_range(bars[way])} {way}" for way in WAYS)
+    text = f"a node's port passes {text}, a step"
     if room is None or not all((room[way] > 0).all() for way in WAYS):
-        return text
-    used = [(bars[way] / room[way]).max() for way in WAYS]
-    return f"{text}, at most {' and '.join(f'{share:.0%}' for share in used)} of what it can carry"
+        return text, ""
+    used = " and ".join(f"{(bars[way] / room[way]).max():.0%} {way}" for way in WAYS)
+    return text, f"at most {used} of what it can carry in that time"
 
 
-def _range(amounts: np.ndarray) -> str:
-    """ "4.3", "2.1 to 9.1"."""
-    low, high = short_ms(amounts.min()), short_ms(amounts.max())
+def _range(megabytes: np.ndarray) -> str:
+    """ "4.3 MB", "2.1 MB to 9.1 MB"."""
+    low, high = (bytes_text(amount * 1e6, 2) for amount in (megabytes.min(), megabytes.max()))
     return low if low == high else f"{low} to {high}"
 
 
@@ -87,9 +87,6 @@ def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> F
             left.axhline(place, color=look.FAINT, linewidth=0.6)
             left.axvline(place, color=look.FAINT, linewidth=0.6)
         image = _draw_table(right, between * 1e-6, norm, "node")
-        sums = {way: between.sum(axis=axis) * 1e-6 for axis, way in enumerate(WAYS)}
-        texts = [f"{way}: {one.min():.3g} to {one.max():.3g} MB a node" for way, one in sums.items()]
-        right.set_title("   ".join(texts), size=8.5, loc="left")
         for (row, column), value in np.ndenumerate(between * 1e-6):
             if value > 0 and len(between) <= MOST_WITH_NUMBERS:
                 ink = "white" if norm(value) > 0.5 else look.INK
@@ -120,4 +117,4 @@ def _messages(between: np.ndarray) -> str:
     into, out = (between.sum(axis=axis) * 1e-6 for axis in (0, 1))
     if not into.max():
         return "nothing leaves a node"
-    return f"in an exchange a node receives {_range(into)} MB and sends {_range(out)} MB"
+    return f"in an exchange a node receives {_range(into)} and sends {_range(out)}"

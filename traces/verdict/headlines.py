@@ -6,7 +6,7 @@ the numbers stand below; elsewhere the numbers are all that it says.
 
 from collections.abc import Callable
 
-from traces.units import seconds_text
+from traces.units import bytes_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis
 from traces.verdict.evidence import Evidence, Finding
 
@@ -25,17 +25,19 @@ SHOWN_IN = {
 }
 
 
-def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str) -> tuple[str, str]:
+def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more: str = "") -> tuple[str, str]:
     """The title and the line below it ("" for none) of a figure of one run.
 
-    figure: "timeline", "ranks", ...; facts: what it shows, in numbers, without a judgment.
+    figure: "timeline", "ranks", ...; facts: what it shows, in numbers, without a judgment; more: such numbers that a
+    title has no room for.
     """
-    if figure in _shown_in(diagnosis.finding):
-        return f"{label}: {headline(diagnosis)}", facts
-    return f"{label}: {facts}", ""
+    if figure in shown_in(diagnosis.finding):
+        return f"{label}: {headline(diagnosis)}", "; ".join(filter(None, [facts, more]))
+    return f"{label}: {facts}", more
 
 
-def _shown_in(finding: Finding) -> tuple[str, ...]:
+def shown_in(finding: Finding) -> tuple[str, ...]:
+    """The figures in which the finding is seen."""
     # Stalls are not in the median step, which all but the map are of.
     return ("ranks",) if "stalls" in finding.facts else (*WHOLE_STEP, *SHOWN_IN[finding.kind])
 
@@ -50,15 +52,16 @@ def _share(finding: Finding, evidence: Evidence) -> str:
 
 
 def _network_congestion(finding: Finding, evidence: Evidence) -> str:
-    most = f", {finding.phase} most of it" if finding.phase else ""
-    return f"exchanging takes {_share(finding, evidence)}{most}"
+    return f"exchanging takes {_share(finding, evidence)}"
 
 
 def _server_hotspot(finding: Finding, evidence: Evidence) -> str:
     verb = "receives" if finding.direction == "in" else "sends"
-    share = finding.facts[f"{finding.phase}_s"] / evidence.step_s
-    host = evidence.run.hosts[finding.node]
-    return f"{host}, where the server is, {verb} for all: {finding.phase} takes {share:.0%} of the step"
+    text = f"{evidence.run.hosts[finding.node]}, where the server is, {verb} for all"
+    if evidence.node_bytes is None:
+        return text
+    amount = evidence.node_bytes[finding.direction][evidence.run.nodes.index(finding.node)]
+    return f"{text}: {bytes_text(amount)} a step"
 
 
 def _slow_link(finding: Finding, evidence: Evidence) -> str:
