@@ -162,10 +162,10 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
         return []
+    share = min(1.0, evidence.transfer_s / evidence.step_s)
     text = (
-        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {min(1.0, evidence.transfer_s / evidence.step_s):.0%} "
-        f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
-        f"exchange more at once"
+        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {share:.0%} of it, their bytes would need "
+        f"{seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: exchange more at once"
     )
     facts = {"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s}
     return [Finding("latency-bound", evidence.transfer_s, text, evidence.transfer_phase, facts=facts)]
