@@ -16,9 +16,12 @@ from pathlib import Path
 from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.files import replacing_in
+from scripts.prediction.of_run import own_schedule
+from scripts.reports.verdict import answer_of
 from traces import RunError, read_run
 from traces.read.runs import Run
 from traces.verdict.curves import compare_curves
+from traces.verdict.headlines import headline, shown_in
 from traces.verdict.ranking import grounds, merge_rounds, verdict
 from traces.verdict.summary import TimedRun, measure_runs, table
 
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse(arguments)
     try:
         runs = [read_run(path, allow_missing=True) for path in settings.runs]
-        measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs)
+        measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs, own_schedule)
         of_one = len(measured) == 1
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
         for path in plot(measured, settings.out or folder / "plots"):
@@ -66,10 +69,12 @@ def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
     if rest:
         raise UserError(f"{len(runs)} runs are not {rounds} rounds of the same strategies; give as many of each")
     merged = []
-    for place, first in enumerate(measure_runs(runs[:count])):
+    for place, first in enumerate(measure_runs(runs[:count], own_schedule)):
         its = runs[place::count]
         labels = dict.fromkeys([first.label, *(run.label for run in its if run.label != its[0].label)])
-        merged.append(merge_rounds(measure_runs(its), " or ".join(labels)))  # "or": auto may have chosen differently
+        merged.append(
+            merge_rounds(measure_runs(its, own_schedule), " or ".join(labels))
+        )  # "or": auto may have chosen differently
     return merged
 
 
@@ -78,7 +83,6 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports.figures import of_one, of_several
     from scripts.reports.html_page import write_report
-    from scripts.reports.verdict import diagnose
     from traces.plots import look
 
     figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
@@ -88,18 +92,26 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
     paths = [path for pair in saved.values() for path in pair]
     if len(measured) == 1:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
-        run = measured[0].run
-        page = run.path / "report.html"
-        paths.append(write_report(page, measured[0].figures, diagnose(run), pictures, run.config))
+        (one,) = measured
+        answer = answer_of(one.diagnosis)
+        page, first = one.run.path / "report.html", shown_in(one.diagnosis.finding)
+        paths.append(write_report(page, one.figures, answer, pictures, one.run.config, first))
     return paths
 
 
 def report(measured: list[TimedRun]) -> str:
-    """The table of medians, whether the losses agree, the sentence that names the fastest, and what that rests on."""
+    """The table of medians; the run's verdict. Of several runs each one's in short, whether their losses agree, which
+    is the fastest, and what that rests on.
+    """
     runs = [one.figures for one in measured]
+    if len(measured) == 1:
+        (one,) = measured
+        return f"\n{table(runs)}\n\n{one.label}: {answer_of(one.diagnosis)['verdict']}"
+    verdicts = "\n".join(f"{one.label}: {headline(one.diagnosis)}" for one in measured)
     curves = compare_curves(measured)
     learned = f"{curves.sentence}\n" if curves else ""
-    return f"\n{table(runs)}\n\n{learned}{'. '.join(filter(None, (verdict(runs), grounds(runs))))}"
+    ranked = ". ".join(filter(None, (verdict(runs), grounds(runs))))
+    return f"\n{table(runs)}\n\n{verdicts}\n\n{learned}{ranked}"
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ def short_count(number: int) -> str:
     return str(number)
 
 
-def bytes_text(amount: float) -> str:
+def bytes_text(amount: float, digits: int = 3) -> str:
     """ "27 MB", "1.2 GB", "340 kB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if amount >= size:
-            return f"{amount / size:.3g} {unit}" if amount < 1000 * size else f"{amount / size:.0f} {unit}"
+            return f"{amount / size:.{digits}g} {unit}" if amount < 10**digits * size else f"{amount / size:.0f} {unit}"
     return f"{amount:.0f} bytes"
 
 

@@ -1,7 +1,6 @@
 """Which figures are drawn of one run and of several, and what each is given."""
 
 from scripts.prediction.of_run import message_matrix, own_exchange, own_schedule
-from scripts.reports.verdict import diagnose
 from traces.plots import comparison, expected, loss_curves, ranks, timeline, traffic
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
@@ -24,7 +23,7 @@ def of_one(measured: TimedRun) -> dict:
     matrix = message_matrix(measured.run)
     if matrix is not None:
         nodes = [place["node"] for place in measured.run.config["ranks"]]
-        figures["messages"] = traffic.draw_messages(measured.label, matrix, nodes)
+        figures["messages"] = traffic.draw_messages(measured, matrix, nodes)
     return figures
 
 
@@ -49,7 +48,7 @@ def _model_point(measured: TimedRun) -> tuple[str, float, float] | None:
     predicted = own_exchange(run)
     if predicted is None:
         return None
-    spent = diagnose(run)["evidence"]["exchange_s"]
+    spent = measured.diagnosis.evidence.transfer_s
     return (measured.label, predicted.seconds, spent) if min(predicted.seconds, spent) > 0 else None
 
 

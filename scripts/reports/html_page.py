@@ -25,29 +25,31 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 .settings td { text-align: left; word-break: break-word }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
-# How each picture is read, in the order of the report.
+# What each picture shows, in the order of the report. What it means for this run is for the verdict to say.
 CAPTIONS = {
-    "timeline": "Three steps around the median one, a row a rank. Hatched: waiting for other ranks. Below, each node's "
-    "port: a lane that reaches its dashed line is full.",
+    "timeline": "Three steps, the median one among them, a row a rank. Hatched: waiting for other ranks. Below, each "
+    "node's port: bytes a second in and out, and dashed what was probed.",
     "phases": "The median step, cut into its phases.",
-    "ports": "Bytes through each node's port in a step. A bar that reaches its dashed line uses all that the port has; "
-    "one bar above the others is a hot spot. Diamonds: what the strategy's messages add up to.",
-    "ranks": "Each rank's computing and waiting, step by step. A bright row is a slow rank; a bright spot one stall.",
-    "waits": "What each rank waits for in the median step. Who waits least is waited for.",
+    "ports": "Bytes through each node's port in a step. Dashed: what the port carries in that time. Diamonds: what the "
+    "strategy's messages add up to.",
+    "ranks": "Each rank's computing and waiting, step by step: the brighter, the longer.",
+    "waits": "Each rank's median step: computing, moving data, and each kind of waiting.",
     "messages": "Bytes between ranks and between nodes in one exchange, from the strategy's schedule.",
     "loss": "The loss.",
 }
 
 
-def write_report(path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict) -> Path:
+def write_report(
+    path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict, first: tuple[str, ...] = ()
+) -> Path:
     """Write the page and return its path. UserError: it cannot be written.
 
     numbers: a run's traces.verdict.summary; answer: what diagnose.py --json prints; figures: SVG files by name; config:
-    config.json.
+    config.json; first: the names of the figures in which the verdict is seen.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     title += f", {code}" if (code := _code(config)) else ""
-    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures), _advice(answer)]
+    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures, first), _advice(answer)]
     parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     with replacing(path) as file:
@@ -61,7 +63,7 @@ def _verdict(title: str, answer: dict) -> str:
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
     uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
     also = other_findings(answer["evidence"], 3)
-    more = f"<p>Also: {escape('; '.join(also))}.</p>" if also else ""
+    more = f'<p class="next">After that: {escape("; ".join(also))}.</p>' if also else ""
     return (
         f'<h1>{escape(title)}</h1><p class="verdict">{escape(sentence[:1].upper() + sentence[1:])}.</p>'
         f'<p class="where">{escape(place_text(answer["bottleneck"]))}</p>{more}{uncertain}'
@@ -98,9 +100,9 @@ def _peak(config: dict) -> str:
     return f"{sum(filter(None, peak['tflops'])):.3g} TFLOP/s ({peak['source']})"
 
 
-def _pictures(figures: dict[str, Path]) -> str:
+def _pictures(figures: dict[str, Path], first: tuple[str, ...]) -> str:
     shown = []
-    for name in (*CAPTIONS, *(name for name in figures if name not in CAPTIONS)):
+    for name in sorted((*CAPTIONS, *(figures.keys() - CAPTIONS)), key=lambda name: name not in first):
         if name in figures:
             data = base64.b64encode(figures[name].read_bytes()).decode()
             caption = escape(CAPTIONS.get(name, ""))
@@ -124,11 +126,15 @@ def _advice(answer: dict) -> str:
 
 
 def _times(evidence: dict) -> str:
-    seconds = {"step": evidence["step_s"], "computing": evidence["compute_s"], "exchanging": evidence["exchange_s"]}
+    seconds = {
+        "step": evidence["step_s"],
+        "computing, on the rank that takes longest": evidence["compute_s"],
+        "exchanging": evidence["exchange_s"],
+    }
     seconds |= {f"of that {name}": s for name, s in evidence["exchange_by_phase_s"].items()}
     if evidence.get("hidden_exchange_s"):
         seconds["exchange hidden behind computing"] = evidence["hidden_exchange_s"]
-    seconds |= {f"waiting, {name.replace('_', ' ')}": s for name, s in evidence["waiting_s"].items()}
+    seconds |= {f"waiting of the mean rank, {name.replace('_', ' ')}": s for name, s in evidence["waiting_s"].items()}
     rows = [[name, seconds_text(s)] for name, s in seconds.items()]
     shares = [[name, f"{value:.1%}"] for name, value in efficiencies(evidence).items()]
     head = [f"median of {evidence['steps']} steps", ""]
@@ -144,7 +150,14 @@ def _ranks(evidence: dict) -> str:
         cells = [row["rank"], row["node"], short_ms(compute["median"] * 1e3), spread]
         cells += [short_ms(row["data_s"]["median"] * 1e3), short_ms(waited.get(str(row["rank"]), 0.0) * 1e3)]
         rows.append(cells)
-    head = ["rank", "node", "forward + backward, ms", "middle half of steps", "data, ms", "others waited for it, ms"]
+    head = [
+        "rank",
+        "node",
+        "forward + backward, ms",
+        "middle half of steps",
+        "data, ms",
+        "others together waited for it, ms",
+    ]
     return f"<h2>Ranks</h2>{_table(head, rows)}"
 
 

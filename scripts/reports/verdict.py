@@ -5,13 +5,17 @@ from scripts.prediction.of_run import advised, measured_of, others_steps, own_sc
 from traces.read.analysis import measure
 from traces.read.runs import Run
 from traces.units import bytes_text, mfu_text, range_text, seconds_text
-from traces.verdict.diagnosis import find_bottleneck
+from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 
 
 def diagnose(run: Run) -> dict:
     """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
-    diagnosis = find_bottleneck(run, measure(run), own_schedule(run))
-    advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
+    return answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
+
+
+def answer_of(diagnosis: Diagnosis) -> dict:
+    """`diagnose`'s object, of a run that is diagnosed already."""
+    advice, calibration = others_steps(diagnosis.evidence.run, measured_of(diagnosis.evidence))
     return diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
 
 
@@ -23,7 +27,7 @@ def as_text(answer: dict) -> str:
     lines += _node_lines(evidence["nodes"])
     lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
     lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
-    lines += [f"also: {sentence}" for sentence in other_findings(evidence, 2)]
+    lines += [f"after that: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
 
@@ -65,7 +69,7 @@ def place_text(bottleneck: dict) -> str:
 
 def other_findings(evidence: dict, most: int) -> list[str]:
     """The sentences of the first findings that were not chosen."""
-    return [one["sentence"] for one in evidence["also"][:most] if one["kind"] != "none"]
+    return [one["sentence"] for one in evidence["also"][:most]]
 
 
 def efficiencies(evidence: dict) -> dict[str, float]:

@@ -86,10 +86,8 @@ class Parts:
 
 
 def assemble(settings, world, lock) -> Parts:
-    """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read.
-
-    What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
-    """
+    """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read."""
+    # What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
     code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scripts.prediction.of_run import own_schedule
 from tests.support.in_process import train as train_here
 from traces import read_run
 from traces.verdict.curves import compare_curves
@@ -46,7 +47,7 @@ def train(comm, out, strategy, *flags):
 
 
 def compared(*paths):
-    return compare_curves(measure_runs([read_run(path) for path in paths]))
+    return compare_curves(measure_runs([read_run(path) for path in paths], own_schedule))
 
 
 @pytest.mark.ranks(2)

@@ -86,6 +86,8 @@ def nothing(_: int) -> None:
 class TensorByTensor(Strategy):
     """One MPI_Allreduce after another; AdamW everywhere."""
 
+    name = "allreduce"
+
     def __init__(self, job):
         super().__init__(job)
         self.optimizer = job.new_optimizer(0, len(self.parameters))

@@ -27,6 +27,7 @@ from scripts.prediction.calibration import (
     shown_s,
 )
 from scripts.prediction.from_run import advise_from_run
+from scripts.prediction.of_run import own_schedule
 from scripts.prediction.predictor import PredictedStep, predicted_exchange
 from scripts.reports.html_page import write_report
 from scripts.reports.verdict import as_text, diagnose
@@ -132,7 +133,9 @@ def test_advise_names_the_clear_gain_and_no_other(tmp_path):
 def page_of(folder):
     """The text of the report's part on other strategies."""
     run = read_run(folder)
-    page = write_report(folder / "report.html", measure_runs([run])[0].figures, diagnose(run), {}, run.config)
+    page = write_report(
+        folder / "report.html", measure_runs([run], own_schedule)[0].figures, diagnose(run), {}, run.config
+    )
     part = page.read_text().split("What other strategies would take")[1].split("<h2>")[0]
     return " ".join(re.sub("<[^>]+>", " ", part).split())
 

@@ -8,6 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from scripts.prediction.of_run import own_schedule
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, three_ranks, write_run
 from traces import RunError, read_run
@@ -29,7 +30,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(runs):
-    return measure_runs([read_run(path) for path in runs])
+    return measure_runs([read_run(path) for path in runs], own_schedule)
 
 
 @pytest.mark.parametrize("draw", [comparison.draw_phases, loss_curves.draw, comparison.draw_comparison])
@@ -42,7 +43,7 @@ def test_nothing_leaves_the_picture(measured, draw):
 def test_a_strategy_with_all_its_options_stays_in_the_picture(measured, draw, tmp_path):
     options = {"wire": "bfloat16", "overlap": True}
     path = write_run(tmp_path / "run", simulate("reduce-scatter", NINE), NINE, "hierarchical-sharded", **options)
-    (longest,) = measure_runs([read_run(path)])
+    (longest,) = measure_runs([read_run(path)], own_schedule)
     assert longest.label == "hierarchical-sharded bfloat16 overlap"
     assert is_inside(draw([longest, *measured]))
 
@@ -58,7 +59,7 @@ def test_the_comparison_names_the_fastest_and_orders_from_slow_to_fast(measured)
     labels = [label.get_text() for label in bars.get_yticklabels()]
     assert labels == ["reduce-bcast", "sliced", "reduce-scatter", "none (no exchange)"]
     # The control's ranks run apart, so that it has no timeline; all others share the bars' scale.
-    assert [axes.get_title("left").split(":")[0] for axes in lanes] == labels[:3]
+    assert [axes.get_title("left").split(", step")[0] for axes in lanes] == labels[:3]
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
 
 
@@ -73,7 +74,7 @@ def test_bars_are_as_high_as_the_medians(measured):
 
 
 def test_the_timeline_draws_each_ranks_spans_where_they_were(tmp_path):
-    (one,) = measure_runs([read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1]))])
+    (one,) = measure_runs([read_run(write_run(tmp_path, three_ranks(3), [0, 0, 1]))], own_schedule)
     axes = timeline.draw(one).axes[0]
     drawn = {
         (matplotlib.colors.to_hex(bars.get_facecolor()[0]), *path.get_extents().get_points().round(2).flatten())
@@ -89,7 +90,7 @@ def test_the_timeline_draws_each_ranks_spans_where_they_were(tmp_path):
 
 def test_a_timeline_skips_over_untraced_steps(tmp_path):
     spans = [[span for span in rank if span[0] != 2] for rank in three_ranks(3)]
-    (one,) = measure_runs([read_run(write_run(tmp_path, spans, [0, 0, 1]))])
+    (one,) = measure_runs([read_run(write_run(tmp_path, spans, [0, 0, 1]))], own_schedule)
     assert timeline.draw(one).axes[0].get_xlim() == pytest.approx((0, 84))
 
 
@@ -108,13 +109,13 @@ def losses(*pairs):
 def test_the_loss_plot_says_whether_curves_agree(tmp_path, second, title):
     logs = {"a": losses((1, 5.0), (2, 4.0)), "b": second}
     paths = [write_run(tmp_path / name, three_ranks(), [0, 0, 1], log=log) for name, log in logs.items()]
-    assert title_of(loss_curves.draw(measure_runs([read_run(path) for path in paths]))) == title
+    assert title_of(loss_curves.draw(measure_runs([read_run(path) for path in paths], own_schedule))) == title
 
 
 def test_the_loss_plot_needs_a_loss(tmp_path):
     run = read_run(write_run(tmp_path, three_ranks(), [0, 0, 1], log=[]))
     with pytest.raises(RunError, match="holds no loss"):
-        loss_curves.draw(measure_runs([run]))
+        loss_curves.draw(measure_runs([run], own_schedule))
 
 
 def test_smoothing_is_narrow_at_the_start_and_one_sided_at_the_end():
@@ -186,7 +187,7 @@ def test_several_runs(runs, tmp_path):
 
 def test_runs_of_one_strategy_are_told_apart_by_folder(tmp_path):
     paths = [write_run(tmp_path / name, three_ranks(), [0, 0, 1]) for name in ("float32", "bfloat16")]
-    labels = [one.label for one in measure_runs([read_run(path) for path in paths])]
+    labels = [one.label for one in measure_runs([read_run(path) for path in paths], own_schedule)]
     assert labels == ["reduce-bcast (float32)", "reduce-bcast (bfloat16)"]
 
 

@@ -12,6 +12,7 @@ from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
 from traces.units import mfu_text, ratio_text, short_ms
 from traces.verdict import ranking
+from traces.verdict.headlines import headline, title_lines
 from traces.verdict.ranking import from_slow_to_fast, slowness, speed_text, verdict
 from traces.verdict.summary import TimedRun, parts
 
@@ -27,18 +28,18 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     """One bar per run, in the given order; waiting for other ranks hatched on top of the stack."""
     cuts = [parts(one.figures) for one in measured]
     top = max(sum(cut.values()) for cut in cuts)
-    sentence = verdict([one.figures for one in measured])
-    # The sentence about a single run starts with a strategy's name.
-    title = sentence if len(measured) == 1 else sentence[0].upper() + sentence[1:]
-    width = min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
+    title = _of_phases(measured)
+    # The headline of a single run is longer than the sentence about several.
+    width = 8.0 if len(measured) == 1 else min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
     notes = [*look.facts(measured), look.median_note(measured)]
-    with look.page(width, 3.9, title, notes=notes) as figure:
+    with look.page(width, 3.9, *title, notes=notes) as figure:
         axes = figure.subplots()
         for place, (one, cut) in enumerate(zip(measured, cuts, strict=True)):
             _stack(axes.bar, axes.text, place, 0.62, cut, top)
             _write_speed(axes, place, one, sum(cut.values()))
         axes.set_xticks(range(len(measured)), [look.under_bar(one.label) for one in measured])
-        axes.set_xlim(-0.6, len(measured) - 0.4)
+        beside = 1.0 if len(measured) == 1 else 0.6
+        axes.set_xlim(-beside, len(measured) - 1 + beside)
         axes.set_ylim(0, top * 1.16)
         axes.set_ylabel("milliseconds a step")
         axes.tick_params(axis="x", length=0)
@@ -47,6 +48,15 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
             loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=1.2, labelspacing=0.8,
         )  # fmt: skip
     return figure
+
+
+def _of_phases(measured: list[TimedRun]) -> tuple[str, str]:
+    runs = [one.figures for one in measured]
+    sentence = verdict(runs)
+    if len(measured) > 1:
+        return sentence[0].upper() + sentence[1:], ""
+    (one,) = measured
+    return title_lines(one.diagnosis, one.label, "phases", speed_text(one.figures, runs), "the parts are a mean rank's")
 
 
 def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest: float) -> float:
@@ -100,7 +110,7 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
             draw_lanes(axes, steps, len(one.run.ranks), height)
             label_nodes(axes, one, height)
             number = one.times.steps[one.times.representative()]
-            axes.set_title(f"{one.label}: step {number}, rank by rank", loc="left", size=9, pad=3)
+            axes.set_title(f"{one.label}, step {number}: {headline(one.diagnosis)}", loc="left", size=9, pad=3)
             axes.tick_params(axis="x", length=0)
             axes.spines["bottom"].set_visible(False)
         # The time axis, once for all lanes.
@@ -160,7 +170,7 @@ def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
 
 
 def _finding(measured: list[TimedRun]) -> tuple[str, str]:
-    """Title and subtitle."""
+    """What is fastest; why a run takes as long as it does is said by its own verdict, above its timeline."""
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
@@ -171,8 +181,6 @@ def _finding(measured: list[TimedRun]) -> tuple[str, str]:
     slowest, best = ranked[0], ranked[-1]
     ratio = slowness(slowest, runs) / slowness(best, runs)
     title = f"{best['label']} is fastest: {speed_text(best, runs)}, {ratio_text(ratio)} than {slowest['label']}"
-    # Exchanging is where strategies differ.
-    slow, fast = (short_ms(figures["exchange_share"] * figures["step_ms"]) for figures in (slowest, best))
-    its = f"Exchanging gradients and parameters takes {fast} ms of its step; {slow} ms with {slowest['label']}"
+    shares = (f"{figures['exchanging_share']:.0%} with {figures['label']}" for figures in (best, slowest))
     sure = f"All {len(_rounds_ms(best))} rounds of it are faster than any of the others. " if _rounds_ms(best) else ""
-    return title, sure + its
+    return title, f"{sure}Exchanging, of a step: {', '.join(shares)}"

@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from traces.plots import look
 from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
-from traces.units import mfu_text
+from traces.units import count_text, mfu_text
+from traces.verdict.headlines import headline
 from traces.verdict.summary import TimedRun
 
 LOST = {
@@ -36,7 +37,7 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
     handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
     notes = [*look.facts(measured), look.median_note(measured)]
     width = max(9.4, 4.7 + 0.95 * len(found))
-    with look.page(width, 3.7, _speedup(measured, found), "", handles, notes) as figure:
+    with look.page(width, 3.7, _speedup(measured), _of_largest(measured), handles, notes) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
         _draw_rates(left, measured)
         _draw_efficiencies(right, measured, found)
@@ -103,14 +104,16 @@ def _size(measured: list[TimedRun], ranks: int) -> str:
     return f"{ranks}\n{'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}"
 
 
-def _speedup(measured: list[TimedRun], found: list[Efficiency]) -> str:
+def _speedup(measured: list[TimedRun]) -> str:
     smallest, largest = measured[0].figures, measured[-1].figures
     speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
-    lost = found[-1].lost
-    worst = max(LOST, key=lost.get)
     text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
-    text += f", of {largest['ranks'] / smallest['ranks']:.3g} possible"
-    return f"{text}; most is lost to {LOST[worst][0]} ({lost[worst]:.0%})"
+    return f"{text}, of {largest['ranks'] / smallest['ranks']:.3g} possible"
+
+
+def _of_largest(measured: list[TimedRun]) -> str:
+    largest = measured[-1]
+    return f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {headline(largest.diagnosis)}"
 
 
 def draw_model(points: list[tuple[str, float, float]]) -> Figure:

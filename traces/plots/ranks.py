@@ -13,10 +13,10 @@ from traces.plots.lanes import label_nodes, lane_height
 from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, STEP
 from traces.units import short_ms
+from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
 
 MOST_COLUMNS = 400  # more steps than that are averaged: a picture has no more columns to show
-STANDS_OUT = 1.2
 LEAST_SCALE_MS = 0.01
 LEAST_SHARE = 0.002  # of a step: what is shorter is no more than a hair
 # Hatched differently, on greys of different lightness: they have to differ in a grey print too.
@@ -35,8 +35,10 @@ def draw_map(measured: TimedRun) -> Figure:
     tables = {"computing": times.phase(*COMPUTE) * 1e3, "waiting for others": waiting * 1e3}
     ranks = len(measured.run.ranks)
     lane = lane_height(ranks, 4.0)
-    finding = _slowest(measured, tables["computing"])
-    with look.page(9, 2 * lane * ranks + 1.15, finding, notes=look.facts([measured])) as figure:
+    low, high = _range(np.median(tables["computing"], axis=0))
+    facts = f"ranks compute {low} to {high} ms a step, medians"
+    title = title_lines(measured.diagnosis, measured.label, "ranks", facts)
+    with look.page(9, 2 * lane * ranks + 1.15, *title, notes=look.facts([measured])) as figure:
         panels = figure.subplots(2, 1)
         for axes, (text, table) in zip(panels, tables.items(), strict=True):
             _draw_panel(axes, measured, table, text, lane)
@@ -44,15 +46,10 @@ def draw_map(measured: TimedRun) -> Figure:
     return figure
 
 
-def _slowest(measured: TimedRun, computing: np.ndarray) -> str:
-    medians = np.median(computing, axis=0)
-    typical = np.median(medians[medians > 0]) if (medians > 0).any() else 0.0
-    slowest = int(np.argmax(medians))
-    ratio = medians[slowest] / typical if typical else 1.0
-    rank = measured.run.rank_numbers[slowest]
-    if ratio >= STANDS_OUT:
-        return f"{measured.label}: rank {rank} computes {ratio:.1f} times as long as the median rank"
-    return f"{measured.label}: all ranks compute alike, the slowest (rank {rank}) {ratio - 1:.0%} above the median"
+def _range(milliseconds: np.ndarray) -> tuple[str, str]:
+    """Least and most, of the ranks that have any: a server computes nothing."""
+    some = milliseconds[milliseconds > 0] if (milliseconds > 0).any() else milliseconds
+    return short_ms(some.min(), 3), short_ms(some.max(), 3)
 
 
 def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: float) -> None:
@@ -85,7 +82,8 @@ def draw_waits(measured: TimedRun) -> Figure:
         Patch(**_style(name), label=f"waits {STATE_STYLE[name][0]}" if name in STATE_STYLE else name) for name in bars
     ]
     notes = [*look.facts([measured]), look.median_note([measured])]
-    with look.page(9, lane * ranks + 0.52, _longest_wait(measured, bars), "", handles, notes) as figure:
+    title = title_lines(measured.diagnosis, measured.label, "waits", _waits(bars, ranks))
+    with look.page(9, lane * ranks + 0.52, *title, handles, notes) as figure:
         axes = figure.subplots()
         left = np.zeros(ranks)
         for name, milliseconds in bars.items():
@@ -111,14 +109,9 @@ def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
     return {name: row for name, row in medians.items() if row.max() > least}
 
 
-def _longest_wait(measured: TimedRun, bars: dict[str, np.ndarray]) -> str:
-    waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(len(measured.run.ranks)))
-    most = int(np.argmax(waits))
-    rank, share = measured.run.rank_numbers[most], waits[most] / sum(bars.values())[most]
-    if share < 0.05:
-        return f"{measured.label}: no rank waits more than {share:.0%} of its step for others"
-    kind = max((name for name in bars if name in STATES), key=lambda name: bars[name][most])
-    return f"{measured.label}: rank {rank} waits {share:.0%} of its step, most {STATE_STYLE[kind][0]}"
+def _waits(bars: dict[str, np.ndarray], ranks: int) -> str:
+    waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(ranks))
+    return f"in exchanges, ranks wait {short_ms(waits.min(), 3)} to {short_ms(waits.max(), 3)} ms a step for others"
 
 
 def _style(name: str) -> dict:

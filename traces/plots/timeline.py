@@ -11,10 +11,12 @@ from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
 from traces.read.trace_files import NodeCounters
 from traces.read.traffic import WAYS
-from traces.units import short_ms
-from traces.verdict.summary import TimedRun, parts
+from traces.units import count_text, short_ms
+from traces.verdict.headlines import title_lines
+from traces.verdict.summary import TimedRun
 
 STEPS = 3
+TOO_LONG = 1.5  # times as long as other steps around the median one: too long to be drawn beside it
 PORT_INCHES = 0.34
 MOST_PORTS = 16  # beyond that the lanes would be hairs; the plot of ports shows all nodes
 
@@ -30,7 +32,8 @@ def draw(measured: TimedRun) -> Figure:
     if error_ns:
         notes.append(f"clocks aligned to {error_ns * 1e-3:.0f} µs")
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
-    with look.page(9, inches, _finding(measured), "", look.legend_handles(lanes.parts), notes) as figure:
+    title = title_lines(measured.diagnosis, measured.label, "timeline", _facts(measured))
+    with look.page(9, inches, *title, look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         draw_lanes(top, lanes, ranks, lane)
         label_nodes(top, measured, lane, hosts=True)
@@ -41,22 +44,25 @@ def draw(measured: TimedRun) -> Figure:
     return figure
 
 
-def _finding(measured: TimedRun) -> str:
-    cut = parts(measured.figures)
-    largest = max(cut, key=cut.get)
-    name = {"waiting": "waiting for other ranks", "other": "time in no phase"}.get(largest, largest)
-    step_ms = measured.figures["step_ms"]
-    return f"{measured.label}: {short_ms(step_ms)} ms a step, the largest part {name} ({cut[largest] / step_ms:.0%})"
+def _facts(measured: TimedRun) -> str:
+    steps = count_text(measured.figures["steps"], "step")
+    return f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
 
 
 def _window(measured: TimedRun) -> tuple[int, int]:
-    """Index of the first step drawn, and how many: consecutive ones, the representative in the middle if possible."""
-    steps = measured.times.steps
+    """Index of the first step drawn, and how many: consecutive ones, the representative among them, in the middle if
+    possible; but not beside a step that is so long that all others would be hairs."""
+    steps, seconds = measured.times.steps, measured.times.step_seconds
     middle = measured.times.representative()
-    first = max(0, min(middle - STEPS // 2, len(steps) - STEPS))
-    chosen = steps[first : first + STEPS]
+    count = min(STEPS, len(steps))
+    places = range(max(0, middle - count + 1), min(middle, len(steps) - count) + 1)
     # Steps that are not consecutive (a resumed run, say) may lie minutes apart.
-    return (first, len(chosen)) if chosen[-1] - chosen[0] == len(chosen) - 1 else (middle, 1)
+    places = [first for first in places if steps[first + count - 1] - steps[first] == count - 1]
+    if not places:
+        return middle, 1
+    shortest = min(seconds[first : first + count].sum() for first in places)
+    alike = [first for first in places if seconds[first : first + count].sum() < TOO_LONG * shortest]
+    return min(alike, key=lambda first: abs(first + count // 2 - middle)), count
 
 
 def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:

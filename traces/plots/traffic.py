@@ -14,7 +14,8 @@ from matplotlib.patches import Patch
 
 from traces.plots import look
 from traces.read.traffic import WAYS, NodeTraffic
-from traces.units import short_ms
+from traces.units import bytes_text, short_ms
+from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
 
 STYLES = {
@@ -42,7 +43,8 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
         handles.append(Line2D([], [], **MARK_STYLE, label="the strategy's messages"))
     width = min(11.0, max(7.6, 2.4 + 0.9 * len(traffic.nodes)))
     notes = [*look.facts([measured]), look.median_note([measured])]
-    with look.page(width, 3.2, _fullest(measured, traffic, bars, room), "", handles, notes) as figure:
+    title = title_lines(measured.diagnosis, measured.label, "ports", *_ports(bars, room))
+    with look.page(width, 3.2, *title, handles, notes) as figure:
         axes = figure.subplots()
         for shift, way in ((-0.21, "in"), (0.21, "out")):
             places = np.arange(len(bars[way])) + shift
@@ -57,31 +59,34 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
     return figure
 
 
-def _fullest(measured: TimedRun, traffic: NodeTraffic, bars: dict, room: dict | None) -> str:
-    way = max(WAYS, key=lambda name: bars[name].max())
-    place = int(np.argmax(bars[way]))
-    verb = {"in": "receives", "out": "sends"}[way]
-    text = f"{measured.label}: node {traffic.nodes[place]} {verb} {short_ms(bars[way][place])} MB a step"
-    if room is not None and room[way][place] > 0:
-        text += f", {bars[way][place] / room[way][place]:.0%} of what its port can carry"
-    return text
+def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
+    """Both ways, the least and the most of a node's port; and of what its port can carry."""
+    text = " and ".join(f"{_range(bars[way])} {way}" for way in WAYS)
+    text = f"a node's port passes {text}, a step"
+    if room is None or not all((room[way] > 0).all() for way in WAYS):
+        return text, ""
+    used = " and ".join(f"{(bars[way] / room[way]).max():.0%} {way}" for way in WAYS)
+    return text, f"at most {used} of what it can carry in that time"
 
 
-def draw_messages(title: str, matrix: np.ndarray, nodes: list[int]) -> Figure:
+def _range(megabytes: np.ndarray) -> str:
+    """ "4.3 MB", "2.1 MB to 9.1 MB"."""
+    low, high = (bytes_text(amount * 1e6, 2) for amount in (megabytes.min(), megabytes.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> Figure:
     """matrix: (N, N) bytes from rank (row) to rank (column); nodes: of each rank, in order."""
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)
-    with look.page(9, 4.2, _busiest(title, between)) as figure:
+    with look.page(9, 4.2, *title_lines(measured.diagnosis, measured.label, "messages", _messages(between))) as figure:
         left, right = figure.subplots(1, 2)
         _draw_table(left, matrix * 1e-6, norm, "rank")
         for place in np.flatnonzero(np.diff(nodes)) + 0.5:
             left.axhline(place, color=look.FAINT, linewidth=0.6)
             left.axvline(place, color=look.FAINT, linewidth=0.6)
         image = _draw_table(right, between * 1e-6, norm, "node")
-        sums = {way: between.sum(axis=axis) * 1e-6 for axis, way in enumerate(WAYS)}
-        texts = [f"{way}: {one.min():.3g} to {one.max():.3g} MB a node" for way, one in sums.items()]
-        right.set_title("   ".join(texts), size=8.5, loc="left")
         for (row, column), value in np.ndenumerate(between * 1e-6):
             if value > 0 and len(between) <= MOST_WITH_NUMBERS:
                 ink = "white" if norm(value) > 0.5 else look.INK
@@ -108,13 +113,8 @@ def _draw_table(axes, table: np.ndarray, norm, what: str):
     return image
 
 
-def _busiest(title: str, between: np.ndarray) -> str:
-    into, out = between.sum(axis=0), between.sum(axis=1)
+def _messages(between: np.ndarray) -> str:
+    into, out = (between.sum(axis=axis) * 1e-6 for axis in (0, 1))
     if not into.max():
-        return f"{title}: nothing leaves a node"
-    verb, sums = ("receives", into) if into.max() >= out.max() else ("sends", out)
-    mean = into.mean()
-    if sums.max() < 1.05 * mean:
-        return f"{title}: every node sends and receives {mean * 1e-6:.3g} MB"
-    times = sums.max() / mean
-    return f"{title}: node {np.argmax(sums)} {verb} {sums.max() * 1e-6:.3g} MB, {times:.1f} times the mean of the nodes"
+        return "nothing leaves a node"
+    return f"in an exchange a node receives {_range(into)} and sends {_range(out)}"

@@ -85,10 +85,19 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
     """predicted: what the strategy's messages say, from who knows the strategies; None to go without."""
     evidence = gather(run, times, predicted)
     faults = sorted((one for rule in FAULTS for one in rule(evidence)), key=lambda one: -one.seconds)
-    # Where computing takes longer than exchanging, the exchange's shape holds nothing up.
-    shapes = [one for rule in SHAPES for one in rule(evidence)] if evidence.transfer_s >= evidence.compute_s else []
-    chosen, *others = [*faults, *shapes, compute_or_none(evidence)]
+    chosen, *others = [*faults, *_shape(evidence, faults)] or [compute_or_none(evidence)]
     return Diagnosis(chosen, others, evidence)
+
+
+def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
+    """The first shape that applies, in a list, or none.
+
+    None where computing takes longer than exchanging: the exchange's shape holds nothing up. Nor beside a slow port,
+    which makes any exchange long: what its shape would be without that port, the run does not tell.
+    """
+    if evidence.transfer_s < evidence.compute_s or any(one.kind == "slow-link" for one in faults):
+        return []
+    return [one for rule in SHAPES for one in rule(evidence)][:1]
 
 
 def compute_or_none(evidence: Evidence) -> Finding:

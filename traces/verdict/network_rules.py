@@ -132,18 +132,19 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
     """The exchange is the largest part of the step, and no one's port in particular."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
-    share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
+    # Ranks that begin their steps at different times need longer together than a step of one of them.
+    share, phase = min(1.0, evidence.transfer_s / evidence.step_s), evidence.transfer_phase
     amounts = evidence.node_bytes
     if len(evidence.run.nodes) == 1:
-        text = f"the ranks share one node and {phase} takes most of {share:.0%} of the step that is exchange"
+        text = f"the ranks share one node, and exchanging takes {share:.0%} of the step, longest in {phase}"
     elif amounts is None:
-        text = f"exchanging takes {share:.0%} of the step, {phase} most of it"
+        text = f"exchanging takes {share:.0%} of the step, longest in {phase}"
     else:
         busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
         rates = [link["both"] for link in evidence.links.values()]
         port = f"a node's port, which carries {bytes_text(np.median(rates))}/s" if rates else "a node's port"
         text = f"up to {bytes_text(busiest)} a step go {direction} through {port}: "
-        text += f"exchanging takes {share:.0%} of the step, {phase} most of it"
+        text += f"exchanging takes {share:.0%} of the step, longest in {phase}"
     return [Finding("network-congestion", evidence.transfer_s, text, phase, facts={"exchange_s": evidence.transfer_s})]
 
 
@@ -159,10 +160,10 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
         return []
+    share = min(1.0, evidence.transfer_s / evidence.step_s)
     text = (
-        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {evidence.transfer_s / evidence.step_s:.0%} "
-        f"of it, their bytes would need {seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: "
-        f"exchange more at once"
+        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {share:.0%} of it, their bytes would need "
+        f"{seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: exchange more at once"
     )
     facts = {"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s}
     return [Finding("latency-bound", evidence.transfer_s, text, evidence.transfer_phase, facts=facts)]

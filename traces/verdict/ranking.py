@@ -22,14 +22,14 @@ LEAST_DIFFERENCE = 1.02
 MOST_NAMED = 3
 # Of the figures of a summary, what is a median, or a share of it; all else is the same in every round.
 OF_PARTS = ("phases_ms", "waiting_ms")
-OF_ROUNDS = ("step_ms", "exchange_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
+OF_ROUNDS = ("step_ms", "exchange_share", "exchanging_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
 
 
 def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
     """One run from several of the same settings: the medians over the rounds, and which of them is nearest to these.
 
-    figures: as a `summary`, and "rounds", those of each round. run and times are the nearest round's, for its timeline,
-    but for the log: the first round's has the validation loss.
+    figures: as a `summary`, and "rounds", those of each round. run, times and diagnosis are the nearest round's, for its
+    timeline, but for the log: the first round's has the validation loss.
     """
     each = [one.figures for one in rounds]
     found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}
@@ -39,7 +39,7 @@ def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
     found["other_ms"] = max(0.0, found["step_ms"] - sum(found["phases_ms"].values()))
     nearest = min(rounds, key=lambda one: abs(one.figures["step_ms"] - found["step_ms"]))
     run = replace(nearest.run, log=rounds[0].run.log)
-    return TimedRun(run, nearest.times, nearest.figures | found | {"label": label, "rounds": each})
+    return TimedRun(run, nearest.times, nearest.figures | found | {"label": label, "rounds": each}, nearest.diagnosis)
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -103,11 +103,11 @@ def spread_text(figures: dict, runs: list[dict]) -> str:
 
 
 def verdict(runs: list[dict]) -> str:
-    """One sentence: the fastest of several runs and by how much, a tie, or where one run's time goes."""
+    """One sentence: the fastest of several runs and by how much, or a tie; of one run how fast it is."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         figures = (ranked or runs)[0]
-        return f"{figures['label']}: {speed_text(figures, runs)}, {figures['exchange_share']:.0%} of it exchange"
+        return f"{figures['label']}: {speed_text(figures, runs)}"
     slowest, best, tied = ranked[0], ranked[-1], fastest(runs)
     if slowness(slowest, runs) < LEAST_DIFFERENCE * slowness(best, runs):
         return f"no difference: {best['label']} and {slowest['label']} both take {speed_text(best, runs)}"

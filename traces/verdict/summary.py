@@ -1,5 +1,6 @@
 """The summary of a run, and the table of several runs' medians."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,29 +9,42 @@ from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
 from traces.record.phases import EXCHANGE, INDEX, PHASES
 from traces.units import mfu_text, short_ms
+from traces.verdict.diagnosis import Diagnosis, find_bottleneck
+from traces.verdict.evidence import PredictedExchange
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run with everything the plots need: its StepTimes and its `summary`, the label unlike any other run's."""
+    """A run with everything that is said and drawn of it.
+
+    figures: its `summary`, the label unlike any other run's, and "exchanging_share", the verdict's; diagnosis: where
+    every judgment about the run comes from.
+    """
 
     run: Run
     times: StepTimes
     figures: dict
+    diagnosis: Diagnosis
 
     @property
     def label(self) -> str:
         return self.figures["label"]
 
 
-def measure_runs(runs: list[Run]) -> list[TimedRun]:
-    """Measure several runs; runs of equal label get their folder's name added to it."""
+def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | None]) -> list[TimedRun]:
+    """Measure and diagnose several runs; runs of equal label get their folder's name added to it.
+
+    predict: what a run's strategy sends, as `find_bottleneck` takes it.
+    """
     labels = [run.label for run in runs]
     measured = []
     for run in runs:
         times = measure(run)
+        diagnosis = find_bottleneck(run, times, predict(run))
+        evidence = diagnosis.evidence
         label = run.label if labels.count(run.label) == 1 else f"{run.label} ({run.path.resolve().name})"
-        measured.append(TimedRun(run, times, summary(run, times) | {"label": label}))
+        figures = {"label": label, "exchanging_share": min(1.0, evidence.transfer_s / evidence.step_s)}
+        measured.append(TimedRun(run, times, summary(run, times) | figures, diagnosis))
     return measured
 
 
@@ -95,17 +109,17 @@ def table(runs: list[dict]) -> str:
     """Text table of the summaries, one line a run.
 
     Columns: ms per part of the step, their sum, from which to which the rounds' sums were if there are several, the
-    share of exchange, tokens per second, MFU if it is known of any.
+    verdict's share of exchanging, which is without waiting for late ranks, tokens per second, MFU if it is known of any.
     """
     cuts = [parts(figures) for figures in runs]
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
     rounds = max(len(figures.get("rounds", [])) for figures in runs)
-    rows = [["median ms", *names, "step", *([f"{rounds} rounds"] if rounds else []), "exchange", "tokens/s", "MFU"]]
+    rows = [["median ms", *names, "step", *([f"{rounds} rounds"] if rounds else []), "exchanging", "tokens/s", "MFU"]]
     for figures, cut in zip(runs, cuts, strict=True):
         times = [short_ms(cut[name], 3) if name in cut else "-" for name in names]
         rate = "-" if figures["tokens_per_s"] is None else f"{figures['tokens_per_s']:,.0f}"
         mfu = "-" if figures["mfu"] is None else mfu_text(figures["mfu"], figures["peak_underestimated"])
-        share = f"{figures['exchange_share']:.0%}"
+        share = f"{figures['exchanging_share']:.0%}"
         its = [one["step_ms"] for one in figures.get("rounds", [])]
         times += [short_ms(figures["step_ms"], 3)]
         times += [f"{short_ms(min(its), 3)} to {short_ms(max(its), 3)}"] if its else ["-"] * bool(rounds)

@@ -11,6 +11,7 @@ from subprocess import CalledProcessError
 from PIL import Image
 
 from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts, output_of, read
+from scripts.prediction.of_run import own_schedule
 from scripts.reports import figures
 from traces import read_run
 from traces.plots import look
@@ -166,7 +167,7 @@ def pictures(part: Part, folder: Path) -> str:
     @cache
     def drawn(*names: str) -> dict:
         """All figures of these runs by name."""
-        measured = measure_runs([read_run(folder / "runs" / name) for name in names])
+        measured = measure_runs([read_run(folder / "runs" / name) for name in names], own_schedule)
         return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
 
     for picture, pair in part.pairs.items():

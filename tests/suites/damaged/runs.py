@@ -20,6 +20,7 @@ import numpy as np
 from gpt2.errors import UserError
 from scripts.plot import report
 from scripts.prediction.from_run import advise_from_run
+from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import as_text, diagnose
 from scripts.training.lock import LOCK, own_lock, read_lock
 from tests.support import chrome_check, faulty_runs, paraver_check
@@ -110,7 +111,7 @@ class Following:
         return run
 
     def use(self, run) -> None:
-        (measured,) = measure_runs([run])
+        (measured,) = measure_runs([run], own_schedule)
         json.dumps(measured.figures, allow_nan=False)
         report([measured])
         self.diagnose(run, measured)
@@ -141,7 +142,7 @@ class FollowingLog(Following):
     """No export has anything from the log."""
 
     def use(self, run) -> None:
-        (measured,) = measure_runs([run])
+        (measured,) = measure_runs([run], own_schedule)
         json.dumps(measured.figures, allow_nan=False)
         report([measured])
         if len(self.seen) % 4 == 1:
