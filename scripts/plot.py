@@ -72,9 +72,8 @@ def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
     for place, first in enumerate(measure_runs(runs[:count], own_schedule)):
         its = runs[place::count]
         labels = dict.fromkeys([first.label, *(run.label for run in its if run.label != its[0].label)])
-        merged.append(
-            merge_rounds(measure_runs(its, own_schedule), " or ".join(labels))
-        )  # "or": auto may have chosen differently
+        label = " or ".join(labels)  # auto may have chosen differently
+        merged.append(merge_rounds(measure_runs(its, own_schedule), label))
     return merged
 
 

@@ -28,8 +28,8 @@ OF_ROUNDS = ("step_ms", "exchange_share", "exchanging_share", "waiting_share", "
 def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
     """One run from several of the same settings: the medians over the rounds, and which of them is nearest to these.
 
-    figures: as a `summary`, and "rounds", those of each round. run, times and diagnosis are the nearest round's, for its
-    timeline, but for the log: the first round's has the validation loss.
+    figures: as a `summary`, and "rounds", those of each round. run, times and diagnosis are the nearest round's, but
+    for the log: the first round's has the validation loss.
     """
     each = [one.figures for one in rounds]
     found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}

@@ -109,7 +109,7 @@ def table(runs: list[dict]) -> str:
     """Text table of the summaries, one line a run.
 
     Columns: ms per part of the step, their sum, from which to which the rounds' sums were if there are several, the
-    verdict's share of exchanging, which is without waiting for late ranks, tokens per second, MFU if it is known of any.
+    verdict's share of exchanging, which is without waiting for late ranks, tokens per second, MFU if any has one.
     """
     cuts = [parts(figures) for figures in runs]
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
