@@ -279,6 +279,11 @@ def test_the_failures_page_is_that_of_its_rows():
         assert block in page
 
 
+def test_the_page_of_drawn_faults_is_that_of_its_rows():
+    page = (ROOT / PARTS["drawn_faults"]["page"]).read_text()
+    assert faults.drawn_block(json.loads(faults.DRAWN.read_text())) in page
+
+
 def test_mistakes_are_seen(tmp_path, monkeypatch):
     """A command that nobody knows, and a flag that is none, in each kind of block."""
     from tests.support import doc_commands

@@ -11,7 +11,7 @@ from tests.suites.faults import command, outcome
 from tests.suites.faults.case import ENDS, GOES_ON, MISTAKE, TO_THE_END, Case
 from tests.suites.faults.command import Command
 from tests.suites.faults.job import Failed
-from tests.suites.faults.suite import take_fault
+from tests.suites.faults.suite import RowsFile, take_fault
 
 pytestmark = pytest.mark.any_mpi
 ENDED = {
@@ -144,3 +144,20 @@ def test_a_known_fault_is_taken_off_the_command_line(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["failure_train.py", "raise:all:2", "--steps"])
     assert take_fault(failure_train.FAULTS, "FAULT:R:S") == ["raise", "all", "2"]
     assert sys.argv == ["failure_train.py", "--steps"]
+
+
+def test_rows_of_two_machines_name_both(tmp_path):
+    """Another launcher's rows keep their own."""
+    path = tmp_path / "rows.json"
+    file = RowsFile(path, "launcher", ("killed", "stopped"), lambda rows: f"{len(rows)} rows")
+    row = {"launcher": "mpirun", "case": "killed"}
+    first, second = {"processor": "A", "cores": 2}, {"processor": "B", "cores": 2, "mpi": "M"}
+    file.put(row, "mpirun", first)
+    file.put(row | {"case": "stopped"}, "mpirun", first)
+    file.put(row | {"launcher": "srun"}, "srun", second)
+    file.put(row | {"outcome": "new"}, "mpirun", second)
+    both = {"processor": "A and B", "cores": 2, "mpi": "M"}
+    assert json.loads(path.read_text())["made_on"] == {"mpirun": both, "srun": second}
+    file.put(row | {"outcome": "newer"}, "mpirun", second)
+    assert json.loads(path.read_text())["made_on"]["mpirun"] == both
+    assert [row.get("outcome") for row in json.loads(path.read_text())["rows"]] == ["newer", None, None]

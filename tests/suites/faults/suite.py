@@ -69,8 +69,19 @@ class RowsFile:
         found = json.loads(self._path.read_text()) if self._path.exists() else {"made_on": {}, "rows": []}
         rows = {self._place(one): one for one in [*found["rows"], row] if one["case"] in self._order}
         rows = [rows[place] for place in sorted(rows)]
+        stays = any(one is not row and one.get(self._key) == row[self._key] for one in rows)
+        made_on = joined(found["made_on"].get(where, {}), made_on) if stays else made_on
         content = {"made_on": found["made_on"] | {where: made_on}, "summary": self._summarize(rows), "rows": rows}
         self._path.write_text(json.dumps(content, indent=1) + "\n")
 
     def _place(self, row: dict) -> tuple:
         return self._order.index(row["case"]), row[self._key]
+
+
+def joined(earlier: dict, now: dict) -> dict:
+    """Machine and versions of rows that were made on both: "AMD EPYC and Intel Xeon"."""
+    return {
+        name: earlier[name] if str(value) in str(earlier.get(name, "")) else f"{earlier[name]} and {value}"
+        for name, value in (earlier | now).items()
+        if name in earlier
+    } | {name: value for name, value in now.items() if name not in earlier}
