@@ -107,7 +107,7 @@ def own_schedule(run: Run) -> PredictedExchange | None:
     if predicted is None:
         return None
     nodes = sorted(set(placement_of(run)))
-    return PredictedExchange(nodes, predicted.bytes_in, predicted.bytes_out, predicted.steps, predicted.seconds)
+    return PredictedExchange(nodes, predicted.bytes_in, predicted.bytes_out)
 
 
 def measured_of(evidence: Evidence) -> MeasuredStep:

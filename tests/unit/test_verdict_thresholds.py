@@ -231,7 +231,7 @@ def test_an_exchange_holds_a_step_up_from_three_tenths_of_it_on(transfer_s, is_l
 @pytest.mark.parametrize(("ratio", "is_hot"), [(1.2, False), (1.3, True)])
 def test_a_hot_spot_carries_a_quarter_more_than_the_other_nodes(ratio, is_hot):
     amounts = np.array([ratio, 1, 1, 1, 1]) * 1e6
-    predicted = PredictedExchange(list(range(5)), amounts, np.full(5, 1e6), 8, 0.5)
+    predicted = PredictedExchange(list(range(5)), amounts, np.full(5, 1e6))
     exchange = np.full((20, 5), 0.5)
     made = evidence(
         1.0,
@@ -248,7 +248,7 @@ def test_a_hot_spot_carries_a_quarter_more_than_the_other_nodes(ratio, is_hot):
 def small_messages(share=0.1, latencies=1.0) -> Evidence:
     """The exchange takes 0.5 s of a step of a second; its bytes need `share` of that, one message so many latencies."""
     amounts = np.full(3, share * 0.5 * RATE)
-    predicted = PredictedExchange([0, 1, 2], amounts, amounts, 8, 0.5)
+    predicted = PredictedExchange([0, 1, 2], amounts, amounts)
     size = round(latencies * LATENCY_S * RATE)
     return exchanging(ranks=3, predicted=predicted, links=links_of([RATE] * 3), calls=[("allreduce", -1, size)])
 
@@ -320,7 +320,7 @@ ADVISED, UNCLEAR = "ring would take 0.90 s a step instead of 1.00 s", "no clear 
     ],
 )
 def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared, said):
-    made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5), 8, 0.5))
+    made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5)))
     made.__dict__["thin"] = []
     finding = Finding("network-congestion", 0.5, "the network is slow")
     row = {"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}

@@ -55,7 +55,7 @@ ROUNDING = {
 # Settings that make another experiment if they differ; the first ones only where both runs say them.
 IF_BOTH_SAY = ("model", "n_layer", "n_head", "n_embd", "context", "vocab_size", "tokenizer", "seq_len")
 EXPERIMENT = (
-    "init", "train_data", "text", "seed", "shuffle", "weight_decay", "beta1", "beta2", "eps", "grad_clip",
+    "init", "train_data", "text", "corpus", "seed", "shuffle", "weight_decay", "beta1", "beta2", "eps", "grad_clip",
     "skip_outliers",
 )  # fmt: skip
 # The same in each step's line of the log: whatever flags they follow from.

@@ -55,17 +55,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class PredictedExchange:
-    """What one exchange should be by the strategy's messages; (M,) arrays, one entry for each of `nodes`.
-
-    bytes_in, bytes_out: through each node's port; messages: that wait for one another; seconds: of the exchange over
-    the links as probed
-    """
+    """What one exchange should send by the strategy's messages: (M,) bytes through each of the nodes' ports."""
 
     nodes: list[int]
     bytes_in: np.ndarray
     bytes_out: np.ndarray
-    messages: int
-    seconds: float
 
 
 @dataclass(frozen=True)
