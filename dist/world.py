@@ -198,14 +198,16 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
 
 
 def threads_per_rank(world: World) -> int:
-    """How many threads this rank may run, so that a node's ranks share its cores without crowding. Collective.
+    """How many threads each rank may run, so that a node's ranks share its cores without crowding. Collective.
 
     A core that several local ranks may run on counts as a share for each. So where the launcher or SLURM binds ranks to
     cores, it is the number of cores bound; elsewhere, the node's cores divided by its ranks. OMP_NUM_THREADS and
-    SLURM_CPUS_PER_TASK, where set, limit it.
+    SLURM_CPUS_PER_TASK, where set, limit it. All ranks get what the one with the least may run: the others would only
+    wait for it, and its node would look slow.
     """
     own = os.sched_getaffinity(0)
     sharers = Counter(core for cores in world.local_comm.allgather(own) for core in cores)
     threads = max(1, int(sum(1 / sharers[core] for core in own) + 1e-9))  # three thirds are one, rounding or not
     limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
-    return min([threads, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])
+    least = min([threads, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])
+    return world.comm.allreduce(least, MPI.MIN)

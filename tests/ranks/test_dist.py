@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dist.ranges import cut
-from dist.world import ClosedTogether, leave_together, lost_ranks
+from dist.world import ClosedTogether, leave_together, lost_ranks, threads_per_rank, world_of
 from tests.support.launch import launch
 
 ENDS_WITHIN_S = 20  # "within seconds", on two busy cores; a hang would take the launcher's limit of minutes
@@ -156,6 +156,16 @@ def test_cut_tiles_the_range(count, parts):
     sizes = [stop - start for start, stop in ranges]
     assert len(ranges) == parts
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.ranks(3)
+def test_all_ranks_run_as_many_threads(comm, monkeypatch):
+    """Two share a node of four cores, one has such a node alone: it would wait for the two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    assert threads_per_rank(world_of(comm, comm.Split(min(comm.rank, 1), comm.rank))) == 2
+    assert threads_per_rank(world_of(comm, comm.Split(comm.rank, comm.rank))) == 4
 
 
 @pytest.mark.ranks(3)
