@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import random
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -171,7 +172,7 @@ def parse():
 
 def keep(settings, rows: list[dict], mpi: str) -> None:
     """{name of a set: its seed, summary, rows, and what it was made on}: a set is one MPI library's, of one --model."""
-    name = f"{mpi.split(maxsplit=1)[0]}, {settings.model or 'small and larger'}"
+    name = f"{re.match('[A-Za-z ]+(?= v?[0-9])', mpi)[0]}, {settings.model or 'small and larger'}"
     made_on = machine() | {"mpi": mpi} | versions("numpy", "mpi4py")
     sets = json.loads(settings.json.read_text()) if settings.json.exists() else {}
     sets[name] = {"seed": settings.seed, "summary": summary(rows), "made_on": made_on, "rows": rows}
