@@ -104,16 +104,36 @@ def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None):
     """
     hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
     hosts = []
+    with equal_cores():
+        try:
+            hosts.append(Host(HEAD, hosts_file))
+            prepare_head(hosts[0])
+            for name in addresses:
+                if name != HEAD:
+                    hosts.append(Host(name, hosts_file, inside=hosts[0]))
+            yield hosts[0], hosts[1:]
+        finally:
+            for host in hosts:
+                host.end()
+
+
+@contextmanager
+def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")):
+    """Every process gets as much of the machine's cores, while the block lasts: Linux may share them out by sessions.
+
+    Open MPI makes a session of each host. The ranks of a host with two would compute half as fast as others, and a
+    verdict on them would be right about the hosts and wrong about the job.
+    """
+    before = None
+    with suppress(OSError):  # a kernel without it, or a container that may not change it
+        before = setting.read_text()
+        setting.write_text("0")
     try:
-        hosts.append(Host(HEAD, hosts_file))
-        prepare_head(hosts[0])
-        for name in addresses:
-            if name != HEAD:
-                hosts.append(Host(name, hosts_file, inside=hosts[0]))
-        yield hosts[0], hosts[1:]
+        yield
     finally:
-        for host in hosts:
-            host.end()
+        with suppress(OSError):
+            if before is not None:
+                setting.write_text(before)
 
 
 def innermost_child(pid: int) -> int:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scripts.cluster import launch, program
-from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters
+from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters, equal_cores
 from scripts.cluster.hosts import innermost_child as first_process
 from scripts.cluster.network import Port, node_ports, token_bucket
 from tests.support.virtual_hosts import missing_hosts, needs
@@ -278,3 +279,15 @@ def test_ports_and_their_buckets():
     words = token_bucket(400e6)
     assert words[words.index("rate") + 1] == "400000000bit"
     assert int(words[words.index("burst") + 1].removesuffix("b")) >= 1 << 16, "a packet of 64 KiB must fit"
+
+
+@pytest.mark.any_mpi
+def test_hosts_share_the_cores_by_processes_and_the_setting_comes_back(tmp_path):
+    setting = tmp_path / "sched_autogroup_enabled"
+    setting.write_text("1\n")
+    with suppress(KeyError), equal_cores(setting):
+        assert setting.read_text() == "0"
+        raise KeyError
+    assert setting.read_text() == "1\n"
+    with equal_cores(tmp_path / "no such setting"):
+        assert not (tmp_path / "no such setting").exists()
