@@ -25,6 +25,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,10 +103,11 @@ def not_finite(config: GPT2Config, ranges) -> str | None:
     return None
 
 
-def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
+def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[], None] = lambda: None) -> Path:
     """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
     facts: "step", "count" (parameters without pad), "model" (the GPT2Config's numbers), and what else the reader wants.
+    check: called when the disk has it all, before anything else than the part is touched; what it raises comes through.
     OSError: it cannot be done. ValueError: a number in the facts is not finite, and a run could not go on with it.
     """
     marker = {"format": FORMAT} | facts | {"files": files}
@@ -113,11 +115,12 @@ def complete(part: Path, facts: dict, files: dict[str, int]) -> Path:
     with new_file(part / MARKER) as file:
         file.write(json.dumps(marker, indent=1, allow_nan=False).encode())
     final = part.with_name(folder_name(facts["step"]))
+    sync_folder(part)  # before the rename: a folder that has its name is complete
+    check()
     if final.is_symlink():
         final.unlink()  # what it leads to stays
     elif final.exists():
         shutil.rmtree(final)  # the run was here once before, and was resumed from an earlier step
-    sync_folder(part)  # before the rename: a folder that has its name is complete
     part.rename(final)
     sync_folder(part.parent)
     return final

@@ -224,11 +224,14 @@ class Checkpointing:
         try:
             checkpoints.check_parts(part, facts, files)
             self._check_lock()
-            checkpoints.complete(part, facts, files)
+            # Again when the disk has it, which takes long: another job may have taken over meanwhile, and may have a
+            # checkpoint of that name.
+            checkpoints.complete(part, facts, files, self._check_lock)
         except Exception as error:  # of whatever kind: nobody else looks at it before the end of the run
             self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
             shutil.rmtree(part, ignore_errors=True)
             raise
+        self._check_lock()
         try:
             checkpoints.remove_old(self.folder, self.keep)
         except OSError as error:  # too many checkpoints are no failure; the next one tries again

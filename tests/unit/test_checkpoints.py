@@ -186,6 +186,21 @@ def test_parts_of_two_runs_never_make_a_checkpoint(tmp_path, arrays):
         (part / checkpoints.MARKER).unlink()
 
 
+def test_another_jobs_checkpoint_stays_if_the_run_is_lost_meanwhile(tmp_path, arrays):
+    """What this job has written is on disk when it looks at its lock, and nothing else has been touched."""
+    others = write(tmp_path, arrays)
+    before = content(others)
+    part, facts, files = write_parts(tmp_path, arrays)
+
+    def lost():
+        assert (part / checkpoints.MARKER).exists()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        checkpoints.complete(part, facts, files, lost)
+    assert content(others) == before
+
+
 @pytest.mark.parametrize("what", ["a missing part", "a part cut", "a missing model"])
 def test_a_part_that_is_not_there_is_noticed_before_the_marker(tmp_path, arrays, what):
     part, facts, files = write_parts(tmp_path, arrays, run="a" * 32)
