@@ -107,7 +107,7 @@ def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
 
 def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     first = jobs.start("--steps", ENDLESS)
-    jobs.steps(2 * EVERY)
+    assert wait_until(lambda: newest_step(jobs.run), TIME_LIMIT_S)
     lock = read_lock(jobs.run / LOCK)
     send(signal.SIGKILL, *ranks_of(lock.pid))
     first.wait(TIME_LIMIT_S)
