@@ -13,6 +13,7 @@ from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, three_ranks, write_run
 from traces import RunError, read_run
 from traces.plots import comparison, look, loss_curves, timeline
+from traces.plots.lanes import lanes_of
 from traces.verdict.summary import measure_runs
 
 # --- figures ---
@@ -202,3 +203,18 @@ def test_help_shows_the_launch_lines():
     result = plot("--help")
     assert result.returncode == 0
     assert "python scripts/plot.py runs/sliced" in result.stdout
+
+
+def test_what_follows_the_last_step_shown_is_no_part_of_it(tmp_path):
+    """A checkpoint has the number of the step before it; between two steps that are shown it stays."""
+    spans = three_ranks(4)
+    for rank in spans:
+        for step in (3, 4):
+            end = max(span[4] for span in rank if span[0] == step)
+            rank.append((step, "checkpoint", -1, end, end + 0.5))
+        rank.sort(key=lambda span: span[4])
+    (one,) = measure_runs([read_run(write_run(tmp_path, spans, [0, 0, 1]))], own_schedule)
+    last = len(one.times.steps) - 1
+    assert "checkpoint" not in lanes_of(one, last, 1).parts
+    assert "checkpoint" in lanes_of(one, last - 1, 2).parts
+    assert "forward" in lanes_of(one, last, 1).parts

@@ -46,8 +46,12 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
     ranks, times = measured.run.ranks, measured.times
     begin = int(times.start_ns[first].min())
     steps = times.steps[first : first + count]
-    # By number, not by time: a rank that is early or late would show a sliver of the steps beside these.
-    chosen = [np.isin(one.records["step"], steps) & (one.records["phase"] != INDEX[STEP]) for one in ranks]
+    # By number, not by time: a rank that is early or late would show a sliver of the steps beside these. A validation
+    # or a checkpoint has the number of the step before it; behind the last step shown it is none of its phases.
+    chosen = [
+        np.isin(one.records["step"], steps) & (one.records["phase"] != INDEX[STEP]) & (one.records["start"] < end)
+        for one, end in zip(ranks, times.end_ns[first + count - 1], strict=True)
+    ]
     records = np.concatenate([one.records[keep] for one, keep in zip(ranks, chosen, strict=True)])
     waits = np.concatenate([waits[keep] for waits, keep in zip(times.waits, chosen, strict=True)])
     duration = records["end"] - records["start"]
