@@ -124,16 +124,16 @@ def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")
     Open MPI makes a session of each host. The ranks of a host with two would compute half as fast as others, and a
     verdict on them would be right about the hosts and wrong about the job.
     """
-    before = None
+    is_changed = False
     with suppress(OSError):  # a kernel without it, or a container that may not change it
-        before = setting.read_text()
-        setting.write_text("0")
+        if setting.read_text().strip() == "1":  # else another cluster has changed it, and will change it back
+            setting.write_text("0")
+            is_changed = True
     try:
         yield
     finally:
-        with suppress(OSError):
-            if before is not None:
-                setting.write_text(before)
+        if is_changed:
+            setting.write_text("1")
 
 
 def innermost_child(pid: int) -> int:

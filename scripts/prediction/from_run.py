@@ -28,7 +28,7 @@ from scripts.prediction.predictor import (
 )
 from strategies import Strategy, find
 from traces.read.analysis import measure
-from traces.read.runs import label_of, read_config, read_log, read_run
+from traces.read.runs import label_of, read_config, read_links, read_log, read_run
 from traces.record.files import RunError
 from traces.verdict.evidence import gather
 
@@ -39,8 +39,8 @@ ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 class ReplayedRun:
     """What a run folder says about a step: who sat where, over which links, how long it took.
 
-    settings, links: as config.json holds them; kind: its strategy; placement: node of each rank. notes: what was
-    missing, a line each.
+    settings: as config.json holds them; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
+    what was missing, a line each.
     """
 
     path: Path
@@ -192,7 +192,7 @@ def replayed_run(path: Path) -> ReplayedRun:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    links = config.get("links") or []
+    links = read_links(path, config)
     return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes)
 
 

@@ -288,6 +288,11 @@ def test_hosts_share_the_cores_by_processes_and_the_setting_comes_back(tmp_path)
     with suppress(KeyError), equal_cores(setting):
         assert setting.read_text() == "0"
         raise KeyError
-    assert setting.read_text() == "1\n"
+    assert setting.read_text() == "1"
+    with equal_cores(setting):
+        with equal_cores(setting):
+            assert setting.read_text() == "0"
+        assert setting.read_text() == "0", "the cluster that began first still runs"
+    assert setting.read_text() == "1"
     with equal_cores(tmp_path / "no such setting"):
         assert not (tmp_path / "no such setting").exists()

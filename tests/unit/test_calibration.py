@@ -34,6 +34,7 @@ from scripts.reports.verdict import as_text, diagnose
 from strategies import STRATEGIES
 from tests.support.make_run import write_run
 from traces import read_run
+from traces.record.files import END_LINKS, write_at_end
 from traces.verdict.summary import measure_runs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -264,3 +265,14 @@ def test_the_page_says_the_numbers_of_the_rule():
     assert f"{NOTCH:g} quartile ranges" in page
     assert TRIFLE == 1 / 20
     assert "less than a twentieth of the step" in page
+
+
+def test_both_programs_take_the_better_links_of_start_and_end(tmp_path):
+    """The probe before the run was disturbed, and saw half of what the one after it saw."""
+    folder = made_run(tmp_path, "reduce-bcast", 0.5)
+    links = json.loads((folder / "config.json").read_text())["links"]
+    end = [link | {way: 2 * link[way] for way in ("in", "out", "both")} for link in links]
+    write_at_end(folder / "traces", END_LINKS, end)
+    model = diagnose(read_run(folder))["evidence"]["model"]
+    assert model["factor"] == pytest.approx(1.0, abs=0.02)
+    assert advise_from_run(folder, None, None, None, None)["measured"]["factor"] == pytest.approx(model["factor"])

@@ -11,19 +11,10 @@ import pytest
 from gpt2.data.corpora import SHAKESPEARE, python_sources, shakespeare
 from gpt2.data.shards import open_shard
 from gpt2.data.texts import prepare
-from gpt2.errors import UserError
 from tests.support.in_process import ROOT
+from tests.support.refusal import refusal
 
 WHOLE = ROOT.parent / "shared" / "corpus" / "tinyshakespeare.txt"  # beside the project
-
-
-def refusal(function, *arguments) -> str:
-    """The one line of the UserError that the call must end in."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_the_embedded_corpus_is_the_same_everywhere(tmp_path):

@@ -12,6 +12,7 @@ from gpt2.errors import UserError
 from gpt2.formats import llmc_header
 from gpt2.formats.llmc import parameter_count, read_config, read_parameters, write_parameters
 from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.refusal import refusal
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=4, context=3, vocab_size=5)
 L, C, T, V = CONFIG.n_layer, CONFIG.n_embd, CONFIG.context, CONFIG.vocab_size
@@ -40,14 +41,6 @@ def with_header(content: bytes, index: int, value: int) -> bytes:
 
 def new_parameters(config=CONFIG, multiple_of=1) -> Parameters:
     return Parameters.zeros(Layout(config, multiple_of))
-
-
-def refusal(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("padded_vocab_size", [V, 8, 128, 256])

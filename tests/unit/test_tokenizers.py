@@ -13,6 +13,7 @@ from gpt2.data.shards import open_shard
 from gpt2.data.texts import content_hash, join_tokens, prepare, split, tokens_of
 from gpt2.data.tokenizers import GPT2_FILES, gpt2_encoding, load_tokenizer
 from gpt2.errors import UserError
+from tests.support.refusal import refusal
 
 SHARED = Path(__file__).parents[3] / "shared"  # beside the project
 CACHE, SHAKESPEARE = SHARED / "tiktoken_cache", SHARED / "corpus" / "tinyshakespeare.txt"
@@ -20,15 +21,6 @@ CACHE, SHAKESPEARE = SHARED / "tiktoken_cache", SHARED / "corpus" / "tinyshakesp
 needs_vocabulary = pytest.mark.skipif(
     not all((CACHE / key).is_file() for key in GPT2_FILES.values()), reason=f"no GPT-2 vocabulary files in {CACHE}"
 )
-
-
-def refusal(function, *arguments) -> str:
-    """The one line of the UserError that the call must end in."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture

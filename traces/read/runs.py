@@ -55,7 +55,7 @@ class Run:
         Each number is the better one of before the run and after it: what else goes on while a link is probed makes it
         look slow, and nothing makes it look fast.
         """
-        return {node: _better(link, self.end_links.get(node, link)) for node, link in self.start_links.items()}
+        return better_links(self.start_links, self.end_links)
 
     @property
     def start_links(self) -> dict[int, dict]:
@@ -71,9 +71,20 @@ class Run:
         return label_of(self.config["settings"])
 
 
+def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict]:
+    """`Run.links`, from the links by node before the run and after it; a node that has no link at the end keeps its."""
+    return {node: _better(link, end.get(node, link)) for node, link in start.items()}
+
+
 def _better(link: dict, other: dict) -> dict:
     rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
     return link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
+
+
+def read_links(path, config: dict) -> list[dict]:
+    """`Run.links`, of a run that need not have been traced. config: its config.json."""
+    end = _read_at_end(Path(path) / "traces", END_LINKS, _Gaps(True))
+    return list(better_links({link["node"]: link for link in config.get("links") or []}, end).values())
 
 
 def strategy_name(settings: dict) -> str:
