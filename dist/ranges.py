@@ -1,5 +1,6 @@
 """Cutting a flat buffer, or a batch, into contiguous parts."""
 
+from collections import Counter
 from itertools import pairwise
 
 
@@ -12,6 +13,19 @@ def cut(count: int, parts: int) -> list[tuple[int, int]]:
 def cut_range(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     """The same of [start, stop)."""
     return [(start + low, start + high) for low, high in cut(stop - start, parts)]
+
+
+def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, int]]:
+    """Each rank's part of [start, stop): an even share of its node's, and the nodes' shares are even, too.
+
+    placement: node of each rank, numbered from 0.
+    """
+    ranks_on, before = Counter(placement), Counter()
+    shares, parts = cut_range(start, stop, len(ranks_on)), []
+    for node in placement:
+        parts.append(cut_range(*shares[node], ranks_on[node])[before[node]])
+        before[node] += 1
+    return parts
 
 
 def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:

@@ -12,6 +12,7 @@ import numpy as np
 from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.ranges import cut_range
 
+OPERATIONS = ("mpi", "own")  # --op: what MPI's collectives add with
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
@@ -22,12 +23,14 @@ class WireFormat:
     """How an exchange sends its vectors: decided once, where a job is made, for all that it exchanges.
 
     wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
-    whether what rounding takes away is kept and added to the next sum.
+    whether what rounding takes away is kept and added to the next sum. operation: one of OPERATIONS, for strategies
+    that call MPI's collectives; MPI's own sum knows no bfloat16.
     """
 
     wire: str = "float32"
     segment_bytes: int = MOST_SEGMENT_BYTES
     error_feedback: bool = False
+    operation: str = "mpi"
 
     @property
     def rounds(self) -> bool:
@@ -48,6 +51,7 @@ class Wire:
     """segment_bytes: the most that is sent at once (dist/probe/links.py). errors: what rounding took, or None."""
 
     dtype = np.dtype(np.float32)
+    rounds = False
     errors = None
 
     def __init__(self, segment_bytes: int):
@@ -89,6 +93,7 @@ class BFloat16Wire(Wire):
     the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
+    rounds = True
     dtype = np.dtype(np.uint16)  # MPI has no bfloat16: what travels are the bits, as whole numbers
 
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):

@@ -6,8 +6,8 @@ sudo python scripts/virtual_cluster.py run --nodes 5 --ranks 9 --ranks-per-node 
     python scripts/bench_exchange.py --bytes 8MB --link 400mbit --figure exchange.png
 
 The bound is 2 (M-1)/M D / B for M nodes and B bytes/s through a node's port each way. Contenders take turns, and every
-rank checks every sum. A strategy's name may end in /bfloat16 (the wire) or /dedicated (the server); a collective's
-begins with MPI_. Bytes are those of each node's interface counters.
+rank checks every sum. A strategy's name may end in /bfloat16 (the wire), /own (the operation that MPI's collectives
+add with) or /dedicated (the server); a collective's begins with MPI_. Bytes are those of each node's counters.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
-To read it: base.py says what every strategy is given and must have, and reduce_bcast.py, sliced.py, reduce_scatter.py
-and allreduce.py are pages of plain mpi4py calls. The others build on replicated.py and sharded.py: ring.py and tree.py,
-then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and zero_3.py.
+To read it: base.py says what every strategy is given and must have, and reduce_bcast.py, sliced_in_turn.py,
+reduce_scatter.py and allreduce.py are pages of plain mpi4py calls. The others build on replicated.py and sharded.py:
+ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and
+zero_3.py.
 
 Each strategy is one file here and one line below. What others need to know of it, its messages, its memory, where it
 runs, it declares itself, so that no other file names it. One of your own need not be here: give its file to --strategy
@@ -24,6 +25,7 @@ from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
 from strategies.sliced import Sliced
+from strategies.sliced_in_turn import SlicedInTurn
 from strategies.tree import Tree
 from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
@@ -38,6 +40,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         NoExchange,
         ReduceBcast,
+        SlicedInTurn,
         Sliced,
         ReduceScatter,
         Allreduce,

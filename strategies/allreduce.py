@@ -10,11 +10,12 @@ library picks a ring, or reduce-scatter and all-gather. It is what PyTorch's DDP
 
 from dist.gpu.calls import AllreduceCall
 from dist.mpi import MPI
-from strategies.base import OnGpus, Strategy
+from strategies.base import OnGpus
+from strategies.calls import OfCalls
 from strategies.replicated import Replicated
 
 
-class Allreduce(Strategy):
+class Allreduce(OfCalls):
     name, line = "allreduce", "Allreduce"
     shares_sums = True
     auto = ("host", "gpus")
@@ -26,11 +27,12 @@ class Allreduce(Strategy):
 
     def __init__(self, job):
         super().__init__(job)
-        self.optimizer = job.new_optimizer(0, len(self.parameters))
+        self.optimizer, self.updated = job.new_optimizer(*self.whole), self.parameters
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
-            self.comm.Allreduce(MPI.IN_PLACE, self.gradients)
+            self.comm.Allreduce(MPI.IN_PLACE, self.wire.packed(self.gradients, *self.whole), self.operation)
+            self.wire.arrived(self.gradients, *self.whole)
         with self.tracer.phase("update"):
             norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)

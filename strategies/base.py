@@ -8,8 +8,9 @@ from dist.buffers import NodeBuffers, OwnBuffers
 from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
 from dist.gpu.buffers import OnDevice
-from dist.host.exchange import RingExchange
-from dist.wire import WIRE_BYTES
+from dist.host.exchange import FLOAT32, RingExchange
+from dist.mpi import MPI
+from dist.wire import WIRE_BYTES, Wire
 from dist.world import World
 from gpt2.optimizer import AdamW, Clipping
 
@@ -28,6 +29,11 @@ class Job:
     tracer          tracer.phase(name, bytes=, root=) times what is inside
     server          "colocated" or "dedicated", for a strategy that has a server
 
+    For strategies that call MPI's collectives:
+
+    operation       what adds: an MPI.Op for arrays of the wire's dtype
+    new_wire        (size): how a vector travels (dist/wire.py)
+
     For strategies that do not call MPI's collectives themselves:
 
     new_exchange    (comm, ranges): what exchanges ranges where the buffers lie (dist/host/exchange.py)
@@ -43,6 +49,8 @@ class Job:
     tracer: object
     server: str = "colocated"
     outlier_z: float = 0.0
+    operation: object = field(default_factory=lambda: MPI.SUM)
+    new_wire: Callable[[int], Wire] = FLOAT32.new
     new_exchange: Callable = RingExchange
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
@@ -83,6 +91,7 @@ class Strategy:
     exchanges = True  # False: ranks train models of their own
     servers = ("colocated",)  # --server
     wires = ("float32",)  # --wire
+    operations = ()  # --op: what its calls of MPI's collectives may add with
     error_feedback = False  # whether it can keep what rounding takes, and add it to the next step's gradients
     overlaps = False  # whether it can exchange while the model computes, in host memory
     shares_sums = False  # whether the sums alone travel, and every rank makes its parameters of them

@@ -26,29 +26,45 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
         )
 
 
-def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool) -> None:
-    """UserError where a flag that shapes an exchange meets a strategy that cannot be shaped so."""
+def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool, op: str | None = None) -> None:
+    """UserError where a flag that shapes an exchange meets a strategy that it cannot shape. op: None if not given."""
     if wire not in kind.wires:
         others = names(other for other in STRATEGIES.values() if wire in other.wires)
-        raise UserError(f"--wire {wire} with --strategy {kind.name}, whose messages are MPI's: use {others}")
+        raise UserError(
+            f"--wire {wire} with --strategy {kind.name}, which sends {' or '.join(kind.wires)}: use {others}"
+        )
+    if op is not None and op not in kind.operations:
+        others = names(other for other in STRATEGIES.values() if op in other.operations)
+        raise UserError(
+            f"--op {op} with --strategy {kind.name}, which lets no collective of MPI's add: leave it out, or use "
+            f"{others}"
+        )
     if overlap and not kind.overlaps and not overlaps_over_nccl(kind):
         over_nccl = names(other for other in STRATEGIES.values() if overlaps_over_nccl(other))
         raise UserError(
             f"--overlap with --strategy {kind.name}, whose messages are MPI's: use {overlapping()}, or over NCCL "
             f"{over_nccl}"
         )
-    check_wire(wire, error_feedback)
+    check_wire(wire, error_feedback, op)
     if error_feedback and not kind.error_feedback:
+        others = names(other for other in STRATEGIES.values() if other.error_feedback)
         raise UserError(
-            f"--error-feedback with --strategy {kind.name}: what rounding loses is as large as the gradients, which no "
-            "rank is to hold: leave it out, or use hierarchical-sharded"
+            f"--error-feedback with --strategy {kind.name}, where no rank holds what rounding loses: leave it out, or "
+            f"use {others}"
         )
 
 
-def check_wire(wire: str, error_feedback: bool) -> None:
-    """UserError where there is nothing to feed back, whatever the strategy."""
+def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
+    """UserError where there is nothing to feed back or nothing that adds, whatever the strategy."""
     if error_feedback and wire == "float32":
         raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
+    if op == "mpi" and wire != "float32":
+        raise UserError(f"--op mpi with --wire {wire}, which MPI cannot add: leave --op out")
+
+
+def operation_of(wire: str, op: str | None) -> str:
+    """What MPI's collectives add with: MPI's sum unless told, or unless it does not know the format."""
+    return op or ("mpi" if wire == "float32" else "own")
 
 
 def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
@@ -63,19 +79,22 @@ def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
         )
 
 
-def device_transports(kind: type[Strategy], wire: str, overlap: bool) -> tuple[str, ...]:
-    """Those on which its exchange can stay on GPUs. Only NCCL's calls are queued, and go on while the GPU computes."""
-    if kind.on_gpus is None or ((overlap or wire != "float32") and wire not in kind.on_gpus.exchanges):
+def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | None = None) -> tuple[str, ...]:
+    """Those on which its exchange can stay on GPUs. Only NCCL's calls are queued, and go on while the GPU computes.
+    The own operation adds in host memory."""
+    if op == "own" or kind.on_gpus is None or ((overlap or wire != "float32") and wire not in kind.on_gpus.exchanges):
         return ()
     return ("nccl",) if overlap else DEVICE_TRANSPORTS
 
 
-def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bool) -> None:
+def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bool, op: str | None = None) -> None:
     """UserError where an exchange that starts in host memory is asked to stay on the GPUs, or the other way round."""
     if transport == "host" and overlap and overlaps_over_nccl(kind):
         raise no_overlap(kind, "with --transport host")
-    if transport not in DEVICE_TRANSPORTS or transport in device_transports(kind, wire, overlap):
+    if transport not in DEVICE_TRANSPORTS or transport in device_transports(kind, wire, overlap, op):
         return
+    if op == "own":
+        raise UserError(f"--transport {transport} with --op own, which adds in host memory: use --transport host")
     if kind.on_gpus is None:
         others = names(other for other in STRATEGIES.values() if other.on_gpus and other.exchanges)
         raise UserError(

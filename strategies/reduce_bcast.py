@@ -10,12 +10,13 @@ With server "dedicated" rank 0 computes no gradients and N-1 ranks share the bat
 from dist.cost.memory import Memory
 from dist.cost.messages import in_turn
 from dist.mpi import MPI
-from strategies.base import OnGpus, Strategy
+from strategies.base import OnGpus
+from strategies.calls import OfCalls
 
 SERVER = 0
 
 
-class ReduceBcast(Strategy):
+class ReduceBcast(OfCalls):
     name, line = "reduce-bcast", "Reduce to a server, Bcast from it"
     servers = ("colocated", "dedicated")
     auto = ("host",)
@@ -29,7 +30,8 @@ class ReduceBcast(Strategy):
     def __init__(self, job):
         super().__init__(job)
         self.serves = self.comm.rank == SERVER
-        self.optimizer = job.new_optimizer(0, len(self.parameters)) if self.serves else None
+        if self.serves:
+            self._update_own(job, *self.whole)
         if job.server == "dedicated":
             self.workers = self.comm.size - 1
             self.worker = None if self.serves else self.comm.rank - 1
@@ -38,13 +40,15 @@ class ReduceBcast(Strategy):
         if self.worker is None:
             self.gradients.fill(0.0)  # the sum comes in place, and the server adds nothing of its own
         with self.tracer.phase("reduce", bytes=self.gradients.nbytes, root=SERVER):
+            sent = self.wire.packed(self.gradients, *self.whole)
             if self.serves:
-                self.comm.Reduce(MPI.IN_PLACE, self.gradients, root=SERVER)
+                self.comm.Reduce(MPI.IN_PLACE, sent, self.operation, root=SERVER)
+                self.wire.arrived(self.gradients, *self.whole)
             else:
-                self.comm.Reduce(self.gradients, None, root=SERVER)
+                self.comm.Reduce(sent, None, self.operation, root=SERVER)
         norm = self._update_on_server(lr)
         with self.tracer.phase("bcast", bytes=self.parameters.nbytes, root=SERVER):
-            self.comm.Bcast(self.parameters, root=SERVER)
+            self._share()
         return norm
 
     def _update_on_server(self, lr):
@@ -52,5 +56,11 @@ class ReduceBcast(Strategy):
             return None
         with self.tracer.phase("update"):
             norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
-            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+            self.optimizer.update(self.updated, self.gradients, lr, scale)
         return norm
+
+    def _share(self):
+        if self.serves:
+            self._round_own()
+        self.comm.Bcast(self.wire.gathered(self.parameters, *self.whole), root=SERVER)
+        self.wire.arrived(self.parameters, *self.whole)

@@ -15,11 +15,12 @@ from dist.cost.memory import Memory
 from dist.cost.messages import NORM, in_turn
 from dist.gpu.calls import DeviceCalls
 from dist.mpi import MPI
-from strategies.base import OnGpus, Strategy
+from strategies.base import OnGpus
+from strategies.calls import OfCalls
 from strategies.sharded import Sharded
 
 
-class ReduceScatter(Strategy):
+class ReduceScatter(OfCalls):
     name, line = "reduce-scatter", "Reduce_scatter_block, Allgather"
     auto = ("host", "gpus")
     memory = Memory(gradients="1 + 1/N", optimizer="2/N")
@@ -32,19 +33,29 @@ class ReduceScatter(Strategy):
 
     def __init__(self, job):
         super().__init__(job)
-        block = len(self.parameters) // self.comm.size
+        block = self.parameters.shape[0] // self.comm.size
+        self.block, self.block_wire = (0, block), job.new_wire(block)
         self.block_sum = np.zeros_like(self.gradients[:block])  # where they lie: in host memory, or on a GPU
-        self.own = slice(self.comm.rank * block, (self.comm.rank + 1) * block)
-        self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
+        self._update_own(job, self.comm.rank * block, (self.comm.rank + 1) * block)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
-            self.comm.Reduce_scatter_block(self.gradients, self.block_sum)
+            sent, received = (
+                self.wire.packed(self.gradients, *self.whole),
+                self.block_wire.gathered(self.block_sum, *self.block),
+            )
+            self.comm.Reduce_scatter_block(sent, received, self.operation)
+            self.block_wire.arrived(self.block_sum, *self.block)
         with self.tracer.phase("allreduce", bytes=8):
             squares = self.comm.allreduce(self.sum_of_squares(self.block_sum))
         with self.tracer.phase("update"):
             norm, scale = self.clipping.scale(squares)
-            self.optimizer.update(self.parameters[self.own], self.block_sum, lr, scale)
+            self.optimizer.update(self.updated, self.block_sum, lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            self.comm.Allgather(MPI.IN_PLACE, self.parameters)
+            self._share()
         return norm
+
+    def _share(self):
+        self._round_own()
+        self.comm.Allgather(MPI.IN_PLACE, self.wire.gathered(self.parameters, *self.whole))
+        self.wire.arrived(self.parameters, *self.whole)

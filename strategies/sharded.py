@@ -14,7 +14,9 @@ from strategies.bucketed import InBuckets
 
 class ShardedUpdate(Strategy):
     """A subclass has `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits for
-    those of a range when it comes to use it."""
+    those of a range when it comes to use it. phases: of the timer, what its halves are called."""
+
+    phases = "reduce_scatter", "allgather"
 
     def _divide(self, job, ranges, sums: Parts) -> None:
         """ranges: of the parameters, upwards. sums: room for the sums that this rank owns of their gradients."""
@@ -41,7 +43,7 @@ class ShardedUpdate(Strategy):
 
     def before_use(self, start, stop):
         for part in [part for part in self.on_the_way if part[0] < stop]:
-            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
+            with self.tracer.interruption(self.phases[1]):  # its bytes were counted where update began it
                 self.exchange.progress.finish(self.on_the_way.pop(part))
 
     def _update_and_share(self, lr):
@@ -57,7 +59,7 @@ class ShardedUpdate(Strategy):
         return norm
 
     def _share_parameters(self):
-        with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
+        with self.tracer.phase(self.phases[1], bytes=self.parameters.nbytes):
             progress = self.exchange.progress
             self.on_the_way = {part: progress.start(self._all_gather(*part)) for part in self.ranges}
             if not self.overlapping:
@@ -88,14 +90,17 @@ class Sharded(InBuckets, ShardedUpdate):
 
     def __init__(self, job):
         super().__init__(job)
-        self.exchange = job.new_exchange(self.comm, self.buckets)
+        self.exchange = self._new_exchange(job)
         owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
         self._divide(job, [*owned], Parts(owned, job.buffers.zeros))
+
+    def _new_exchange(self, job):
+        return job.new_exchange(self.comm, self.buckets)
 
     def start_exchange(self, start, stop):
         self.exchange.progress.start(self._reduce_scatter(start, stop))
 
     def update(self, lr):
-        with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
+        with self.tracer.phase(self.phases[0], bytes=self.gradients.nbytes):
             self.finish_exchange()
         return self._update_and_share(lr)

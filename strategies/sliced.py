@@ -1,48 +1,43 @@
-"""sliced: the flat buffer is cut into N slices, and rank r is the server of slice r.
+"""sliced: the flat buffer is cut into N slices, and rank r is the server of slice r, all of them at once.
 
-    for each r: Reduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Bcast(parameters[slice r])
+    for each r: Ireduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Ibcast(parameters[slice r])
 
-The bytes of reduce-bcast, but each node's port carries its share of them. Each rank holds 1/N of the optimizer
-state (2 D / N). The N calls run one after another, so a port idles while others work. Use it where only rooted calls
-are fast.
+The bytes of reduce-bcast, spread over all nodes' ports, both ways: while a rank receives its slice it sends its parts
+of the others'. Each rank holds the optimizer state of its slice, 2 D / N where nodes are alike. The updates wait for
+all slices, as the gradients' norm is that of the whole vector. The calls are dist/host/rooted.py's;
+sliced_in_turn.py, the control beside it, makes them one after another.
+
+--overlap: each bucket that backward finishes is sliced so, and the broadcasts go on during the next forward.
+
+On GPUs the form is SlicedInTurn: NCCL knows no calls that are under way together but those that it queues.
 """
 
 from dist.cost.memory import Memory
-from dist.cost.messages import NORM, in_turn, rooted_calls
-from dist.mpi import MPI
-from dist.ranges import cut
-from strategies.base import OnGpus, Strategy
+from dist.cost.messages import NORM, in_turn, rooted_calls_together
+from dist.cost.overlap import of_buckets
+from dist.host.rooted import RootedExchange
+from strategies.base import OnGpus
+from strategies.sharded import Sharded
+from strategies.sliced_in_turn import SlicedInTurn
 
 
-class Sliced(Strategy):
-    name, line = "sliced", "a Reduce and a Bcast for each rank's slice"
+class Sliced(Sharded):
+    name, line = "sliced", "a Reduce and a Bcast for each rank's slice, all under way at once"
+    operations, error_feedback = ("mpi", "own"), False
+    phases = "reduce", "bcast"
     auto = ("host",)
-    memory = Memory(optimizer="2/N")
-    on_gpus = OnGpus()
+    memory = Memory(optimizer="2/ML")
+    host_exchange = RootedExchange
+    on_gpus = OnGpus(form=SlicedInTurn)
 
     @staticmethod
     def messages(setting):
-        return in_turn(*rooted_calls(setting, "reduce"), NORM, *rooted_calls(setting, "bcast"))
+        return in_turn(rooted_calls_together(setting, "ireduce"), NORM, rooted_calls_together(setting, "ibcast"))
 
-    def __init__(self, job):
-        super().__init__(job)
-        self.slices = cut(len(self.parameters), self.comm.size)
-        self.own = slice(*self.slices[self.comm.rank])
-        self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
+    @staticmethod
+    def overlap(training):
+        return of_buckets(training, beside=1.0)  # backward, and the next forward
 
-    def update(self, lr):
-        with self.tracer.phase("reduce", bytes=self.gradients.nbytes):
-            for root, (start, stop) in enumerate(self.slices):
-                if root == self.comm.rank:
-                    self.comm.Reduce(MPI.IN_PLACE, self.gradients[start:stop], root=root)
-                else:
-                    self.comm.Reduce(self.gradients[start:stop], None, root=root)
-        with self.tracer.phase("allreduce", bytes=8):
-            squares = self.comm.allreduce(self.sum_of_squares(self.gradients[self.own]))
-        with self.tracer.phase("update"):
-            norm, scale = self.clipping.scale(squares)
-            self.optimizer.update(self.parameters[self.own], self.gradients[self.own], lr, scale)
-        with self.tracer.phase("bcast", bytes=self.parameters.nbytes):
-            for root, (start, stop) in enumerate(self.slices):
-                self.comm.Bcast(self.parameters[start:stop], root=root)
-        return norm
+    def _new_exchange(self, job):
+        placement = [place["node"] for place in job.world.places]
+        return job.new_exchange(self.comm, self.buckets, placement=placement, operation=job.operation)

@@ -15,8 +15,9 @@ from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
 from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import LIBRARIES, resolve
 from dist.cost.stages import Stage, barrier, stage
+from dist.host.rooted import PIECE_BYTES, WINDOW
 from dist.host.tree import double_tree
-from dist.ranges import cut
+from dist.ranges import cut, cut_by_node
 
 FLOAT32_BYTES = 4
 # Rooted calls in turn: up to this many roots are looked at one by one. Of more, a few evenly spread ones stand for all.
@@ -33,6 +34,7 @@ class Setting:
 
     placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element as it
     travels. ranges: elements of what a strategy exchanges range by range, () if not known. micro_steps: of one step.
+    own_operation: whether MPI's collectives add by --op own, always so where an item is no float32.
     """
 
     placement: np.ndarray
@@ -41,6 +43,7 @@ class Setting:
     library: str
     ranges: tuple[int, ...]
     micro_steps: int
+    own_operation: bool = False
 
     @property
     def ranks(self) -> np.ndarray:
@@ -67,7 +70,8 @@ class Setting:
 
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
         """One MPI collective of `size` bytes. UnknownChoice where the library's algorithm is not known."""
-        return resolve(Call(self.library, collective, self.group, size, self.item, root))
+        built_in = self.item == FLOAT32_BYTES and not self.own_operation
+        return resolve(Call(self.library, collective, self.group, size, self.item, root, built_in=built_in))
 
 
 def in_turn(*calls: Messages) -> Messages:
@@ -84,6 +88,26 @@ def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
         stages, names = setting.call(collective, int(slices[root]), root)
         calls.append(([replace(one, repeat=one.repeat * (stop - start)) for one in stages], names))
     return calls
+
+
+def rooted_calls_together(setting: Setting, collective: str) -> Messages:
+    """Calls for pieces of the slices (dist/host/rooted.py), WINDOW of them under way: one stage of all messages."""
+    slices = [stop - start for start, stop in cut_by_node(setting.placement.tolist(), 0, setting.elements)]
+    pieces, ranks = max(1, -(-max(slices) * setting.item // PIECE_BYTES)), len(slices)
+    found, names, steps, added = [], [], 0, 0
+    for start, stop in cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS):
+        root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike
+        short, longer = divmod(slices[root], pieces)  # so many pieces are one element longer
+        for elements, alike in ((short + 1, longer), (short, pieces - longer)):
+            stages, algorithms = setting.call(collective, setting.item * elements, root)
+            calls = alike * (stop - start)
+            found += [(one.source, one.destination, calls * one.size) for one in stages]
+            names += algorithms
+            steps, added = max(steps, len(stages)), added + calls * sum(one.added for one in stages)
+    messages = [np.concatenate(part) for part in zip(*found, strict=True)]
+    turns = -(-pieces * ranks // WINDOW)
+    together = stage(*messages, steps=steps * turns, added_meanwhile=added // ranks, all_together=True)
+    return [together], list(dict.fromkeys(names))
 
 
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
@@ -136,14 +160,15 @@ def message_schedule(
     item_bytes: int = FLOAT32_BYTES,
     ranges: tuple[int, ...] = (),
     micro_steps: int = 1,
+    own_operation: bool = False,
 ) -> Messages:
     """What a strategy's `messages` give for one step; nothing on one rank. size_bytes: the whole vector, as it travels.
 
     placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of what is exchanged range by
-    range, in order; micro_steps: in each of which it may be. ValueError with one line for an unknown library, a
-    placement with gaps, a vector that is no whole number of elements, or ranges that do not make it up;
-    mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of rooted calls on
-    more than MOST_ROOTS ranks are estimates.
+    range, in order; micro_steps: in each of which it may be; own_operation: as Setting's. ValueError with one line for
+    an unknown library, a placement with gaps, a vector that is no whole number of elements, or ranges that do not make
+    it up; mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of rooted
+    calls on more than MOST_ROOTS ranks are estimates.
     """
     if library not in LIBRARIES:
         raise ValueError(f"no MPI library {library!r}: expected one of {', '.join(LIBRARIES)}")
@@ -159,4 +184,4 @@ def message_schedule(
         )
     if len(nodes) == 1:
         return [], []
-    return messages(Setting(nodes, size_bytes // item, item, library, tuple(ranges), micro_steps))
+    return messages(Setting(nodes, size_bytes // item, item, library, tuple(ranges), micro_steps, own_operation))

@@ -85,13 +85,14 @@ def predict(
     item_bytes: int = FLOAT32_BYTES,
     ranges: tuple[int, ...] = (),
     micro_steps: int = 1,
+    own_operation: bool = False,
 ) -> Prediction:
     """What a step exchanges, a vector of size_bytes as it travels. Arguments and errors are message_schedule's.
 
     A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
     stages, algorithms = message_schedule(
-        messages, cluster.placement, size_bytes, library, item_bytes, ranges, micro_steps
+        messages, cluster.placement, size_bytes, library, item_bytes, ranges, micro_steps, own_operation
     )
     into, out = node_traffic(stages, cluster.placement)
     seconds = exchange_seconds(stages, cluster, library)

@@ -47,11 +47,12 @@ class Call:
     """A collective of a communicator on a vector."""
 
     library: str  # "mpich" or "openmpi"
-    collective: str  # "reduce", "bcast", "allreduce", "reduce_scatter_block" or "allgather"
+    collective: str  # "reduce", "bcast", "ireduce", "ibcast", "allreduce", "reduce_scatter_block" or "allgather"
     group: Group
     size: int  # bytes of the whole vector
     item: int  # bytes of one element
     root: int = 0  # its place in the group
+    built_in: bool = True  # whether it adds by MPI's own sum
     after_node_sums: bool = False  # members are leaders, each of which comes when the sum inside its node is done
 
     @property

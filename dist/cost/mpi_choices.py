@@ -21,6 +21,7 @@ from dist.probe.programs import OPEN_MPI, mpi_family
 MPICH = "src/mpi/coll/coll_selection.json"
 CH4 = "maint/tuning/coll/ch4/generic.json"
 TUNED = "ompi/mca/coll/tuned/coll_tuned_decision_fixed.c"
+NBC = "ompi/mca/coll/libnbc"
 HAN = "ompi/mca/coll/han (priority 35, tuned's is 30)"
 
 
@@ -46,8 +47,18 @@ CHOICES = {
     ("mpich", "reduce"): [
         Choice(lambda call: call.shares_nodes and call.size > 2048, "smp", CH4, counted=True),
         Choice(lambda call: call.shares_nodes, None, CH4),  # its composition beta
-        Choice(lambda call: call.size <= 2048 or call.few_elements, "binomial", MPICH),
+        Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
         Choice(otherwise, "rabenseifner", MPICH, counted=True),
+    ],
+    # Calls that do not wait know no nodes.
+    ("mpich", "ireduce"): [
+        Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
+        Choice(otherwise, "rabenseifner", MPICH),
+    ],
+    ("mpich", "ibcast"): [
+        Choice(lambda call: call.count < 8 or call.size < 12288, "binomial", MPICH),
+        Choice(lambda call: call.power_of_two and call.size < 524288, "scatter-doubling", MPICH),
+        Choice(otherwise, "scatter-ring", MPICH),
     ],
     ("mpich", "bcast"): [
         Choice(lambda call: call.shares_nodes and call.count < 8, "smp", CH4, counted=True),
@@ -61,7 +72,7 @@ CHOICES = {
     ("mpich", "allreduce"): [
         # The source has leaders only up to 32 KiB; 5.0.2 sums among leaders at 8 MB too, say the counters.
         Choice(lambda call: call.shares_nodes, "smp", CH4, counted=True),
-        Choice(lambda call: call.size <= 8 or call.few_elements, "doubling", MPICH),
+        Choice(lambda call: call.size <= 8 or call.few_elements or not call.built_in, "doubling", MPICH),
         Choice(otherwise, "rabenseifner", MPICH, counted=True),
     ],
     ("mpich", "reduce_scatter_block"): [
@@ -91,6 +102,15 @@ CHOICES = {
         Choice(lambda call: 8 <= call.count < 16 and call.size >= 32768, "linear", TUNED, counted=True),
         Choice(lambda call: 16 <= call.count < 32 and 4096 <= call.size < 1 << 20, "binomial", TUNED),
         Choice(otherwise, None, TUNED),  # k-nomial and binary trees, scatter and recursive doubling
+    ],
+    ("openmpi", "ireduce"): [
+        Choice(lambda call: call.count > 2 and not call.few_elements, "rabenseifner", NBC),
+        Choice(lambda call: call.count > 4 or call.size < 65536, "binomial", NBC),
+        Choice(otherwise, "chain", NBC),
+    ],
+    ("openmpi", "ibcast"): [
+        Choice(lambda call: call.count <= 4, "linear", NBC),
+        Choice(otherwise, "doubling", NBC),
     ],
     ("openmpi", "allreduce"): [
         Choice(lambda call: call.shares_nodes, "han", HAN, counted=True),
@@ -145,6 +165,14 @@ ALGORITHMS = {
     "reduce binomial": flat.binomial_reduce,
     "reduce rabenseifner": rabenseifner_reduce,
     "reduce han": composed.han,
+    "ireduce binomial": flat.binomial_reduce,
+    "ireduce chain": flat.chain_reduce,
+    "ireduce rabenseifner": rabenseifner_reduce,
+    "ibcast linear": flat.linear_bcast,
+    "ibcast binomial": lambda call: backwards(flat.binomial_reduce(call)),
+    "ibcast doubling": flat.doubling_bcast,
+    "ibcast scatter-ring": lambda call: flat.scattered_bcast(call, flat.ring_rounds),
+    "ibcast scatter-doubling": lambda call: flat.scattered_bcast(call, flat.doubling_all_gather),
     "bcast linear": flat.linear_bcast,
     "bcast chain": lambda call: backwards(flat.chain_reduce(call)),
     "bcast binomial": lambda call: backwards(flat.binomial_reduce(call)),

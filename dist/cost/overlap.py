@@ -14,7 +14,7 @@ BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 class Training:
     """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; item_bytes: of one
     gradient as it travels; update_s: AdamW over the whole vector on one rank; ranges, micro_steps: as
-    dist.cost.messages.Setting's.
+    dist.cost.messages.Setting's, and own_operation.
     """
 
     parameters: int
@@ -23,6 +23,7 @@ class Training:
     ranges: tuple[int, ...] = ()
     micro_steps: int = 1
     update_s: float = 0.0
+    own_operation: bool = False
 
 
 @dataclass(frozen=True)

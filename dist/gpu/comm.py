@@ -43,11 +43,14 @@ class DeviceComm:
 class AloneComm(DeviceComm):
     """One rank, and arrays of any kind: nobody is there to exchange with, and every sum is this rank's own vector."""
 
-    def Allreduce(self, send, receive, counts=None, root=0) -> None:
+    def Allreduce(self, send, receive, op=None, root=0) -> None:
         if send is not MPI.IN_PLACE and receive is not None:
             receive[:] = send
 
-    Reduce = Reduce_scatter = Reduce_scatter_block = Allgather = Allreduce
+    Reduce = Reduce_scatter_block = Allgather = Allreduce
+
+    def Reduce_scatter(self, send, receive, counts) -> None:
+        self.Allreduce(send, receive)
 
     def Allgatherv(self, send, receive) -> None:
         """receive: [array, counts], as in mpi4py."""

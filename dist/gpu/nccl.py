@@ -28,7 +28,10 @@ def missing_nccl() -> str | None:
 
 
 class NcclComm(DeviceComm):
-    """Each rank has a GPU of its own, `device`, as this process sees it. Collective."""
+    """Each rank has a GPU of its own, `device`, as this process sees it. Collective.
+
+    op: MPI's sum, as mpi4py's calls take it; NCCL adds by its own.
+    """
 
     def __init__(self, comm, device, stream, local_comm=None):
         super().__init__(comm, device, stream, local_comm)
@@ -38,7 +41,7 @@ class NcclComm(DeviceComm):
         unique_id = comm.bcast(nccl.get_unique_id() if self.rank == 0 else None)
         self._communicator = nccl.NcclCommunicator(self.size, unique_id, self.rank)
 
-    def Reduce(self, send, receive, root: int) -> None:
+    def Reduce(self, send, receive, op=None, root: int = 0) -> None:
         """The sum comes to `receive` of the root, or replaces its own vector: MPI.IN_PLACE."""
         own = receive if send is MPI.IN_PLACE else send
         target = own if receive is None else receive  # NCCL writes on the root alone
@@ -48,16 +51,16 @@ class NcclComm(DeviceComm):
         pair = self._pair(buffer, buffer)
         self._communicator.broadcast(*pair, buffer.size, self._nccl.NCCL_FLOAT32, root, self.stream.ptr)
 
-    def Allreduce(self, send, receive) -> None:
+    def Allreduce(self, send, receive, op=None) -> None:
         own = receive if send is MPI.IN_PLACE else send
         self._communicator.allReduce(*self._pair(own, receive), own.size, *self._sum, self.stream.ptr)
 
-    def Reduce_scatter_block(self, send, receive) -> None:
+    def Reduce_scatter_block(self, send, receive, op=None) -> None:
         self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self.stream.ptr)
 
     def Reduce_scatter(self, send, receive, counts) -> None:
         """To each rank the sum of its part of `send`, of counts[rank] elements."""
-        self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root))
+        self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root=root))
 
     def Allgather(self, send, receive) -> None:
         block = receive.size // self.size

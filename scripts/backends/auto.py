@@ -33,7 +33,7 @@ def choose_on_cores(world: World, settings, size: int, links: list[dict], wire_f
         for name, kind in candidates(settings.strategy, "host").items()
         if settings.wire in kind.wires and (kind.overlaps or not settings.overlap)
     }
-    predicted = predictions(world, kinds, size, links, wire_format.item_bytes)
+    predicted = predictions(world, kinds, size, links, wire_format)
     tried = sorted(predicted, key=predicted.get)[:CANDIDATES]
     longest_s = max([predicted[name] for name in tried] + [LEAST_S])
     tried += [name for name in kinds if kinds[name].messages is None]
@@ -53,18 +53,19 @@ def choose_on_cores(world: World, settings, size: int, links: list[dict], wire_f
     return best, why
 
 
-def predictions(world: World, kinds, size: int, links: list[dict], item_bytes: int) -> dict[str, float]:
+def predictions(world: World, kinds, size: int, links: list[dict], wire_format: WireFormat) -> dict[str, float]:
     """Seconds of one exchange by the cost model, of each of these strategies whose messages are known."""
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     placement = [place["node"] for place in world.places]
     cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
     library = library_key(library_name())
-    result = {}
+    item, own, result = wire_format.item_bytes, wire_format.operation == "own", {}
     for name, kind in kinds.items():
         if kind.messages is not None:
             with suppress(UnknownChoice):
-                result[name] = predict(kind.messages, cluster, size * item_bytes, library, item_bytes).seconds
+                predicted = predict(kind.messages, cluster, size * item, library, item, own_operation=own)
+                result[name] = predicted.seconds
     return result
 
 

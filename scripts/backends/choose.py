@@ -14,6 +14,7 @@ from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
 from scripts.settings.checks import check_arrays
 from strategies import candidates, find, is_auto
+from strategies.checks import operation_of
 
 
 def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
@@ -21,13 +22,15 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
 
     Collective. Nothing large stays allocated before the backend is made, which is collective, too.
     """
-    wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback)
+    operation = operation_of(settings.wire, settings.op)
+    wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
     kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
         settings = with_strategy(replace(settings, transport="host"), world, layout.size, links, wire_format)
+        settings = with_operation(settings, operation)
         made_by = partial(OnCores, settings, world, layout, adamw, wire_format, load_kernels("numpy", threads))
         return settings, made_by, {"backend_why": why}
     identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
@@ -42,9 +45,15 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
     settings = with_strategy(settings, world, layout.size, links, wire_format, comm)
+    settings = with_operation(settings, operation) if comm is None else settings
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
     made_by = partial(kind, settings, world, layout, adamw, wire_format, kernels, more)
     return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
+
+
+def with_operation(settings, operation: str):
+    """The settings with what MPI's collectives add with in host memory; None where the strategy lets none add."""
+    return replace(settings, op=operation if find(settings.strategy).operations else None)
 
 
 def with_strategy(settings, world, size: int, links: list[dict], wire_format: WireFormat, comm=None):

@@ -14,6 +14,7 @@ import numpy as np
 from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
 from dist.gpu.copies import Copies
 from dist.gpu.exchange import StreamExchange
+from dist.host.operation import new_operation
 from dist.sharded import Slots
 from dist.wire import WireFormat
 from gpt2.errors import UserError
@@ -34,6 +35,7 @@ class OnCores:
     def __init__(self, settings, world, layout, adamw, wire_format, kernels):
         self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
         self.new_exchange = partial(self.kind.host_exchange, wire_format=wire_format)
+        self.operation, self.new_wire = new_operation(wire_format), wire_format.new
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         self.buffers = self.kind.buffers(world, layout.size, layout.ranges)
@@ -41,13 +43,15 @@ class OnCores:
         self.host_parameters = self.buffers.parameters
 
     def new_strategy(self, job, step: int):
-        return self.kind(replace(job, new_exchange=self.new_exchange))
+        parts = {"new_exchange": self.new_exchange, "operation": self.operation.op, "new_wire": self.new_wire}
+        return self.kind(replace(job, **parts))
 
     def fetch(self, start: int, stop: int) -> None:
         """They are there."""
 
     def close(self) -> None:
         self.buffers.close()
+        self.operation.close()
 
 
 class OnGpuThroughHost(OnCores):

@@ -40,7 +40,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: F
 
     UserError if what was asked for is not there.
     """
-    asked, flags = settings.transport, (settings.wire, settings.overlap)
+    asked, flags = settings.transport, (settings.wire, settings.overlap, settings.op)
     kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.overlaps))
     check_transport(kind, asked, *flags)
     if asked == "nccl" and found.no_nccl:
@@ -52,7 +52,8 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: F
         return asked, "as asked for"
     possible = device_transports(kind, *flags)
     if not possible:
-        return "host", f"{kind.name} does not declare how it exchanges between GPUs"
+        adds = "--op own adds in host memory" if settings.op == "own" else None
+        return "host", adds or f"{kind.name} does not declare how it exchanges between GPUs"
     if ranks == 1 or not kind.exchanges:
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:

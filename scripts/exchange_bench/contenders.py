@@ -12,13 +12,14 @@ import numpy as np
 
 from dist.buffers import OwnBuffers
 from dist.host.exchange import FLOAT32
+from dist.host.operation import new_operation
 from dist.mpi import MPI
 from dist.wire import WireFormat
 from dist.world import World
 from gpt2.errors import UserError
 from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
 from strategies import OWN_FILE, STRATEGIES, Job, Strategy, find
-from strategies.checks import check_server
+from strategies.checks import check_server, operation_of
 from traces import Tracer
 
 ROOT = 0
@@ -96,21 +97,25 @@ def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> J
 
 
 class StrategyContender(Contender):
-    """A strategy's real update. wire: instead of wire_format's. server: as Job's."""
+    """A strategy's real update. wire, op: instead of wire_format's. server: as Job's."""
 
-    def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, server="colocated"):
+    def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, op=None, server="colocated"):
         super().__init__(world, own_buffers)
-        wire_format = replace(wire_format, wire=wire or wire_format.wire, error_feedback=False)
-        self.wire, self.family = wire_format.wire, "own" if kind.overlaps else "strategy"
+        wire = wire or wire_format.wire
+        wire_format = replace(wire_format, wire=wire, error_feedback=False, operation=operation_of(wire, op))
+        calls_mpi = kind.operations or not kind.overlaps
+        self.wire, self.family = wire, "strategy" if calls_mpi else "own"
         self.size, self.optimizers = len(own_buffers.gradients), []
         self.shares_memory = kind.buffers is not OwnBuffers
         if self.shares_memory:  # it may count in there what happened before
             self.buffers = kind.buffers(world, self.size)
         self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
-        exchange = partial(kind.host_exchange, wire_format=wire_format)
+        self.operation = new_operation(wire_format)
         job = copying_job(
-            world, self.buffers, self.size, self._remember_optimizer, new_exchange=exchange, server=server
-        )
+            world, self.buffers, self.size, self._remember_optimizer,
+            new_exchange=partial(kind.host_exchange, wire_format=wire_format),
+            operation=self.operation.op, new_wire=wire_format.new, server=server,
+        )  # fmt: skip
         self.strategy = kind(job)
         self.know_sums(world.comm.allgather(self.strategy.worker is not None))
 
@@ -128,6 +133,7 @@ class StrategyContender(Contender):
 
     def close(self):
         self.strategy = None
+        self.operation.close()
         if self.shares_memory:
             self.buffers.close()
 
@@ -222,7 +228,7 @@ COLLECTIVES = {
 
 
 def strategy_makers(kind: type[Strategy]) -> dict:
-    """{name, name/dedicated, name/bfloat16: what makes the contender of (world, own_buffers, wire_format)}.
+    """{name, name/dedicated, /own, /bfloat16: what makes the contender of (world, own_buffers, wire_format)}.
 
     Nothing for a control, nor for a strategy that exchanges a layer at a time because no rank holds the whole vector.
     """
@@ -230,7 +236,9 @@ def strategy_makers(kind: type[Strategy]) -> dict:
         return {}
     make = partial(StrategyContender, kind=kind)
     servers = {f"{kind.name}/{server}": partial(make, server=server) for server in kind.servers[1:]}
-    return {kind.name: make, **servers, **{f"{kind.name}/{wire}": partial(make, wire=wire) for wire in kind.wires[1:]}}
+    operations = {f"{kind.name}/{op}": partial(make, op=op) for op in kind.operations[1:]}
+    wires = {f"{kind.name}/{wire}": partial(make, wire=wire) for wire in kind.wires[1:]}
+    return {kind.name: make} | servers | operations | wires
 
 
 def makers() -> dict:

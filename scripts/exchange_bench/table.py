@@ -41,7 +41,7 @@ def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, b
 def tables(report: dict, size: dict) -> str:
     """Head line and one line a contender, the fastest first; where there is a network, bytes of each node too."""
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
-    parts = [head_lines(report, size), _table(_rows(size, contenders))]
+    parts = [head_lines(report, size), aligned(_rows(size, contenders))]
     if 1 < report["nodes"] <= MOST_NODES_SHOWN:
         parts.append("bytes in / out of each node's port, MB")
         nodes = [f"node {node}" for node in range(report["nodes"])]
@@ -49,7 +49,7 @@ def tables(report: dict, size: dict) -> str:
             [name, *(f"{way_in / 1e6:.2f} / {out / 1e6:.2f}" for way_in, out in one["node_bytes"])]
             for name, one in contenders.items()
         ]
-        parts.append(_table([["", *nodes], *rows]))
+        parts.append(aligned([["", *nodes], *rows]))
     if any(not one["whole"] for one in contenders.values()):
         parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
     return "\n\n".join(parts)
@@ -82,7 +82,7 @@ def _rows(size: dict, contenders: dict) -> list[list[str]]:
     return rows
 
 
-def _table(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
     """Columns aligned, the first to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

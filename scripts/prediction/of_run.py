@@ -70,7 +70,7 @@ def training_of(
         update_s = measured.update_s / memory.updated_share(parameters)
     return Training(
         parameters, compute_s, item_bytes(settings), model_ranges(settings, parameters), settings.get("grad_accum", 1),
-        update_s,
+        update_s, settings.get("op") == "own",
     )  # fmt: skip
 
 
@@ -169,7 +169,9 @@ def message_matrix(run: Run) -> np.ndarray | None:
         return None
     item = kind.item_bytes(item_bytes(run.config["settings"]))
     try:
-        stages, _ = message_schedule(kind.messages, placement_of(run), parameters * item, library_of(run), item)
+        own = run.config["settings"].get("op") == "own"
+        size, library = parameters * item, library_of(run)
+        stages, _ = message_schedule(kind.messages, placement_of(run), size, library, item, own_operation=own)
     except ValueError:  # UnknownChoice too
         return None
     matrix = np.zeros((len(places), len(places)))

@@ -59,7 +59,9 @@ def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Trainin
         raise UnknownChoice(f"{kind.name} declares no messages")
     item = kind.item_bytes(training.item_bytes)
     size = training.parameters * item
-    return predict(kind.messages, cluster, size, library, item, training.ranges, training.micro_steps)
+    return predict(
+        kind.messages, cluster, size, library, item, training.ranges, training.micro_steps, training.own_operation
+    )
 
 
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):

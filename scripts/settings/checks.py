@@ -70,10 +70,10 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
     if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
-        check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap)
+        check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap, settings.op)
     elif settings.server == "dedicated" or settings.no_exchange:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
-    check_wire(settings.wire, settings.error_feedback)
+    check_wire(settings.wire, settings.error_feedback, settings.op)
 
 
 def check_arrays(settings: Settings, why: str = "") -> None:
@@ -103,7 +103,7 @@ def check_arrays(settings: Settings, why: str = "") -> None:
     if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):
         raise no_overlap(kind, f"with --backend numpy{why}")
     if kind:
-        check_transport(kind, settings.transport, settings.wire, settings.overlap)
+        check_transport(kind, settings.transport, settings.wire, settings.overlap, settings.op)
     if settings.transport in DEVICE_TRANSPORTS and settings.backend == "numpy":
         raise UserError(
             f"--transport {settings.transport} with --backend numpy{why}, whose arrays are in host memory: use "

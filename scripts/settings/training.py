@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from dist.wire import WIRE_BYTES
+from dist.wire import OPERATIONS, WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
@@ -61,8 +61,12 @@ class Settings:
     server: str = setting(
         "colocated", "with reduce-bcast: rank 0 computes gradients too, or only serves", choices=SERVERS
     )
-    wire: str = setting(
-        "float32", "number format in which our own exchanges send; bfloat16 halves the bytes", choices=WIRE_BYTES
+    wire: str = setting("float32", "number format in which ranks send; bfloat16 halves the bytes", choices=WIRE_BYTES)
+    op: str = setting(
+        None,
+        "what MPI's collectives add with, where a strategy calls them: MPI's sum, or a compiled operation of our own "
+        "(mpi; own with --wire bfloat16)",
+        choices=OPERATIONS,
     )
     error_feedback: bool = setting(
         False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"

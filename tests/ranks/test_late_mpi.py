@@ -29,7 +29,7 @@ def makes(kind):
 
 
 def cases():
-    """Those that send messages of their own; what is MPI's is as late in tests/unit/test_strategies_in_threads.py."""
+    """Those that exchange while the model computes; the others are in tests/unit/test_strategies_in_threads.py."""
     for name, kind in STRATEGIES.items():
         if kind.overlaps:
             yield name, {"bucket_bytes": 400}
@@ -75,5 +75,5 @@ def test_nothing_is_there_before_its_wait(comm):
     late.check_all_were_waited_for()
     assert (received == 5).all()
     assert (gathered == 5).all()
-    with pytest.raises(AssertionError, match="Ibcast is not late"):
-        mpi.Ibcast(received)
+    with pytest.raises(AssertionError, match="Ialltoall is not late"):
+        mpi.Ialltoall(sent, gathered)

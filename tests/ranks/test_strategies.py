@@ -108,6 +108,8 @@ def cases(ranks):
             yield name, {}
         if strategy.overlaps:
             yield name, {"bucket_bytes": 1000}
+        if strategy.operations:
+            yield name, {"op": "own"}
     if ranks > 1:
         yield "reduce-bcast", {"server": "dedicated"}
 
@@ -141,9 +143,11 @@ def test_every_strategy_is_one_serial_rank(comm):
 @pytest.mark.ranks(4)
 def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
     reference, _, _ = serial()
-    for name in [name for name, strategy in STRATEGIES.items() if strategy.overlaps]:
-        feedback = [] if name.startswith("zero") else [{"error_feedback": True}]
-        for options in ({}, *feedback, {"bucket_bytes": 1000}):
+    for name, strategy in STRATEGIES.items():
+        if "bfloat16" not in strategy.wires:
+            continue
+        more = [{"error_feedback": True}] * strategy.error_feedback + [{"bucket_bytes": 1000}] * strategy.overlaps
+        for options in ({}, *more):
             world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
             parameters, *_ = distributed(world, name, wire="bfloat16", **options)
             others = comm.allgather(parameters.tobytes())
@@ -161,16 +165,16 @@ def test_none_exchanges_nothing(comm):
 
 @pytest.mark.ranks(3)
 def test_optimizer_state_is_sharded(comm):
-    """In sliced and reduce-scatter a rank keeps state for what it updates; the server alone in reduce-bcast."""
+    """In sliced-in-turn and reduce-scatter a rank keeps state for what it updates; the server alone in reduce-bcast."""
     held = {}
     world = next(placements(comm))
-    for name in ("reduce-bcast", "sliced", "reduce-scatter", "allreduce"):
+    for name in ("reduce-bcast", "sliced-in-turn", "reduce-scatter", "allreduce"):
         asked = []
         buffers = STRATEGIES[name].buffers(world, 1056)
         STRATEGIES[name](Job(world, buffers, lambda a, b, asked=asked: asked.append((a, b)), None, 1.0, None))
         held[name] = comm.allgather(asked)
     thirds = [[(0, 352)], [(352, 704)], [(704, 1056)]]
-    assert held["sliced"] == held["reduce-scatter"] == thirds
+    assert held["sliced-in-turn"] == held["reduce-scatter"] == thirds
     assert held["reduce-bcast"] == [[(0, 1056)], [], []]
     assert held["allreduce"] == [[(0, 1056)]] * 3
 
@@ -192,8 +196,10 @@ def test_what_a_strategy_cannot_do(arguments, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("allreduce", "bfloat16", False, False), "--wire bfloat16 with --strategy allreduce"),
-        (("sliced", "float32", False, True), "--overlap with --strategy sliced"),
+        (("none", "bfloat16", False, False), "--wire bfloat16 with --strategy none"),
+        (("sliced-in-turn", "float32", False, True), "--overlap with --strategy sliced-in-turn"),
+        (("ring", "float32", False, False, "own"), "--op own with --strategy ring"),
+        (("allreduce", "bfloat16", False, False, "mpi"), "--op mpi with --wire bfloat16"),
         (("ring", "float32", True, False), "--error-feedback"),
         (("zero-2", "bfloat16", True, False), "--error-feedback with --strategy zero-2"),
     ],

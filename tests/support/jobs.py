@@ -1,15 +1,25 @@
 """A strategy's job in host memory, for tests that make one without training's help."""
 
-from functools import partial
+from functools import cache, partial
 
+from dist.host.operation import new_operation
+from dist.mpi import MPI
 from dist.wire import WireFormat
 from strategies import STRATEGIES, Job, Strategy
+from strategies.checks import operation_of
 
 
-def host_job(kind: type[Strategy], wire="float32", error_feedback=False, segment_bytes=100, **parts) -> Job:
+def host_job(kind: type[Strategy], wire="float32", error_feedback=False, segment_bytes=100, op=None, **parts) -> Job:
     """Job(**parts) with the strategy's exchange, in small segments."""
-    exchange = partial(kind.host_exchange, wire_format=WireFormat(wire, segment_bytes, error_feedback))
-    return Job(new_exchange=exchange, **parts)
+    wire_format = WireFormat(wire, segment_bytes, error_feedback, operation_of(wire, op))
+    exchange = partial(kind.host_exchange, wire_format=wire_format)
+    return Job(new_exchange=exchange, operation=kept_operation(wire_format), new_wire=wire_format.new, **parts)
+
+
+@cache  # freed by no test: MPI's end does it
+def kept_operation(wire_format: WireFormat):
+    """Ranks that are threads of this process need none, and MPI has not begun there."""
+    return new_operation(wire_format).op if MPI.Is_initialized() else None
 
 
 def with_own_messages() -> list[str]:

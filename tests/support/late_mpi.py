@@ -33,11 +33,14 @@ class Late:
         copy = np.array(buffer)
         return self._request(what, start(copy), [(buffer, copy)], ())
 
-    def gather(self, sent, received, start, what: str) -> "LateRequest":
-        """start(copy, landing) begins the real one."""
-        copy, landing = np.array(sent), np.empty_like(received)
-        _bytes(received).fill(POISON)
-        return self._request(what, start(copy, landing), [(sent, copy)], [(received, landing)])
+    def collective(self, sent, received, start, what: str) -> "LateRequest":
+        """start(copy, landing) begins the real one. received: None, or `sent` where the result replaces it."""
+        copy, landing = np.array(sent), None if received is None else np.empty_like(received)
+        if received is not None:
+            _bytes(received).fill(POISON)
+        sends = [] if sent is received else [(sent, copy)]
+        receives = [] if received is None else [(received, landing)]
+        return self._request(what, start(copy, landing), sends, receives)
 
     def none(self, request, what: str) -> "LateRequest":
         """Of a request without buffers."""
@@ -99,7 +102,15 @@ def late_comm(comm, late: Late):
             )
 
         def Iallgather(self, sent, received):
-            return late.gather(sent, received, super().Iallgather, "Iallgather")
+            return late.collective(sent, received, super().Iallgather, "Iallgather")
+
+        def Ireduce(self, sent, received, op=MPI.SUM, root=0):
+            own, start = received if sent is MPI.IN_PLACE else sent, super().Ireduce
+            return late.collective(own, received, lambda copy, landing: start(copy, landing, op, root), "Ireduce")
+
+        def Ibcast(self, buffer, root=0):
+            hold, start = late.send if self.rank == root else late.receive, super().Ibcast
+            return hold(buffer, lambda held: start(held, root), f"Ibcast from {root}")
 
         def Ibarrier(self):
             return late.none(super().Ibarrier(), "Ibarrier")

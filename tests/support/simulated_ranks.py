@@ -3,6 +3,8 @@
 Written from the algorithms' descriptions, not from dist/: recursively and message by message.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from dist.host.tree import double_tree
@@ -246,6 +248,20 @@ def run_mpich_sliced(ranks, elements):
         ranks.held = whole
 
 
+def run_mpich_sliced_at_once(ranks, elements):
+    """Calls that do not wait make the same messages, in pieces of at most 256 KiB."""
+    cuts = edges(elements, ranks.count)
+    pieces = -(-max(np.diff(cuts)) * ranks.item // (256 << 10))
+    for root in range(ranks.count):
+        inner = [cuts[root] + cut for cut in edges(cuts[root + 1] - cuts[root], pieces)]
+        for start, stop in pairwise(inner):
+            whole, ranks.held = ranks.held, [held[start:stop] for held in ranks.held]
+            run_rabenseifner_reduce(ranks, list(range(ranks.count)), stop - start, root)
+            assert ranks.complete(root)
+            run_mpich_bcast(ranks, stop - start, root)
+            ranks.held = whole
+
+
 def run_pairwise_ring(ranks, elements):
     """Reduce_scatter_block and Allgather. elements: a multiple of the ranks."""
     block = elements // ranks.count
@@ -277,7 +293,8 @@ def run_pairwise_ring(ranks, elements):
 
 MPICH_RUNS = {
     "reduce-bcast": run_mpich_reduce_bcast,
-    "sliced": run_mpich_sliced,
+    "sliced-in-turn": run_mpich_sliced,
+    "sliced": run_mpich_sliced_at_once,
     "allreduce": lambda ranks, elements: run_rabenseifner_allreduce(ranks, list(range(ranks.count)), elements),
     "reduce-scatter": run_pairwise_ring,
 }

@@ -6,12 +6,15 @@ give, and sums have the ranks' order.
 
 import threading
 import time
+from functools import reduce
+from operator import itemgetter
 
 import numpy as np
 
 from dist.buffers import NodeBuffers
 from dist.mpi import MPI
 from dist.waiting import Condition, wait
+from dist.wire import BFLOAT16
 from dist.world import World, world_of
 from tests.support.late_mpi import Late
 
@@ -86,11 +89,11 @@ class Post:
             half.is_matched = other.is_matched = True
             return half
 
-    def gather(self, call, rank: int, ranks: int, value) -> "Gathering":
+    def gather(self, call, rank: int, ranks: int, value, *landing) -> "Gathering":
         with self._lock:
             values = self._gathered.setdefault(call, {})
             values[rank] = value
-        return Gathering(self, values, ranks)
+        return Gathering(self, values, ranks, *landing)
 
 
 class Half:
@@ -105,17 +108,17 @@ class Half:
 
 
 class Gathering:
-    """A value of each rank: complete when all are there. landing: where they go then, if anywhere."""
+    """A value of each rank: complete when all are there. landing: where joined(values) goes then, if anywhere."""
 
-    def __init__(self, post: Post, values: dict, ranks: int, landing=None):
-        self._post, self._values, self._ranks, self.landing = post, values, ranks, landing
+    def __init__(self, post: Post, values: dict, ranks: int, landing=None, joined=None):
+        self._post, self._values, self._ranks, self._landing, self._joined = post, values, ranks, landing, joined
 
     def Test(self) -> bool:
         self._post.check()
         if len(self._values) < self._ranks:
             return False
-        if self.landing is not None:
-            self.landing.reshape(-1)[:] = np.concatenate(self.values())
+        if self._landing is not None:
+            self._landing.reshape(-1)[:] = self._joined(self.values())
         return True
 
     def values(self) -> list:
@@ -152,11 +155,19 @@ class ThreadComm:
 
     def Iallgather(self, sent, received):
         def start(copy, landing):
-            gathering = self._gather(copy)
-            gathering.landing = landing
-            return gathering
+            return self._gather(copy, landing, np.concatenate)
 
-        return self._late.gather(sent, received, start, "Iallgather")
+        return self._late.collective(sent, received, start, "Iallgather")
+
+    def Ireduce(self, sent, received, op=None, root=0):
+        own = received if sent is MPI.IN_PLACE else sent
+        return self._late.collective(own, received, lambda copy, landing: self._gather(copy, landing, added), "Ireduce")
+
+    def Ibcast(self, buffer, root=0):
+        if self.rank == root:
+            return self._late.send(buffer, self._gather, f"Ibcast from {root}")
+        roots_own = itemgetter(root)
+        return self._late.receive(buffer, lambda landing: self._gather(None, landing, roots_own), f"Ibcast from {root}")
 
     def Ibarrier(self):
         return self._late.none(self._gather(None), "Ibarrier")
@@ -178,30 +189,37 @@ class ThreadComm:
     def Bcast(self, buffer, root=0):
         buffer[:] = self.allgather(buffer.copy())[root]
 
-    def Allreduce(self, in_place, buffer):
+    def Allreduce(self, in_place, buffer, op=None):
         assert in_place is MPI.IN_PLACE
-        buffer[:] = sum(self.allgather(buffer.copy()))
+        buffer[:] = added(self.allgather(buffer.copy()))
 
-    def Reduce(self, sent, received, root=0):
-        total = sum(self.allgather((received if sent is MPI.IN_PLACE else sent).copy()))
+    def Reduce(self, sent, received, op=None, root=0):
+        total = added(self.allgather((received if sent is MPI.IN_PLACE else sent).copy()))
         if self.rank == root:
             received[:] = total
 
-    def Reduce_scatter_block(self, sent, received):
-        received[:] = sum(self.allgather(sent.copy()))[self.rank * len(received) :][: len(received)]
+    def Reduce_scatter_block(self, sent, received, op=None):
+        received[:] = added(self.allgather(sent.copy()))[self.rank * len(received) :][: len(received)]
 
     def Allgather(self, in_place, buffer):
         assert in_place is MPI.IN_PLACE
         block = len(buffer) // self.size
         buffer[:] = np.concatenate(self.allgather(buffer[self.rank * block :][:block].copy()))
 
-    def _gather(self, value) -> Gathering:
-        return self._post.gather(self._next_call(), self.rank, self.size, value)
+    def _gather(self, value, *landing) -> Gathering:
+        return self._post.gather(self._next_call(), self.rank, self.size, value, *landing)
 
     def _next_call(self) -> tuple:
         """All ranks make their collective calls in one order."""
         self._calls += 1
         return (*self._name, self._calls)
+
+
+def added(arrays: list[np.ndarray]) -> np.ndarray:
+    """Their sum; of bfloat16's bits too, where each partial sum is rounded."""
+    if arrays[0].dtype != np.uint16:
+        return sum(arrays)
+    return reduce(np.add, [each.view(BFLOAT16) for each in arrays]).view(np.uint16)
 
 
 def share_in_process(buffers: NodeBuffers, local_comm: ThreadComm, count: int, dtype) -> list[np.ndarray]:

@@ -56,7 +56,7 @@ def test_five_hosts():
     """The case of the port counters: 27 MB into the server's node, 12.8 = the bound on a ring of leaders."""
     rows = {row["strategy"]: row for row in answer(*CASE)["strategies"]}
     assert rows["reduce-bcast"]["bytes_in"] == pytest.approx(27e6, rel=0.02)
-    assert rows["sliced"]["bytes_in"] == pytest.approx(29e6, rel=0.02)
+    assert rows["sliced-in-turn"]["bytes_in"] == pytest.approx(29e6, rel=0.02)
     assert rows["hierarchical"]["bytes_in"] == pytest.approx(12.8e6, rel=1e-5)
     assert rows["hierarchical"]["times_bound"] == pytest.approx(1.05, abs=0.01)
     assert rows["ring"]["times_bound"] == pytest.approx(1.16, abs=0.01)
@@ -86,7 +86,9 @@ def test_half_the_bytes_with_bfloat16():
     bytes_in = [{row["strategy"]: row["bytes_in"] for row in rows} for rows in (whole, half)]
     for strategy in ("ring", "hierarchical", "zero-3"):
         assert bytes_in[1][strategy] == pytest.approx(bytes_in[0][strategy] / 2, rel=1e-5)
-    assert bytes_in[1]["allreduce"] == bytes_in[0]["allreduce"], "MPI's own calls send float32 whatever --wire says"
+    assert bytes_in[1]["reduce-scatter"] == pytest.approx(bytes_in[0]["reduce-scatter"] / 2, rel=1e-5)
+    # To add bfloat16 takes an operation of our own, for which MPICH has its simplest algorithms alone.
+    assert bytes_in[1]["allreduce"] > 0.55 * bytes_in[0]["allreduce"]
 
 
 def test_one_node():

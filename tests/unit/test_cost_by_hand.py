@@ -55,9 +55,9 @@ def test_a_few_roots_stand_for_all(placement, monkeypatch):
     """The bytes of all calls together are theirs, and those of each port nearly."""
 
     def traffic():
-        stages, _ = message_schedule(STRATEGIES["sliced"].messages, placement, 40_000 * len(placement))
+        stages, _ = message_schedule(STRATEGIES["sliced-in-turn"].messages, placement, 40_000 * len(placement))
         steps = predict(
-            STRATEGIES["sliced"].messages, Cluster(placement, RATE, RATE, 0.0), 40_000 * len(placement)
+            STRATEGIES["sliced-in-turn"].messages, Cluster(placement, RATE, RATE, 0.0), 40_000 * len(placement)
         ).steps
         return np.array(node_traffic(stages, placement)), steps
 

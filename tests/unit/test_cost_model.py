@@ -66,15 +66,15 @@ def test_adding_and_memory_take_time():
 # Seconds measured on the virtual cluster at 400 Mbit/s, MPICH, 8 MB, one rank a host: medians of 5.
 MEASURED = {
     (3, "reduce-bcast"): 0.755,
-    (3, "sliced"): 0.683,
+    (3, "sliced-in-turn"): 0.683,
     (3, "reduce-scatter"): 0.222,
     (3, "allreduce"): 0.581,
     (4, "reduce-bcast"): 0.594,
-    (4, "sliced"): 0.630,
+    (4, "sliced-in-turn"): 0.630,
     (4, "reduce-scatter"): 0.249,
     (4, "allreduce"): 0.413,
     (5, "reduce-bcast"): 1.058,
-    (5, "sliced"): 0.869,
+    (5, "sliced-in-turn"): 0.869,
     (5, "reduce-scatter"): 0.267,
     (5, "allreduce"): 0.708,
 }
@@ -91,7 +91,7 @@ def test_seconds_within_15_percent_of_the_measured(case):
 def test_sliced_over_open_mpis_linear_reduces(hosts, measured_s):
     """Whoever has been served begins the next call: stages one after another would be a third longer."""
     alone = Cluster(list(range(hosts)), RATE, RATE, 1e-4)
-    assert predict("sliced", alone, 8_000_000, "openmpi").seconds == pytest.approx(measured_s, rel=0.15)
+    assert predict("sliced-in-turn", alone, 8_000_000, "openmpi").seconds == pytest.approx(measured_s, rel=0.15)
 
 
 def test_a_slow_port_holds_up_one_direction():
@@ -110,7 +110,7 @@ def test_thousands_of_nodes():
     for strategy in (name for name, kind in STRATEGIES.items() if kind.exchanges):
         prediction = predict(strategy, large, size)
         assert prediction.bytes_in.sum() == prediction.bytes_out.sum()
-        assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced"
+        assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced-in-turn"
         assert prediction.seconds > 0.999 * prediction.bound_s
     assert predict("hierarchical", large, size).bytes_in.max() == pytest.approx(bound_bytes, rel=1e-5)
 
@@ -118,7 +118,7 @@ def test_thousands_of_nodes():
 def test_the_share_that_a_rank_updates():
     """It takes that part of the time of the whole update."""
     assert memory_of("allreduce", 1000, 8, 4).updated_share(1000) == 1
-    assert memory_of("sliced", 1000, 8, 4).updated_share(1000) == 1 / 8
+    assert memory_of("sliced-in-turn", 1000, 8, 4).updated_share(1000) == 1 / 8
     assert memory_of("hierarchical", 1000, 8, 4).updated_share(1000) == 1 / 2
 
 
@@ -132,7 +132,7 @@ def test_a_sum_inside_a_node_runs_at_its_own_rate():
 def test_calls_that_stand_for_many_count_as_many():
     """sliced on 80 hosts: a few roots stand for all. Each of 80 slices is sent 79 times to its root, and 79 from it."""
     ranks, size = 80, 80 * 1024
-    into = predict("sliced", cluster(range(ranks)), size).bytes_in
+    into = predict("sliced-in-turn", cluster(range(ranks)), size).bytes_in
     assert into.sum() == 2 * (ranks - 1) * size
 
 
@@ -159,7 +159,7 @@ def test_exposed():
 
 def test_memory_of_a_rank():
     assert memory_of("allreduce", 1000, 8, 4).total == 16_000
-    assert memory_of("sliced", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
+    assert memory_of("sliced-in-turn", 1001, 8, 4).optimizer == 4 * 251  # 2/8 of 1001, rounded up
     assert memory_of("reduce-scatter", 1000, 8, 4).gradients == 4 * 1125
     memory = memory_of("zero-3", 1000, 8, 4)
     assert (memory.parameters, memory.gradients, memory.optimizer) == (500, 500, 1000)

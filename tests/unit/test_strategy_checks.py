@@ -4,7 +4,15 @@ import pytest
 
 from gpt2.errors import UserError
 from strategies import STRATEGIES, find
-from strategies.checks import check_exchange, check_server, worker_count
+from strategies.checks import (
+    DEVICE_TRANSPORTS,
+    check_exchange,
+    check_server,
+    check_transport,
+    device_transports,
+    operation_of,
+    worker_count,
+)
 
 ONE = "from strategies import Strategy\n\n\nclass {}(Strategy):\n    line = 'mine'\n"
 
@@ -34,12 +42,28 @@ def test_who_exchanges_nothing_is_asked_for_twice(name, no_exchange, fits):
             check_server(STRATEGIES[name], "colocated", 2, no_exchange)
 
 
-def test_mpis_collectives_send_no_bfloat16():
+def test_mpis_own_sum_knows_no_bfloat16():
     check_exchange(STRATEGIES["ring"], "bfloat16", True, False)
-    for name in ("allreduce", "sliced", "reduce-bcast"):
-        check_exchange(STRATEGIES[name], "float32", False, False)
-        with pytest.raises(UserError, match=f"--wire bfloat16 with --strategy {name}, whose messages are MPI's"):
-            check_exchange(STRATEGIES[name], "bfloat16", False, False)
+    for name in ("allreduce", "sliced", "sliced-in-turn", "reduce-bcast", "reduce-scatter"):
+        check_exchange(STRATEGIES[name], "float32", False, False, "own")
+        check_exchange(STRATEGIES[name], "bfloat16", False, False)
+        assert operation_of("bfloat16", None) == operation_of("float32", "own") == "own"
+        with pytest.raises(UserError, match="--op mpi with --wire bfloat16, which MPI cannot add: leave --op out"):
+            check_exchange(STRATEGIES[name], "bfloat16", False, False, "mpi")
+        with pytest.raises(UserError, match=f"--error-feedback with --strategy {name}, where no rank holds what"):
+            check_exchange(STRATEGIES[name], "bfloat16", True, False)
+    for op in ("mpi", "own"):
+        with pytest.raises(UserError, match=f"--op {op} with --strategy ring, which lets no collective of MPI's add"):
+            check_exchange(STRATEGIES["ring"], "float32", False, False, op)
+
+
+def test_the_own_operation_adds_in_host_memory():
+    kind = STRATEGIES["reduce-scatter"]
+    assert device_transports(kind, "float32", False) == DEVICE_TRANSPORTS
+    assert device_transports(kind, "float32", False, "own") == ()
+    check_transport(kind, "host", "float32", False, "own")
+    with pytest.raises(UserError, match="--transport nccl with --op own, which adds in host memory: use --transport"):
+        check_transport(kind, "nccl", "float32", False, "own")
 
 
 def test_a_file_holds_one_strategy(tmp_path):

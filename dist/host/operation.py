@@ -1,0 +1,77 @@
+"""What MPI's collectives add with: MPI's own sum, or an operation of ours, which adds bfloat16 too. MPI lacks that.
+
+The library calls an operation for pieces of a vector: how often, and how long they are, scripts/bench_operation.py
+counts. Ours is a C function that numba compiles, and MPI_Op_create takes its address: no call waits for the interpreter
+lock, as each call of a function given to mpi4py's Op.Create does. MPI 4.1, section 6.9.5: user-defined reductions.
+"""
+
+import ctypes
+from functools import cache
+
+from dist.mpi import MPI
+from dist.wire import WireFormat
+
+_C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's are numbers, Open MPI's addresses
+
+
+def new_operation(wire_format: WireFormat) -> "MpiSum | OwnSum":
+    """`op` is what adds vectors that travel so. To be closed."""
+    return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.rounds)
+
+
+class MpiSum:
+    def __init__(self):
+        self.op = MPI.SUM
+
+    def close(self) -> None:
+        """It is MPI's."""
+
+
+class OwnSum:
+    """Adds float32 arrays, or bfloat16's bits in uint16 arrays: in float32, and each sum is rounded.
+
+    It may also be given types of MPI's that lay such elements side by side. One with gaps ends the job: a user's
+    function cannot tell the library that it failed.
+    """
+
+    def __init__(self, bfloat16: bool = False, add=None):
+        """add: instead of the loops of sums.py, compiled by numba, too."""
+        from numba import types  # which nobody else waits for
+
+        from dist.host import sums
+
+        add = add or (sums.add_bfloat16 if bfloat16 else sums.add_float32)
+        number, element = (types.uint16, MPI.UINT16_T) if bfloat16 else (types.float32, MPI.FLOAT)
+        self._function = sums.mpi_user_function(
+            add, number, element.handle,
+            handle_bytes=MPI._sizeof(MPI.Datatype), world=MPI.COMM_WORLD.handle,
+            size_of=_mpi_function("MPI_Type_size", _handle(MPI.Datatype), ctypes.c_void_p),
+            extent_of=_mpi_function("MPI_Type_get_extent", _handle(MPI.Datatype), ctypes.c_void_p, ctypes.c_void_p),
+            abort=_mpi_function("MPI_Abort", _handle(MPI.Comm), ctypes.c_int),
+        )  # fmt: skip
+        create = _mpi_function("MPI_Op_create", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        handle, commutes = _handle(MPI.Op)(), True
+        status = create(self._function.address, commutes, ctypes.byref(handle))
+        if status != MPI.SUCCESS:
+            raise MPI.Exception(status)
+        self.op = MPI.Op.fromhandle(handle.value)
+
+    def close(self) -> None:
+        self.op.Free()
+
+
+def _handle(kind):
+    """The type in C of a handle of that kind."""
+    return _C_HANDLE[MPI._sizeof(kind)]
+
+
+def _mpi_function(name: str, *arguments):
+    function = _library()[name]  # a new object each time, so its types can be set
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    return function
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """mpi4py's own module: the functions of the MPI library that it is linked with are found through it."""
+    return ctypes.CDLL(MPI.__file__)

@@ -1,0 +1,81 @@
+"""Exchanges by MPI's own rooted collectives, those of all ranks under way at once: each rank is the root of a slice.
+
+    reduce-scatter: for each rank r: Ireduce(slice r) to r      all-gather: for each rank r: Ibcast(slice r) from r
+
+A call fills the port of its root's node, so it must not wait for the others. Slices are cut by nodes: as many bytes go
+to and from each node's port as root. Calls begin with the first rank of every node, then come the second ones: so those
+under way have their roots on all nodes.
+
+A non-blocking collective moves on only while this process is inside MPI: poke (dist/progress.py) tests a request, and
+that moves on all that are under way.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from dist.mpi import MPI
+from dist.progress import Progress
+from dist.ranges import cut_by_node, cut_range, longest
+from dist.wire import WireFormat
+
+# A library's call goes through its steps one after another, so a slice in pieces has several steps under way; and no
+# more calls than that, as the library holds a buffer for each. Measured: docs/strategies.md.
+PIECE_BYTES, WINDOW = 256 << 10, 64
+
+
+class RootedExchange:
+    """Among the ranks of comm, by calls that add with `operation`, an MPI.Op. placement: node of each. Collective.
+
+    All ranks must begin a communicator's collectives in one order, so one range is under way at a time.
+    """
+
+    errors = None
+
+    def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
+        self._comm, self._placement, self._operation = comm.Dup(), placement, operation
+        self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
+        self.progress = Progress(in_flight=1)
+
+    def own_part(self, start: int, stop: int) -> tuple[int, int]:
+        return cut_by_node(self._placement, start, stop)[self._comm.rank]
+
+    def reduce_scatter(self, vector, start: int, stop: int) -> Iterator:
+        sent = self._wire.packed(vector, start, stop)
+        yield from self._for_each_piece(start, stop, lambda root, piece: self._reduce(sent[piece], root))
+        self._wire.arrived(vector, *self.own_part(start, stop))
+
+    def all_gather(self, vector, start: int, stop: int) -> Iterator:
+        self._wire.rounded(vector, *self.own_part(start, stop))
+        shared = self._wire.gathered(vector, start, stop)
+        yield from self._for_each_piece(start, stop, lambda root, piece: self._comm.Ibcast(shared[piece], root))
+        self._wire.arrived(vector, start, stop)
+
+    def _reduce(self, piece, root: int):
+        if root == self._comm.rank:
+            return self._comm.Ireduce(MPI.IN_PLACE, piece, self._operation, root)
+        return self._comm.Ireduce(piece, None, self._operation, root)
+
+    def _for_each_piece(self, start: int, stop: int, begin: Callable) -> Iterator:
+        """begin(root, piece of the range), in the same order on all ranks; at most WINDOW of them under way."""
+        under_way = deque()
+        for root, (low, high) in pieces_of(self._placement, start, stop, self._wire.dtype.itemsize):
+            if len(under_way) == WINDOW:
+                yield under_way.popleft()
+            under_way.append(begin(root, slice(low - start, high - start)))
+        yield from under_way
+
+
+def pieces_of(placement: list[int], start: int, stop: int, item: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(root, its bounds) in the order of the calls: every root's first piece, then every second one.
+
+    Roots follow each other by nodes: the first rank of each, then the second ones. item: bytes of an element.
+    """
+    slices = cut_by_node(placement, start, stop)
+    before, local_ranks = Counter(), []
+    for node in placement:
+        local_ranks.append(before[node])
+        before[node] += 1
+    roots = sorted(range(len(placement)), key=lambda rank: (local_ranks[rank], placement[rank]))
+    count = max(1, -(-longest(slices) * item // PIECE_BYTES))
+    pieces = [cut_range(*bounds, count) for bounds in slices]
+    return ((root, pieces[root][turn]) for turn in range(count) for root in roots)

@@ -1,0 +1,58 @@
+"""The compiled loops of an operation of our own (operation.py), and the C function around them that MPI calls."""
+
+import numba
+import numpy as np
+from numba import types
+
+_HANDLES = {4: types.uint32, 8: types.uint64}
+
+
+def mpi_user_function(add, number, element: int, handle_bytes: int, world: int, size_of, extent_of, abort):
+    """MPI_User_function(invec, inoutvec, length, datatype) in C: `add` for `length` elements of a datatype.
+
+    number: numba's type of one number; element: the handle of MPI's type of it. That comes by itself, unless whoever
+    called MPI gave a type made of such. size_of, extent_of, abort: MPI's functions, by ctypes.
+    """
+    item = number.bitwidth // 8
+
+    def function(invec, inoutvec, length, datatype):
+        count = np.int64(length[0])
+        if datatype[0] != element:
+            size, bounds = np.zeros(1, np.int32), np.zeros(2, np.int64)
+            size_of(datatype[0], size.ctypes.data)
+            extent_of(datatype[0], bounds.ctypes.data, bounds[1:].ctypes.data)
+            if bounds[1] != size[0]:
+                abort(world, 1)
+                while True:  # MPICH's returns before the job is ended, and a wrong sum is not to be used
+                    size_of(datatype[0], size.ctypes.data)
+            count = count * size[0] // item
+        add(numba.carray(invec, count), numba.carray(inoutvec, count))
+
+    pointers = [types.CPointer(kind) for kind in (number, number, types.int32, _HANDLES[handle_bytes])]
+    return numba.cfunc(types.void(*pointers))(function)
+
+
+@numba.njit
+def add_float32(added, total):
+    for i in range(len(total)):
+        total[i] += added[i]
+
+
+@numba.njit
+def add_bfloat16(added, total):
+    for i in range(len(total)):
+        total[i] = _rounded(_widened(added[i]) + _widened(total[i]))
+
+
+@numba.njit(inline="always")
+def _widened(half):
+    """The float32 number that bfloat16's bits mean."""
+    return np.uint32(np.uint32(half) << 16).view(np.float32)
+
+
+@numba.njit(inline="always")
+def _rounded(value):
+    """bfloat16's bits of a float32 number: to nearest, ties to even. A NaN stays one."""
+    bits = np.uint32(np.float32(value).view(np.uint32))
+    nearest = np.uint32(bits + np.uint32(0x7FFF) + np.uint32(np.uint32(bits >> 16) & np.uint32(1)))
+    return np.uint16(nearest >> 16) if value == value else np.uint16(0x7FC0)

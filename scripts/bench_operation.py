@@ -1,0 +1,164 @@
+"""What a reduction operation of our own costs in MPI's collectives: how often it is called, with what, and how long.
+
+mpirun -n 4 python scripts/bench_operation.py --bytes 1MB,64MB
+mpirun -n 4 python scripts/bench_operation.py --threads 2 --json operation.json
+
+The table has a line for each collective and size: the calls that the library makes of an operation on the rank with
+most of them, the bytes that a call gets, and milliseconds of the collective with
+
+    MPI_SUM     MPI's own
+    own         ours, compiled, one thread (--op own)
+    threads     the same on --threads threads
+    Python      a function given to mpi4py's Op.Create, which adds by NumPy and takes the interpreter lock each time
+    bfloat16    ours, on half the bytes (--wire bfloat16)
+
+Operations take turns; each number is the median of --repeat. Every sum is checked.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numba
+import numpy as np
+
+from dist.console import open_console
+from dist.host.operation import MpiSum, OwnSum
+from dist.mpi import MPI
+from dist.waiting import barrier
+from dist.wire import round_to_bfloat16
+from dist.world import library_name, start_world
+from gpt2.errors import UserError
+from gpt2.files import place_of_file, write_json
+from scripts.exchange_bench.table import aligned
+from scripts.exchange_bench.values import fill, rank_values, summed_values, vector_size
+from scripts.machine.host import machine, versions
+from scripts.settings.training import OneLineParser
+from scripts.settings.units import repetitions, sizes
+
+COLLECTIVES = ("Reduce", "Reduce_scatter_block", "Allreduce")
+
+
+@numba.njit(parallel=True)
+def add_on_threads(added, total):
+    for i in numba.prange(len(total)):
+        total[i] += added[i]
+
+
+class Counting:
+    """Adds by NumPy, and notes the bytes of each call."""
+
+    def __init__(self):
+        self.calls = []
+        self.op = MPI.Op.Create(self._add, commute=True)
+
+    def _add(self, added, total, datatype):
+        self.calls.append(len(total))
+        sums = np.frombuffer(total, np.float32)
+        np.add(np.frombuffer(added, np.float32), sums, out=sums)
+
+    def close(self) -> None:
+        self.op.Free()
+
+
+def main():
+    settings = parse()
+    world = start_world()
+    with world.together(UserError):
+        if world.rank == 0 and settings.json:
+            place_of_file(settings.json)
+    numba.config.THREADING_LAYER = "workqueue"  # its threads sleep between two calls, where OpenMP's spin
+    numba.set_num_threads(min(settings.threads, numba.config.NUMBA_NUM_THREADS))
+    operations = {
+        "MPI_SUM": MpiSum(), "own": OwnSum(), "threads": OwnSum(add=add_on_threads), "Python": Counting(),
+        "bfloat16": OwnSum(bfloat16=True),
+    }  # fmt: skip
+    rows = [
+        measured(world, name, vector_size(size, world.size), operations, settings.repeat)
+        for size in settings.bytes
+        for name in COLLECTIVES
+    ]
+    world.print(text(rows, operations))
+    for operation in operations.values():
+        operation.close()
+    with world.together(UserError):
+        if world.rank == 0 and settings.json:
+            facts = {"machine": machine(), "versions": versions("numpy", "numba", "mpi4py"), "mpi": library_name()}
+            write_json(settings.json, {"ranks": world.size, "threads": settings.threads, "rows": rows} | facts)
+
+
+def parse():
+    parser = OneLineParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--bytes", type=sizes, default="1MB,64MB", metavar="D[,D2]", help="of one vector in float32 (%(default)s)")
+    add("--threads", type=int, default=2, choices=range(1, 1025), metavar="T", help="of `threads` (%(default)s)")
+    add("--repeat", type=repetitions, default=5, metavar="R", help="counted calls of each, one before that is not (5)")
+    add("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    return parser.parse_args()
+
+
+def measured(world, collective: str, size: int, operations: dict, repeat: int) -> dict:
+    """The calls of one collective of `size` elements, and its median seconds with each operation. Collective."""
+    seconds = {name: [] for name in operations}
+    counting = operations["Python"]
+    for turn in range(repeat + 1):
+        for name, operation in operations.items():
+            counting.calls.clear()
+            taken = seconds_of(world, collective, size, operation.op, rounds=name == "bfloat16")
+            if turn:
+                seconds[name].append(taken)
+            if name == "Python":
+                calls = max(world.comm.allgather(list(counting.calls)), key=len)
+    return {
+        "collective": collective, "bytes": 4 * size, "calls": calls,
+        "seconds": {name: statistics.median(each) for name, each in seconds.items()},
+    }  # fmt: skip
+
+
+def seconds_of(world, collective: str, size: int, op, rounds: bool) -> float:
+    """Of the slowest rank. The sums are whole numbers that bfloat16 holds (exchange_bench/values.py)."""
+    vector = np.empty(size, np.float32)
+    fill(vector, rank_values(world.rank, world.size))
+    sent = bits_of(vector) if rounds else vector
+    received, block = np.empty_like(sent), size // world.size
+    barrier(world.comm)
+    start = time.perf_counter()
+    if collective == "Reduce":
+        world.comm.Reduce(sent, received if world.rank == 0 else None, op, root=0)
+    elif collective == "Reduce_scatter_block":
+        world.comm.Reduce_scatter_block(sent, received[:block], op)
+    else:
+        world.comm.Allreduce(sent, received, op)
+    taken = world.comm.allreduce(time.perf_counter() - start, MPI.MAX)
+    own = {"Reduce": slice(0, size if world.rank == 0 else 0), "Reduce_scatter_block": slice(0, block)}
+    own = own.get(collective, slice(0, size))
+    fill(vector, summed_values([True] * world.size))
+    first = world.rank * block if collective == "Reduce_scatter_block" else 0
+    expected = bits_of(vector) if rounds else vector
+    if not np.array_equal(received[own], expected[first : first + own.stop]):
+        raise AssertionError(f"{collective} of {size} elements: wrong sums on rank {world.rank}")
+    return taken
+
+
+def bits_of(vector: np.ndarray) -> np.ndarray:
+    half = np.empty(len(vector), np.uint16)
+    round_to_bfloat16(vector, half)
+    return half
+
+
+def text(rows: list[dict], operations: dict) -> str:
+    lines = [["", "MB", "calls", "KB each", *(f"{name}, ms" for name in operations)]]
+    for row in rows:
+        lengths = [length / 1e3 for length in row["calls"]] or [0]
+        each = f"{min(lengths):.4g} to {max(lengths):.4g}"
+        times = [f"{row['seconds'][name] * 1e3:.2f}" for name in operations]
+        lines.append([row["collective"], f"{row['bytes'] / 1e6:.4g}", str(len(row["calls"])), each, *times])
+    return aligned(lines)
+
+
+if __name__ == "__main__":
+    open_console()
+    main()
