@@ -78,8 +78,12 @@ def binomial_reduce(call: Call) -> list[Stage]:
 
 
 def doubling_bcast(call: Call) -> list[Stage]:
-    """The binomial tree grown the other way: in round k the 2^k members that have it send it 2^k further."""
-    order, stages = call.from_root, []
+    """libnbc's binomial tree, grown the other way: in round k the 2^k members that have it send it 2^k further.
+
+    The root and the first member change places, the others keep theirs (nbc_ibcast.c).
+    """
+    order, stages = call.members.copy(), []
+    order[[0, call.root]] = order[[call.root, 0]]
     for distance in doublings(call.count):
         receivers = np.arange(distance, min(2 * distance, call.count))
         stages.append(stage(order[receivers - distance], order[receivers], call.size))

@@ -50,12 +50,13 @@ CHOICES = {
         Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
         Choice(otherwise, "rabenseifner", MPICH, counted=True),
     ],
-    # Calls that do not wait know no nodes.
     ("mpich", "ireduce"): [
+        Choice(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
         Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
         Choice(otherwise, "rabenseifner", MPICH),
     ],
     ("mpich", "ibcast"): [
+        Choice(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
         Choice(lambda call: call.count < 8 or call.size < 12288, "binomial", MPICH),
         Choice(lambda call: call.power_of_two and call.size < 524288, "scatter-doubling", MPICH),
         Choice(otherwise, "scatter-ring", MPICH),

@@ -36,11 +36,13 @@ def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
 
     resolve(call): (stages, names) of the leaders' call, which is a choice of its own.
     """
-    root = call.members[call.root]
-    if call.collective == "bcast":
+    root, root_leader = call.members[call.root], call.group.leaders.members[call.root_node]
+    if call.collective in ("bcast", "ibcast"):
         middle, names = resolve(call.among_leaders(call.root_node))
-        to_leader = stage(root, call.group.leaders.members[call.root_node], call.size)
-        return [to_leader, *middle, *local_bcast(call)], names
+        return [stage(root, root_leader, call.size), *middle, *local_bcast(call)], names
+    if call.collective == "ireduce":
+        middle, names = resolve(call.among_leaders(call.root_node))
+        return [*local_reduce(call), *middle, stage(root_leader, root, call.size)], names
     middle, names = resolve(replace(call.among_leaders(), after_node_sums=True))
     # Whatever the root, the leaders reduce to rank 0's node, and the vector goes on from there: the counters show it.
     after = local_bcast(call) if call.collective == "allreduce" else [stage(call.members[0], root, call.size)]

@@ -26,7 +26,7 @@ from scripts.prediction.predictor import (
     predicted_steps,
     short_number,
 )
-from strategies import Strategy, find
+from strategies import Strategy, of_run
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_links, read_log, read_run
 from traces.record.files import RunError
@@ -184,7 +184,7 @@ def replayed_run(path: Path) -> ReplayedRun:
     if not placement:
         raise RunError(f"{path}/config.json says strategy {settings['strategy']} on 0 ranks: restore it")
     try:
-        kind = find(settings["strategy"])
+        kind = of_run(settings)
     except UserError as error:
         raise RunError(f"{path}/config.json: {error}") from None
     measured = traced_step(path, len(placement), notes) or logged_step(path, notes)

@@ -12,7 +12,7 @@ from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
 from scripts.prediction.predictor import best_of, predicted_exchange, predicted_step
-from strategies import STRATEGIES, Strategy, find
+from strategies import STRATEGIES, Strategy, of_run
 from strategies.checks import worker_count
 from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
@@ -24,7 +24,7 @@ NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 def strategy_of(run: Run) -> type[Strategy] | None:
     """None where it is a file that is gone, or the control, which exchanges nothing."""
     try:
-        kind = find(run.config["settings"]["strategy"])
+        kind = of_run(run.config["settings"])
     except UserError:
         return None
     return kind if kind.exchanges else None

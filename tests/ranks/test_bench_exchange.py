@@ -76,10 +76,11 @@ def placements(comm):
 
 @pytest.mark.ranks(1, 3)
 def test_every_contender_sums_right(comm):
-    """Each strategy but none, our own exchanges in bfloat16 too, the server in both places, MPI's collectives."""
+    """Each strategy but none, in bfloat16 too, by both operations, the server in both places, MPI's collectives."""
     names = chosen("all", comm.size)
     expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
-    expected |= {f"{name}/bfloat16" for name, kind in STRATEGIES.items() if kind.overlaps and kind.keeps_gradients}
+    expected |= {f"{name}/bfloat16" for name in expected}
+    expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.operations}
     expected |= {"reduce-bcast/dedicated"} if comm.size > 1 else set()
     assert {name for name in names if not name.startswith("MPI_")} == expected
     for world in placements(comm):
@@ -155,7 +156,7 @@ def test_names():
     assert "reduce-bcast/dedicated" not in chosen("all", 1)
     with pytest.raises(UserError, match="at least 2"):
         chosen("reduce-bcast/dedicated", 1)
-    for wrong in ("none", "ring/float16", "allreduce/bfloat16", "", "all,ring"):
+    for wrong in ("none", "ring/float16", "none/bfloat16", "ring/own", "", "all,ring"):
         with pytest.raises(UserError, match="no contender"):
             chosen(wrong, 4)
 

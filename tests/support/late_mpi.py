@@ -40,7 +40,9 @@ class Late:
             _bytes(received).fill(POISON)
         sends = [] if sent is received else [(sent, copy)]
         receives = [] if received is None else [(received, landing)]
-        return self._request(what, start(copy, landing), sends, receives)
+        request = self._request(what, start(copy, landing), sends, receives)
+        request.held = copy  # which MPI reads until the request is complete
+        return request
 
     def none(self, request, what: str) -> "LateRequest":
         """Of a request without buffers."""

@@ -120,6 +120,15 @@ COUNTED = {
     ("mpich", "2,2,2,2,1", "sliced-in-turn"): (
         [3.658, 1.376, 2.378, 2.127, 1.917], [2.685, 2.154, 2.406, 2.155, 2.056]
     ),
+    ("mpich", "2,2,2,2,1", "sliced"): ([2.756, 1.004, 1.805, 1.755, 1.755], [1.806, 1.804, 1.855, 1.805, 1.805]),
+    ("mpich", "2,2,2,2,1", "sliced/own"): ([1.604] * 5, [1.604] * 5),
+    ("mpich", "2,2,2,2,1", "sliced-in-turn/own"): (
+        [4.158, 1.376, 2.377, 1.376, 1.165], [1.934, 2.154, 2.155, 2.154, 2.055]
+    ),
+    ("mpich", "2,2,2,2,1", "reduce-bcast/own"): (
+        [3.895, 1.115, 2.338, 1.115, 1.003], [1.673, 1.892, 2.116, 1.892, 1.892]
+    ),
+    ("mpich", "2,2,2,2,1", "allreduce/own"): ([1.002, 3.006, 2.004, 2.004, 2.004], [1.002, 3.006, 2.004, 2.004, 2.004]),
     ("mpich", "2,2,2", "reduce-bcast"): ([2.005, 1.002, 1.503], [2.505, 1.002, 1.003]),
     ("mpich", "2,2,2", "sliced-in-turn"): ([2.672, 1.003, 1.504], [1.839, 1.670, 1.671]),
     ("mpich", "2,2,2", "allreduce"): ([1.002, 2.004, 1.002], [1.002, 2.004, 1.002]),
@@ -133,6 +142,8 @@ COUNTED = {
     ("openmpi", "2,2,2,2,1", "reduce-scatter"): (
         [4.564, 1.783, 2.784, 1.783, 1.003], [2.341, 2.561, 2.562, 2.561, 1.892]
     ),
+    ("openmpi", "2,2,2,2,1", "sliced"): ([2.526, 3.816, 3.788, 3.913, 1.920], [3.651, 4.682, 2.859, 2.967, 1.856]),
+    ("openmpi", "2,2,2,2,1", "sliced-in-turn"): ([2.785] * 4 + [1.782], [2.785] * 4 + [1.782]),
     ("openmpi", "2,2,2", "reduce-bcast"): ([2.014, 1.508, 1.508], [3.014, 1.007, 1.007]),
     ("openmpi", "2,2,2", "allreduce"): ([2.014, 1.508, 1.507], [3.015, 1.007, 1.007]),
     ("openmpi", "2,2,2", "sliced-in-turn"): ([2.345, 1.509, 1.341], [2.012, 1.676, 1.508]),
@@ -145,11 +156,12 @@ COUNTED = {
 
 @pytest.mark.parametrize("case", COUNTED, ids=" ".join)
 def test_bytes_on_the_ports_of_virtual_hosts(case):
-    """Headers that the counters see, and barriers, are below 3 % of a vector."""
-    library, placement, strategy = case
-    stages, _ = schedule(strategy, PLACEMENTS[placement], 8_000_000, library)
+    """Headers that the counters see, and barriers, are below 4 % of a vector."""
+    library, placement, contender = case
+    strategy, _, operation = contender.partition("/")
+    stages, _ = schedule(strategy, PLACEMENTS[placement], 8_000_000, library, 4, (), 1, operation == "own")
     into, out = node_traffic(stages, PLACEMENTS[placement])
-    np.testing.assert_allclose([into / 8e6, out / 8e6], COUNTED[case], atol=0.03)
+    np.testing.assert_allclose([into / 8e6, out / 8e6], COUNTED[case], atol=0.04)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
