@@ -12,10 +12,12 @@ that moves on all that are under way.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from dist.mpi import MPI
 from dist.progress import Progress
 from dist.ranges import cut_by_node, cut_range, longest
+from dist.waiting import Condition
 from dist.wire import WireFormat
 
 # A library's call goes through its steps one after another, so a slice in pieces has several steps under way; and no
@@ -26,7 +28,8 @@ PIECE_BYTES, WINDOW = 256 << 10, 64
 class RootedExchange:
     """Among the ranks of comm, by calls that add with `operation`, an MPI.Op. placement: node of each. Collective.
 
-    All ranks must begin a communicator's collectives in one order, so one range is under way at a time.
+    All ranks must begin a communicator's collectives in one order. So the calls of all ranges stand in one queue, and
+    each begins when fewer than WINDOW are under way.
     """
 
     errors = None
@@ -34,7 +37,7 @@ class RootedExchange:
     def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
         self._comm, self._placement, self._operation = comm.Dup(), placement, operation
         self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
-        self.progress = Progress(in_flight=1)
+        self.progress, self._queue, self._under_way, self._queued, self._done = Progress(WINDOW), deque(), deque(), 0, 0
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return cut_by_node(self._placement, start, stop)[self._comm.rank]
@@ -56,13 +59,21 @@ class RootedExchange:
         return self._comm.Ireduce(piece, None, self._operation, root)
 
     def _for_each_piece(self, start: int, stop: int, begin: Callable) -> Iterator:
-        """begin(root, piece of the range), in the same order on all ranks; at most WINDOW of them under way."""
-        under_way = deque()
+        """begin(root, piece of the range) of each, behind those of the ranges before."""
         for root, (low, high) in pieces_of(self._placement, start, stop, self._wire.dtype.itemsize):
-            if len(under_way) == WINDOW:
-                yield under_way.popleft()
-            under_way.append(begin(root, slice(low - start, high - start)))
-        yield from under_way
+            self._queue.append(partial(begin, root, slice(low - start, high - start)))
+            self._queued += 1
+        last = self._queued
+        yield Condition(lambda: self._are_done(last))
+
+    def _are_done(self, count: int) -> bool:
+        """Whether the first so many calls are complete; others begin meanwhile."""
+        while self._under_way and self._under_way[0].Test():
+            self._under_way.popleft()
+            self._done += 1
+        while self._queue and len(self._under_way) < WINDOW:
+            self._under_way.append(self._queue.popleft()())
+        return self._done >= count
 
 
 def pieces_of(placement: list[int], start: int, stop: int, item: int) -> Iterator[tuple[int, tuple[int, int]]]:
