@@ -84,7 +84,11 @@ def main():
         operation.close()
     with world.together(UserError):
         if world.rank == 0 and settings.json:
-            facts = {"machine": machine(), "versions": versions("numpy", "numba", "mpi4py"), "mpi": library_name()}
+            facts = {
+                "machine": machine(),
+                "versions": versions("numpy", "numba", "mpi4py"),
+                "mpi_library": library_name(),
+            }
             write_json(settings.json, {"ranks": world.size, "threads": settings.threads, "rows": rows} | facts)
 
 
@@ -150,10 +154,10 @@ def bits_of(vector: np.ndarray) -> np.ndarray:
 
 
 def text(rows: list[dict], operations: dict) -> str:
-    lines = [["", "MB", "calls", "KB each", *(f"{name}, ms" for name in operations)]]
+    lines = [["", "MB", "calls", "MB each", *(f"{name}, ms" for name in operations)]]
     for row in rows:
-        lengths = [length / 1e3 for length in row["calls"]] or [0]
-        each = f"{min(lengths):.4g} to {max(lengths):.4g}"
+        lengths = [f"{length / 1e6:.4g}" for length in (min(row["calls"], default=0), max(row["calls"], default=0))]
+        each = " to ".join(dict.fromkeys(lengths))
         times = [f"{row['seconds'][name] * 1e3:.2f}" for name in operations]
         lines.append([row["collective"], f"{row['bytes'] / 1e6:.4g}", str(len(row["calls"])), each, *times])
     return aligned(lines)

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from dist.cost.mpi_choices import library_key
 from scripts.makers.pages.page import FIGURES, SCRIPTS, Part, fenced, measured_on, measured_with, output_of, read, shown
 
 
@@ -20,6 +21,14 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
         blocks[f"first_run_{name}"] = fenced("\n\n".join(texts)) + where
     shutil.copy(folder / "runs/first/plots/timeline.png", FIGURES / "first-run.png")
     return blocks
+
+
+def operation(part: Part, folder: Path) -> dict[str, str]:
+    """What the library of this Python's MPI does with an operation of our own."""
+    file = folder / "operation.json"
+    text = shown(f"{part.command} --json {file}").replace(f" --json {file}", "")
+    found = read(file)
+    return {f"operation_{library_key(found['mpi_library'])}": f"{fenced(text)}\n\n{measured_on(file)}"}
 
 
 def step(part: Part, folder: Path) -> str:
