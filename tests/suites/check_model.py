@@ -14,7 +14,7 @@ import statistics
 import numpy as np
 
 from dist.buffers import OwnBuffers
-from dist.cost.model import Cluster, predict
+from dist.cost.model import Cluster, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.probe.links import probe_links, probe_local_rates, segment_bytes
 from dist.probe.ports import Ports
@@ -94,18 +94,22 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
 
 
 def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -> dict:
-    """bytes_deviation: of any node's port in any direction, in vectors; None throughout where nothing is predicted."""
+    """node_bytes, predicted_bytes: [in, out] of each node. bytes_deviation: of any node's port in any direction, in
+    vectors. What is predicted is None where the library's algorithm is not known."""
     seconds = [repetition["seconds"] for repetition in repetitions]
+    counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)
     measured = {"measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
+    measured |= {"node_bytes": counted.tolist(), "bound_s": lower_bound_s(cluster, size_bytes)}
     try:
         prediction = predict(STRATEGIES[name].messages, cluster, size_bytes, library_key(library_name()))
     except UnknownChoice as unknown:
-        return measured | {"predicted_s": None, "deviation": None, "bytes_deviation": None, "unknown": str(unknown)}
-    counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)
+        nothing = dict.fromkeys(("predicted_s", "predicted_bytes", "deviation", "bytes_deviation"))
+        return measured | nothing | {"unknown": str(unknown)}
     ways = zip(counted, prediction.bytes_in, prediction.bytes_out, strict=True)
     most = max(abs(ways[way] - model[way]) for ways, *model in ways for way in range(2))
     return measured | {
         "predicted_s": prediction.seconds,
+        "predicted_bytes": np.stack([prediction.bytes_in, prediction.bytes_out], axis=1).tolist(),
         "deviation": prediction.seconds / measured["measured_s"] - 1,
         "bytes_deviation": float(most / size_bytes),
         "algorithms": prediction.algorithms,
