@@ -43,7 +43,10 @@ def test_the_last_exchange_is_cut_out_of_the_samples():
     seconds, counts = exchange_of(samples, 2 * 0.15 * RATE)
     assert seconds[0] == pytest.approx(0.4, abs=0.006)
     assert seconds[-1] == pytest.approx(0.65, abs=0.006)
-    used = in_pieces(seconds, counts) / (strategies.PIECE_S * RATE)
+    piece_s, passed = in_pieces(seconds, counts)
+    assert len(passed) * piece_s == pytest.approx(seconds[-1] - seconds[0])
+    assert passed.sum(axis=0) == pytest.approx(counts[-1] - counts[0])
+    used = passed / (piece_s * RATE)
     assert used.shape[1:] == (2, 2)
     assert used[:4, 0, 0] == pytest.approx(1, abs=0.05)
     assert used[6, 0, 0] == pytest.approx(0, abs=0.05)
@@ -55,6 +58,8 @@ def test_the_last_exchange_is_cut_out_of_the_samples():
 def test_samples_without_an_exchange_are_refused():
     with pytest.raises(ValueError, match="expected an exchange of 16000000 bytes: run it again"):
         exchange_of(counted((0.1, 0.1)), 16e6)
+    with pytest.raises(ValueError, match="1 samples of no port"):
+        exchange_of([(0.0, np.zeros((0, 2)))], 16e6)
 
 
 def test_sampling_sees_the_cluster_until_it_ends(monkeypatch, tmp_path):
@@ -85,7 +90,12 @@ def exchange(name, used, seconds=0.5):
             "bound_s": 0.25, "piece_s": 0.02, "used": np.array(used, float)}  # fmt: skip
 
 
-FACTS = {"mpi_library": "MPICH Version: 5.0.2", "machine": {"processor": "AMD EPYC", "cores": 2}, "rate": RATE}
+FACTS = {
+    "mpi_library": "MPICH Version: 5.0.2",
+    "machine": {"processor": "AMD EPYC", "cores": 2},
+    "ranks": 9,
+    "rate": RATE,
+}
 
 
 @pytest.fixture

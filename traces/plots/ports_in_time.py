@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.units import short_ms
+from traces.units import count_text, short_ms
 
 IN, OUT = {"facecolor": look.BLUE, "linewidth": 0}, {"facecolor": look.ORANGE, "linewidth": 0}
 IDLE = "#E6E6E6"
@@ -20,7 +20,7 @@ def draw(exchanges: list[dict], facts: dict) -> Figure:
     """Each exchange: name, what is `seen`, bytes, seconds, bound_s, piece_s, and `used`.
 
     used: parts of a port's rate, (pieces, nodes, in/out), a piece every piece_s seconds. facts: mpi_library, machine,
-    and the ports' rate in bytes/s.
+    ranks, and the ports' rate in bytes/s.
     """
     nodes = exchanges[0]["used"].shape[1]
     inches = len(exchanges) * (LANE_INCHES * nodes + BETWEEN_INCHES) + AXIS_INCHES
@@ -52,8 +52,9 @@ def _share(exchange: dict) -> float:
 
 def _subtitle(exchanges: list[dict], facts: dict) -> str:
     size, nodes = exchanges[0]["bytes"] / 1e6, exchanges[0]["used"].shape[1]
-    rate = f"{facts['rate'] * 8 / 1e6:,.0f} Mbit/s each way"
-    return f"one exchange of {size:.4g} MB of gradients; a lane is a node's port, full height {rate}; {nodes} nodes"
+    place = f"{facts['ranks']} ranks on {count_text(nodes, 'node')}"
+    lane = f"a lane is a node's port, full at {facts['rate'] * 8 / 1e6:,.0f} Mbit/s in and as much out"
+    return f"one exchange of {size:.4g} MB of gradients, {place}; {lane}"
 
 
 def _end_ms(exchange: dict) -> float:

@@ -71,7 +71,7 @@ def draw(part: Part, folder: Path, python: str) -> None:
 
     found = [watched(part, folder, python, name, seen) for name, seen in part.drawn.items()]
     report = read(folder / WATCHED)
-    facts = {"mpi_library": report["mpi_library"], "machine": report["machine"], "rate": bytes_per_s(part.rate)}
+    facts = {key: report[key] for key in ("mpi_library", "machine", "ranks")} | {"rate": bytes_per_s(part.rate)}
     stem = FIGURE_OF[library_of(report)]
     look.save(ports_in_time.draw(found, facts), folder / stem)
     shutil.copy(folder / f"{stem}.png", FIGURES / f"{stem}.png")
@@ -84,10 +84,10 @@ def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict
         on_hosts(part.hosts, "bench_exchange.py", "--strategies", name, *flags, "--json", file, python=python)
     (size,) = read(file)["sizes"]
     one = size["contenders"][name]
-    seconds, counts = exchange_of(samples, np.sum(one["node_bytes"]))
-    used = in_pieces(seconds, counts) / (PIECE_S * bytes_per_s(part.rate))
+    piece_s, passed = in_pieces(*exchange_of(samples, np.sum(one["node_bytes"])))
+    used = passed / (piece_s * bytes_per_s(part.rate))
     facts = {"name": name, "seen": seen, "bytes": size["bytes"], "bound_s": size["bound_s"]}
-    return facts | {"seconds": one["seconds"]["median"], "used": used, "piece_s": PIECE_S}
+    return facts | {"seconds": one["seconds"]["median"], "used": used, "piece_s": piece_s}
 
 
 @contextmanager
@@ -138,7 +138,9 @@ def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
     size: its bytes, in and out, of all nodes. The exchange ends when all that is counted has passed, and begins that
     many bytes before; barriers around it send few.
     """
-    most = max(len(counts) for _, counts in samples)
+    most = max((len(counts) for _, counts in samples), default=0)
+    if not most:
+        raise ValueError(f"{len(samples)} samples of no port: expected those of a virtual cluster: run it again")
     kept = [(seconds, counts) for seconds, counts in samples if len(counts) == most]
     seconds, counts = (np.array(column) for column in zip(*kept, strict=True))
     passed = counts.sum(axis=(1, 2))
@@ -150,9 +152,9 @@ def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
     return seconds[begin[-1] : end[0] + 1], counts[begin[-1] : end[0] + 1]
 
 
-def in_pieces(seconds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Bytes in each PIECE_S from the first sample on, (pieces, nodes, in/out)."""
+def in_pieces(seconds: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
+    """(seconds of a piece, bytes in each, (pieces, nodes, in/out)): about PIECE_S, so that the pieces are all of it."""
     pieces = max(1, round((seconds[-1] - seconds[0]) / PIECE_S))
-    grid = seconds[0] + PIECE_S * np.arange(pieces + 1)
+    grid, piece_s = np.linspace(seconds[0], seconds[-1], pieces + 1, retstep=True)
     columns = [np.interp(grid, seconds, column) for column in counts.reshape(len(counts), -1).T]
-    return np.diff(columns, axis=1).T.reshape(pieces, *counts.shape[1:])
+    return float(piece_s), np.diff(columns, axis=1).T.reshape(pieces, *counts.shape[1:])
