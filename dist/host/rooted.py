@@ -21,7 +21,8 @@ from dist.waiting import Condition
 from dist.wire import WireFormat
 
 # A library's call goes through its steps one after another, so a slice in pieces has several steps under way; and no
-# more calls than that, as the library holds a buffer for each. Measured: docs/strategies.md.
+# more calls than that, as the library holds a buffer for each. 64 MB on 9 ranks and 5 hosts
+# took 1.88 times the bound so under MPICH, in whole slices 2.23; under Open MPI 3.24 and 3.92.
 PIECE_BYTES, WINDOW = 256 << 10, 64
 
 

@@ -36,7 +36,7 @@ def parse():
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART")
     parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
-    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model: with the MPI of each (this Python's)")
+    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies: with the MPI of each")
     parser.add_argument("--cases", metavar="NAME,...", help="failures: run these alone, the rows of others stay (all)")
     options = parser.parse_args()
     if "learning" in options.parts and not options.text:

@@ -14,11 +14,11 @@ import statistics
 import numpy as np
 
 from dist.buffers import OwnBuffers
-from dist.cost.model import Cluster, predict
+from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.probe.links import probe_links, probe_local_rates, segment_bytes
 from dist.probe.ports import Ports
-from dist.wire import WireFormat
+from dist.wire import WIRE_BYTES, WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
 from scripts.bench_exchange import exchange_parser
@@ -60,8 +60,9 @@ def parse():
 
 
 def checked_names(text: str, ranks: int) -> list[str]:
-    known = [name for name in chosen("all", ranks) if name in STRATEGIES]
-    names = known if text == "all" else text.split(",")
+    """Of all contenders those that are strategies; "all" are those in float32 that add by MPI's sum."""
+    known = [name for name in chosen("all", ranks) if name.partition("/")[0] in STRATEGIES]
+    names = [name for name in known if name in STRATEGIES] if text == "all" else text.split(",")
     for name in names:
         if name not in known:
             raise UserError(f"--strategies: {name!r} is not modelled: expected all, or some of {', '.join(known)}")
@@ -94,22 +95,35 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
 
 
 def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -> dict:
-    """bytes_deviation: of any node's port in any direction, in vectors; None throughout where nothing is predicted."""
+    """node_bytes, predicted_bytes: [in, out] of each node. bytes_deviation: of any node's port in any direction, in
+    vectors. What is predicted is None where the library's algorithm is not known."""
     seconds = [repetition["seconds"] for repetition in repetitions]
-    measured = {"measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
-    try:
-        prediction = predict(STRATEGIES[name].messages, cluster, size_bytes, library_key(library_name()))
-    except UnknownChoice as unknown:
-        return measured | {"predicted_s": None, "deviation": None, "bytes_deviation": None, "unknown": str(unknown)}
     counted = np.median([repetition["node_bytes"] for repetition in repetitions], axis=0)
+    measured = {"measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
+    measured |= {"node_bytes": counted.tolist(), "bound_s": lower_bound_s(cluster, size_bytes)}
+    try:
+        prediction = predicted(cluster, name, size_bytes)
+    except UnknownChoice as unknown:
+        nothing = dict.fromkeys(("predicted_s", "predicted_bytes", "deviation", "bytes_deviation"))
+        return measured | nothing | {"unknown": str(unknown)}
     ways = zip(counted, prediction.bytes_in, prediction.bytes_out, strict=True)
     most = max(abs(ways[way] - model[way]) for ways, *model in ways for way in range(2))
     return measured | {
         "predicted_s": prediction.seconds,
+        "predicted_bytes": np.stack([prediction.bytes_in, prediction.bytes_out], axis=1).tolist(),
         "deviation": prediction.seconds / measured["measured_s"] - 1,
         "bytes_deviation": float(most / size_bytes),
         "algorithms": prediction.algorithms,
     }
+
+
+def predicted(cluster: Cluster, name: str, size_bytes: int) -> Prediction:
+    """name: a contender's, NAME, NAME/own or NAME/bfloat16. UnknownChoice."""
+    strategy, _, form = name.partition("/")
+    item = WIRE_BYTES.get(form, FLOAT32)
+    size = size_bytes // FLOAT32 * item
+    messages, library = STRATEGIES[strategy].messages, library_key(library_name())
+    return predict(messages, cluster, size, library, item, own_operation=form == "own")
 
 
 def table(size: dict) -> str:

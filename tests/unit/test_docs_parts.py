@@ -79,11 +79,15 @@ class Programs:
         return ["host", "", "the tables"]
 
     def check_model(self, words, value):
-        near = {"measured_s": 0.1, "deviation": -0.01, "bytes_deviation": 0.001}
-        unknown = {"measured_s": 0.2, "deviation": None, "bytes_deviation": None}
-        far = {"measured_s": 0.1, "deviation": 0.2, "bytes_deviation": 0.002}
+        counted = {"bound_s": 0.08, "node_bytes": [[3e6, 1e6], [2e6, 4e6]]}
+        predicted = counted | {"predicted_s": 0.099, "predicted_bytes": [[3.1e6, 1e6], [2e6, 4e6]]}
+        near = {"measured_s": 0.1, "deviation": -0.01, "bytes_deviation": 0.001} | predicted
+        unknown = {"measured_s": 0.2} | counted
+        unknown |= dict.fromkeys(("predicted_s", "predicted_bytes", "deviation", "bytes_deviation"))
+        far = {"measured_s": 0.1, "deviation": 0.2, "bytes_deviation": 0.002} | predicted
         sizes = [{"bytes": 8e6, "strategies": {"ring": near, "tree": unknown}},
                  {"bytes": 32e6, "strategies": {"ring": far, "tree": near}}]  # fmt: skip
+        sizes = sizes if "32MB" in value("--bytes") else sizes[:1]
         Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": sizes}))
         return ["host", "", "the table"]
 
@@ -100,6 +104,7 @@ def make(monkeypatch, tmp_path):
     """make(part name) -> (the text of its block, the commands that it ran)."""
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
+    monkeypatch.setattr("scripts.makers.pages.strategies.draw", lambda *unused: None)  # it needs a cluster's counters
     for module in ("training", "exchange"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
@@ -133,6 +138,8 @@ def make(monkeypatch, tmp_path):
         ("model", "| MPICH | 3 hosts of 1 | 8 | 100 ms, -1% | 200 ms, not modelled |\n"),
         ("model", "Of 9 predictions 3 are more than 15% off; the worst, +20%, is `ring` of 32 MB with MPICH, 3 hosts "
                   "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
+        ("strategies", "| MPICH | `ring` | 100 | 1.25 | 99 | 3.0 / 4.0 | 3.1 / 4.0 |\n"
+                       "| MPICH | `tree` | 200 | 2.50 | - | 3.0 / 4.0 | - |\n"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
     ],
 )  # fmt: skip
@@ -140,7 +147,8 @@ def make(monkeypatch, tmp_path):
 def test_what_is_measured_stands_in_the_block(make, name, expected):
     if name == "wire":
         pytest.importorskip("matplotlib")
-    text, commands = make(name)
+    made, commands = make(name)
+    text = made if isinstance(made, str) else "\n".join(made.values())
     assert expected in text
     assert "Measured on some CPU, 2 cores, with MPICH 5" in text
     assert not re.search(r"{\w*}", text)

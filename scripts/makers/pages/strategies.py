@@ -1,0 +1,160 @@
+"""Part of make_docs.py: what each way of exchanging takes, and every port while it does so, on virtual hosts, as root.
+
+The ports' counters are read from outside, while a benchmark runs on the hosts: what is seen of an exchange is not part
+of it.
+"""
+
+import os
+import re
+import shutil
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+
+from scripts.cluster.hosts import HEAD_MARK, child_processes, command_line, head_keepers
+from scripts.makers.pages.page import FIGURES, Part, measured_with, on_hosts, read
+from scripts.settings.units import bytes_per_s
+
+FIGURE_OF = {"Open MPI": "strategies", "MPICH": "strategies-mpich"}
+WATCHED = "watched.json"  # what the benchmark writes of an exchange
+EVERY_S = 0.005  # between two looks at the counters
+PIECE_S = 0.02  # of the picture: at 400 Mbit/s 15 of the packets that the kernel hands to a port at once
+EDGE = 0.005  # of an exchange's bytes: what may pass before its beginning and after its end
+# The switch's ends of the nodes' cables, in the form of /proc/net/dev: bytes and seven other counts in, then out.
+COUNTERS = re.compile(r"^ *node(\d+): *(\d+)(?: +\d+){7} +(\d+)", re.MULTILINE)
+
+
+def strategies(part: Part, folder: Path) -> dict[str, str]:
+    """The table of what is predicted and measured, and a figure, with the MPI of each Python of --pythons."""
+    rows, reports, file = [], [], folder / "strategies.json"
+    for python in part.options.pythons or [sys.executable]:
+        flags = ("--strategies", part.strategies, *part.flags.split(), "--json", file)
+        on_hosts(part.hosts, "check_model.py", *flags, python=python)
+        reports.append(read(file))
+        rows += rows_of(reports[-1])
+        draw(part, folder, python)
+    libraries = dict.fromkeys(report["mpi_library"] for report in reports)
+    return {"strategies_story": part.filled(rows, measured_on=measured_with(reports[0]["machine"], *libraries))}
+
+
+def rows_of(report: dict) -> list[dict]:
+    """A row of the table for each strategy, what it takes and what the model says of it."""
+    library, (size,), rows = library_of(report), report["sizes"], []
+    for name, one in size["strategies"].items():
+        ms, predicted = one["measured_s"] * 1e3, one["predicted_s"]
+        row = {"library": library, "name": name, "ms": ms, "bound": one["measured_s"] / one["bound_s"]}
+        row |= {"predicted": "-" if predicted is None else f"{predicted * 1e3:.0f}"}
+        row |= {"counted": busiest(one["node_bytes"]), "messages": busiest(one["predicted_bytes"])}
+        rows.append(row)
+    return rows
+
+
+def busiest(node_bytes: list | None) -> str:
+    """The most that any node's port takes in, and the most that any sends: MB."""
+    if node_bytes is None:
+        return "-"
+    into, out = np.max(node_bytes, axis=0) / 1e6
+    return f"{into:.1f} / {out:.1f}"
+
+
+def library_of(report: dict) -> str:
+    return report["mpi_library"].split()[0].replace("Open", "Open MPI")
+
+
+def draw(part: Part, folder: Path, python: str) -> None:
+    """The library's figure: the ports during one exchange of each strategy that it shows."""
+    from traces.plots import look, ports_in_time
+
+    found = [watched(part, folder, python, name, seen) for name, seen in part.drawn.items()]
+    report = read(folder / WATCHED)
+    facts = {key: report[key] for key in ("mpi_library", "machine", "ranks")} | {"rate": bytes_per_s(part.rate)}
+    stem = FIGURE_OF[library_of(report)]
+    look.save(ports_in_time.draw(found, facts), folder / stem)
+    shutil.copy(folder / f"{stem}.png", FIGURES / f"{stem}.png")
+
+
+def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict:
+    """One exchange as ports_in_time.draw takes it, `used` from the counters and its times from the benchmark."""
+    file, flags = folder / WATCHED, part.watched.split()
+    with sampling() as samples:
+        on_hosts(part.hosts, "bench_exchange.py", "--strategies", name, *flags, "--json", file, python=python)
+    (size,) = read(file)["sizes"]
+    one = size["contenders"][name]
+    piece_s, passed = in_pieces(*exchange_of(samples, np.sum(one["node_bytes"])))
+    used = passed / (piece_s * bytes_per_s(part.rate))
+    facts = {"name": name, "seen": seen, "bytes": size["bytes"], "bound_s": size["bound_s"]}
+    return facts | {"seconds": one["seconds"]["median"], "used": used, "piece_s": piece_s}
+
+
+@contextmanager
+def sampling():
+    """Gives a list. While the block runs a virtual cluster it fills with (seconds, bytes so far (nodes, in/out))."""
+    samples, done = [], Event()
+    thread = Thread(target=sample, args=(samples, done), daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
+
+
+def sample(samples: list, done: Event) -> None:
+    """Look at the ports of the cluster that a child of this process makes, until done."""
+    head = None
+    while not done.wait(EVERY_S):
+        head = head or own_head()
+        if head:
+            try:
+                counts = port_bytes(Path(f"/proc/{head}/net/dev").read_text())
+            except OSError:  # the cluster has ended
+                return
+            samples.append((time.perf_counter(), counts))
+
+
+def own_head() -> int | None:
+    """The process that holds the head of the virtual cluster of a child of this process; None while there is none."""
+    children = child_processes(os.getpid())
+    for keeper in head_keepers():
+        words = command_line(keeper)
+        if HEAD_MARK in words and int(words[words.index(HEAD_MARK) + 3]) in children:
+            return keeper
+    return None
+
+
+def port_bytes(text: str) -> np.ndarray:
+    """(nodes, in/out) bytes, of /proc/net/dev on the switch: what it sends to a node goes into the node's port."""
+    found = {int(node): (int(sent), int(received)) for node, received, sent in COUNTERS.findall(text)}
+    return np.array([found[node] for node in sorted(found)], float).reshape(-1, 2)
+
+
+def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of the last exchange, from its beginning to its end: seconds, and counts (samples, nodes, in/out).
+
+    size: its bytes, in and out, of all nodes. The exchange ends when all that is counted has passed, and begins that
+    many bytes before; barriers around it send few.
+    """
+    most = max((len(counts) for _, counts in samples), default=0)
+    if not most:
+        raise ValueError(f"{len(samples)} samples of no port: expected those of a virtual cluster: run it again")
+    kept = [(seconds, counts) for seconds, counts in samples if len(counts) == most]
+    seconds, counts = (np.array(column) for column in zip(*kept, strict=True))
+    passed = counts.sum(axis=(1, 2))
+    begin = np.flatnonzero(passed <= passed[-1] - size * (1 - EDGE))
+    end = np.flatnonzero(passed >= passed[-1] - size * EDGE)
+    if not len(begin) or end[0] - begin[-1] < 2:
+        counted = f"{passed[-1] - passed[0]:.0f} bytes in {len(kept)} samples"
+        raise ValueError(f"the ports passed {counted}: expected an exchange of {size:.0f} bytes: run it again")
+    return seconds[begin[-1] : end[0] + 1], counts[begin[-1] : end[0] + 1]
+
+
+def in_pieces(seconds: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
+    """(seconds of a piece, bytes in each, (pieces, nodes, in/out)): about PIECE_S, so that the pieces are all of it."""
+    pieces = max(1, round((seconds[-1] - seconds[0]) / PIECE_S))
+    grid, piece_s = np.linspace(seconds[0], seconds[-1], pieces + 1, retstep=True)
+    columns = [np.interp(grid, seconds, column) for column in counts.reshape(len(counts), -1).T]
+    return float(piece_s), np.diff(columns, axis=1).T.reshape(pieces, *counts.shape[1:])
