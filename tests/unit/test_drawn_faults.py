@@ -28,6 +28,13 @@ def test_a_seed_draws_the_same_again_and_all_there_is():
     assert min(one.rate for one in drawn) < 30e6 < 300e6 < max(one.rate for one in drawn)
 
 
+def test_a_model_like_gpt2_always_has_a_case():
+    """Of the faults that its steps would notice."""
+    drawn = [draw(random.Random(seed), "gpt2") for seed in range(200)]
+    assert {one.kind for one in drawn} == {None, "slow-link", "straggler"}
+    assert {one.placement for one in drawn} == {(2, 2, 2, 2, 1)}
+
+
 def drawn_as(kind, **more) -> Drawn:
     facts = {"model": "small", "strategy": "reduce-bcast", "nodes": 3, "placement": (2, 1, 1), "rate": 1e8}
     facts |= {"burst": 1e5, "node": None, "rank": None, "direction": None, "slowdown": 1.0, "kind": kind}
