@@ -101,6 +101,12 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
             f"--transport {transport} with --strategy {kind.name}, which declares no `on_gpus`: use --transport host, "
             f"or one of {others}"
         )
+    if wire != "float32" and wire not in kind.on_gpus.exchanges:
+        others = names(other for other in STRATEGIES.values() if other.on_gpus and wire in other.on_gpus.exchanges)
+        raise UserError(
+            f"--transport {transport} with --wire {wire} and --strategy {kind.name}, which adds that in host memory: "
+            f"use --transport host, or one of {others}"
+        )
     raise UserError(f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host")
 
 

@@ -52,7 +52,10 @@ def _widened(half):
 
 @numba.njit(inline="always")
 def _rounded(value):
-    """bfloat16's bits of a float32 number: to nearest, ties to even. A NaN stays one."""
+    """bfloat16's bits of a float32 number: to nearest, ties to even.
+
+    A NaN stays one: that of two bfloat16 numbers has an empty lower half.
+    """
     bits = np.uint32(np.float32(value).view(np.uint32))
     nearest = np.uint32(bits + np.uint32(0x7FFF) + np.uint32(np.uint32(bits >> 16) & np.uint32(1)))
-    return np.uint16(nearest >> 16) if value == value else np.uint16(0x7FC0)
+    return np.uint16(nearest >> 16)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2.errors import UserError
+from strategies import STRATEGIES
 from strategies.tree import Tree
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 
@@ -31,11 +32,15 @@ MISTAKES = {
     "overlap by calls that block": (["--overlap", "--transport", "gpu-aware"], {}, "whose calls return when all is"),
     "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
     "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
-    "overlap of rooted calls": (["--overlap", "--strategy", "sliced"], {}, "or over NCCL reduce-scatter, allreduce"),
+    "overlap of rooted calls": (
+        ["--overlap", "--strategy", "sliced-in-turn"],
+        {},
+        "or over NCCL reduce-scatter, allreduce",
+    ),
     "bfloat16 over NCCL's own sums": (
         ["--transport", "nccl", "--wire", "bfloat16"],
         {},
-        "whose messages are MPI's: use",
+        "--wire bfloat16 and --strategy reduce-scatter, which adds that in host memory: use",
     ),
     "overlap by auto over calls that block": (
         ["--strategy", "auto", "--overlap", "--transport", "gpu-aware"],
@@ -163,12 +168,28 @@ def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
     class OnHosts(Tree):
         on_gpus = None
 
-    settings, all_there = SimpleNamespace(transport="auto", wire="float32", overlap=True), Found(None, None, [])
+    settings, all_there = (
+        SimpleNamespace(transport="auto", wire="float32", overlap=True, op=None),
+        Found(None, None, []),
+    )
     why = "tree does not declare how it exchanges between GPUs"
     assert choose_transport([OnHosts], settings, 2, all_there) == ("host", why)
     settings.transport = "nccl"
     with pytest.raises(UserError, match="--transport nccl with --strategy tree, which declares no `on_gpus`: use"):
         choose_transport([OnHosts], settings, 2, all_there)
+
+
+def test_the_own_operation_goes_through_host_memory():
+    from scripts.backends.transports import Found, choose_transport
+
+    kind = STRATEGIES["reduce-scatter"]
+    settings, all_there = (
+        SimpleNamespace(transport="auto", wire="float32", overlap=False, op="own"),
+        Found(None, None, []),
+    )
+    assert choose_transport([kind], settings, 2, all_there) == ("host", "--op own adds in host memory")
+    settings.op = None
+    assert choose_transport([kind], settings, 2, all_there)[0] == "nccl"
 
 
 @pytest.mark.ranks(2)

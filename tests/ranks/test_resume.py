@@ -69,6 +69,8 @@ def cases(ranks):
         yield ["--strategy", name]
         if kind.overlaps:
             yield ["--strategy", name, "--overlap", "--wire", "bfloat16"]
+        elif kind.operations:
+            yield ["--strategy", name, "--wire", "bfloat16"]
     yield ["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"]
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"]

@@ -210,6 +210,29 @@ def test_links_and_wire_decide_what_a_message_holds(comm, shared_path, data, mon
 
 
 @pytest.mark.ranks(2)
+def test_op_and_wire_decide_what_adds(comm, shared_path, data, monkeypatch):
+    from dist.host import operation
+
+    made = []
+
+    class Noted(operation.OwnSum):
+        def __init__(self, bfloat16):
+            made.append(bfloat16)
+            super().__init__(bfloat16)
+
+    monkeypatch.setattr(operation, "OwnSum", Noted)
+    for name, flags, expected, op in (
+        ("default", [], [], "mpi"), ("own", ["--op", "own"], [False], "own"),
+        ("half", ["--wire", "bfloat16", "--strategy", "sliced"], [True], "own"),
+        ("ring", ["--strategy", "ring"], [], None),
+    ):  # fmt: skip
+        made.clear()
+        train(world_of(comm, comm.Split(0, comm.rank)), shared_path / name, *data, "--steps", 1, *flags)
+        assert made == expected
+        assert json.loads((shared_path / name / "config.json").read_text())["settings"]["op"] == op
+
+
+@pytest.mark.ranks(2)
 def test_latency_decides_how_many_buckets_there_are(comm, shared_path, data, monkeypatch):
     """A slow answer wants large buckets: all of the vector is one; a quick one leaves several."""
     from scripts.training import assemble

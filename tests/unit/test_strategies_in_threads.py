@@ -95,11 +95,14 @@ def test_a_bucket_is_full_when_it_holds_as_many_bytes():
     assert plan_buckets(final, 0) == final
 
 
-def test_steps_below_the_rounding_of_the_wire_add_up():
+@pytest.mark.parametrize(
+    "name", ["hierarchical-sharded", "reduce-bcast", "sliced-in-turn", "sliced", "reduce-scatter", "allreduce"]
+)
+def test_steps_below_the_rounding_of_the_wire_add_up(name):
     """40 steps of 1e-4 around 1, where two bfloat16 numbers are 4e-3 apart: what is gathered moves in the end."""
 
     def program(world):
-        training = Training(world, "hierarchical-sharded", None, wire="bfloat16")
+        training = Training(world, name, None, wire="bfloat16")
         for _ in range(40):
             training.buffers.gradients.fill(1.0)
             training.strategy.update(1e-4)
