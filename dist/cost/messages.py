@@ -15,8 +15,9 @@ from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
 from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import LIBRARIES, resolve
 from dist.cost.stages import Stage, barrier, stage
-from dist.host.rooted import PIECE_BYTES, WINDOW
+from dist.host.rooted import PIECE_SEGMENTS, WINDOW
 from dist.host.tree import double_tree
+from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
 
 FLOAT32_BYTES = 4
@@ -93,7 +94,8 @@ def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
 def rooted_calls_together(setting: Setting, collective: str) -> Messages:
     """Calls for pieces of the slices (dist/host/rooted.py), WINDOW of them under way: one stage of all messages."""
     slices = [stop - start for start, stop in cut_by_node(setting.placement.tolist(), 0, setting.elements)]
-    pieces, ranks = max(1, -(-max(slices) * setting.item // PIECE_BYTES)), len(slices)
+    length, ranks = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item, len(slices)  # over links that are in the way
+    pieces = max(1, -(-max(slices) // length))
     found, names, steps, added = [], [], 0, 0
     for start, stop in cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS):
         root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike

@@ -20,10 +20,12 @@ from dist.ranges import cut_by_node, cut_range, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
-# A library's call goes through its steps one after another, so a slice in pieces has several steps under way; and no
-# more calls than that, as the library holds a buffer for each. 64 MB on 9 ranks and 5 hosts
-# took 1.88 times the bound so under MPICH, in whole slices 2.23; under Open MPI 3.24 and 3.92.
-PIECE_BYTES, WINDOW = 256 << 10, 64
+# A library's call goes through its steps one after another, so a slice in pieces has several steps under way. A piece
+# is longer than a segment of our own messages, as each of its steps waits for the next test of its request. 64 MB on 9
+# ranks and 5 hosts of 400 Mbit/s took 1.88 times the bound so under MPICH, in whole slices 2.23; under Open MPI 3.24
+# and 3.92.
+PIECE_SEGMENTS = 4
+WINDOW = 64  # calls under way: the library holds a buffer for each
 
 
 class RootedExchange:
@@ -38,6 +40,7 @@ class RootedExchange:
     def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
         self._comm, self._placement, self._operation = comm.Dup(), placement, operation
         self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
+        self._piece_bytes = PIECE_SEGMENTS * wire_format.segment_bytes
         self.progress, self._queue, self._under_way, self._queued, self._done = Progress(WINDOW), deque(), deque(), 0, 0
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
@@ -61,11 +64,13 @@ class RootedExchange:
 
     def _for_each_piece(self, start: int, stop: int, begin: Callable) -> Iterator:
         """begin(root, piece of the range) of each, behind those of the ranges before."""
-        for root, (low, high) in pieces_of(self._placement, start, stop, self._wire.dtype.itemsize):
+        first = self._queued
+        length = max(1, self._piece_bytes // self._wire.dtype.itemsize)
+        for root, (low, high) in pieces_of(self._placement, start, stop, length):
             self._queue.append(partial(begin, root, slice(low - start, high - start)))
             self._queued += 1
-        last = self._queued
-        yield Condition(lambda: self._are_done(last))
+        for count in range(first + 1, self._queued + 1):  # one by one: each that ends shows that something moves
+            yield Condition(partial(self._are_done, count))
 
     def _are_done(self, count: int) -> bool:
         """Whether the first so many calls are complete; others begin meanwhile."""
@@ -77,10 +82,10 @@ class RootedExchange:
         return self._done >= count
 
 
-def pieces_of(placement: list[int], start: int, stop: int, item: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def pieces_of(placement: list[int], start: int, stop: int, length: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """(root, its bounds) in the order of the calls: every root's first piece, then every second one.
 
-    Roots follow each other by nodes: the first rank of each, then the second ones. item: bytes of an element.
+    Roots follow each other by nodes: the first rank of each, then the second ones. length: of a piece at most.
     """
     slices = cut_by_node(placement, start, stop)
     before, local_ranks = Counter(), []
@@ -88,6 +93,6 @@ def pieces_of(placement: list[int], start: int, stop: int, item: int) -> Iterato
         local_ranks.append(before[node])
         before[node] += 1
     roots = sorted(range(len(placement)), key=lambda rank: (local_ranks[rank], placement[rank]))
-    count = max(1, -(-longest(slices) * item // PIECE_BYTES))
+    count = max(1, -(-longest(slices) // length))
     pieces = [cut_range(*bounds, count) for bounds in slices]
     return ((root, pieces[root][turn]) for turn in range(count) for root in roots)

@@ -23,9 +23,8 @@ def test_nodes_own_alike_and_ranks_of_a_node_too(placement):
     assert cut_by_node(list(placement), 100, 111) == [(low + 100, high + 100) for low, high in PLACEMENTS[placement]]
 
 
-def test_pieces_begin_with_each_nodes_first_rank(monkeypatch):
-    monkeypatch.setattr(rooted, "PIECE_BYTES", 8)
-    pieces = [*rooted.pieces_of([0, 0, 1, 1, 2], 0, 30, 4)]
+def test_pieces_begin_with_each_nodes_first_rank():
+    pieces = [*rooted.pieces_of([0, 0, 1, 1, 2], 0, 30, 2)]
     assert [root for root, _ in pieces[:5]] == [0, 2, 4, 1, 3]
     assert sorted(bounds for _, bounds in pieces)[0] == (0, 1)
     covered = np.concatenate([np.arange(*bounds) for _, bounds in pieces])
@@ -36,9 +35,8 @@ def test_pieces_begin_with_each_nodes_first_rank(monkeypatch):
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_sums_come_to_their_owners_and_from_them_to_all(comm, monkeypatch):
     monkeypatch.setattr(rooted, "WINDOW", 3)
-    monkeypatch.setattr(rooted, "PIECE_BYTES", 16)
     for wire, close in (("float32", 0), ("bfloat16", 0.02)):
-        wire_format = WireFormat(wire, operation="own" if wire == "bfloat16" else "mpi")
+        wire_format = WireFormat(wire, 4, operation="own" if wire == "bfloat16" else "mpi")
         operation, size = new_operation(wire_format), 101
         everyone = [np.random.default_rng(rank).standard_normal(size).astype(np.float32) for rank in range(comm.size)]
         placement = [rank // 2 for rank in range(comm.size)]

@@ -249,9 +249,9 @@ def run_mpich_sliced(ranks, elements):
 
 
 def run_mpich_sliced_at_once(ranks, elements):
-    """Calls that do not wait make the same messages, in pieces of at most 256 KiB."""
+    """Calls that do not wait make the same messages, in pieces of at most 240 KB."""
     cuts = edges(elements, ranks.count)
-    pieces = -(-max(np.diff(cuts)) * ranks.item // (256 << 10))
+    pieces = -(-max(np.diff(cuts)) * ranks.item // 240_000)
     for root in range(ranks.count):
         inner = [cuts[root] + cut for cut in edges(cuts[root + 1] - cuts[root], pieces)]
         for start, stop in pairwise(inner):
