@@ -5,9 +5,8 @@
 
 Five hosts of one rank each; two where a server is the fault, as then more comes in to its node than goes out. Nothing
 but traces and config.json tells diagnose.py what was done to a run: its folder holds `truth.json` for this script
-alone. Right is a verdict whose kind, node, rank and direction are the fault's; of a run where nothing is wrong, one that
-accuses nobody. Runs that are there already are
-diagnosed and not run again.
+alone. Right is a verdict whose kind, node, rank and direction are the fault's; of a run where nothing is wrong, one
+that accuses nobody. Runs that are there already are diagnosed and not run again.
 """
 
 import json
