@@ -130,10 +130,17 @@ def best_step_s(row: dict) -> float:
 
 
 def best_of(rows: list[dict], step_s=best_step_s) -> dict:
-    """The shortest step, the first; of those that are about equal, the one that needs the least memory."""
-    return min(
-        (row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])), key=lambda row: row["memory_bytes"]
-    )
+    """The shortest step, the first; of those that are about equal, the one that needs the least memory.
+
+    But none that is there for its memory alone, which --strategy auto would not take either.
+    """
+    equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
+    return min(equal, key=lambda row: (_is_for_memory(row["strategy"]), row["memory_bytes"]))
+
+
+def _is_for_memory(name: str) -> bool:
+    kind = STRATEGIES.get(name.partition("/")[0])
+    return kind is not None and not kind.auto
 
 
 def advice_sentence(rows: list[dict]) -> str:

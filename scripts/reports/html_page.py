@@ -175,7 +175,10 @@ def _nodes(evidence: dict) -> str:
             cells.append(f"{used[way]:.0%}" if used and used[way] is not None else "-")
         rows.append(cells)
     head = ["node", "in a step", "link in", "used", "out a step", "link out", "used"]
-    return f"<h2>Nodes</h2>{_table(head, rows)}"
+    note = (
+        "Used: of the link's rate, in the exchange phase in which it carried most; a burst may pass faster than that."
+    )
+    return f"<h2>Nodes</h2><p>{note}</p>{_table(head, rows)}"
 
 
 def _settings(config: dict) -> str:

@@ -22,7 +22,11 @@ def test_the_command(tmp_path):
     assert [(row["collective"], row["bytes"] >= 64_000) for row in report["rows"]] == [
         (name, large) for large in (True, False) for name in bench_operation.COLLECTIVES
     ]
-    for row, line in zip(report["rows"], result.stdout.splitlines()[1:], strict=True):
+    *lines, errors = result.stdout.splitlines()[1:]
+    assert errors.startswith("relative error of a sum in bfloat16: Reduce 0.00")
+    assert report["errors"].keys() == {*bench_operation.COLLECTIVES, "ring"}
+    assert all(1e-3 < error < 1e-2 for error in report["errors"].values())
+    for row, line in zip(report["rows"], lines, strict=True):
         assert line.split()[0] == row["collective"]
         assert min(row["seconds"].values()) > 0
         assert 0 < len(row["calls"]) <= 3

