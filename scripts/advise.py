@@ -24,7 +24,7 @@ from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
 from dist.ranges import cut
-from dist.wire import WIRE_BYTES
+from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.files import as_json
 from gpt2.parameters import Layout
@@ -61,7 +61,9 @@ def main():
 def check_given(arguments) -> None:
     """ValueError unless a cluster and a training are described, by flags or by a run."""
     if arguments.from_run:
-        given = [name for name in ("parameters", "model", "layers", "compute_ms", "wire") if getattr(arguments, name)]
+        given = [
+            name for name in ("parameters", "model", "layers", "compute_ms", "wire", "op") if getattr(arguments, name)
+        ]
         if given:
             raise ValueError(f"--from-run knows --{given[0].replace('_', '-')} from the run: leave it out")
         return
@@ -98,7 +100,10 @@ def described_training(arguments) -> Training:
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # No embeddings that anybody knows of, and layers of equal size.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
-    return Training(parameters, compute_s, WIRE_BYTES[arguments.wire or "float32"], ranges, micro_steps)
+    if arguments.op == "mpi" and arguments.wire == "bfloat16":
+        raise ValueError("--op mpi with --wire bfloat16, which MPI cannot add: leave --op out")
+    item, own_operation = WIRE_BYTES[arguments.wire or "float32"], arguments.op == "own"
+    return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     add("--grad-accum", type=int, default=1, metavar="K", help="micro-steps of a step (1)")
     add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step, all ranks at it")
     add("--wire", choices=WIRE_BYTES, help="what gradients travel as (float32)")
+    add("--op", choices=OPERATIONS, help="what MPI's collectives add with (mpi; own with --wire bfloat16)")
     add("--library", choices=LIBRARIES, help="whose collectives the MPI strategies call (mpich)")
     add("--transport", choices=("tcp", "rdma"), default="tcp", help="what the MPI library runs over (tcp)")
     add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")

@@ -91,6 +91,19 @@ def test_half_the_bytes_with_bfloat16():
     assert bytes_in[1]["allreduce"] > 0.55 * bytes_in[0]["allreduce"]
 
 
+def test_an_own_operation_changes_what_mpich_sends():
+    """Its best algorithms are for its own operations: a binomial tree is worse for one root, and the best for all."""
+    mpi, own = (answer(*CASE, "--op", op)["strategies"] for op in ("mpi", "own"))
+    ratio = {row["strategy"]: row["bytes_in"] for row in own}
+    ratio = {row["strategy"]: ratio[row["strategy"]] / row["bytes_in"] for row in mpi}
+    assert ratio["sliced"] < 0.6 < 1 < ratio["reduce-bcast"]
+    assert ratio["ring"] == ratio["reduce-scatter"] == 1
+    result = run("--from-run", "nowhere", "--op", "own")
+    assert (result.returncode, "--from-run knows --op from the run" in result.stderr) == (2, True)
+    result = run(*CASE, "--op", "mpi", "--wire", "bfloat16")
+    assert (result.returncode, "which MPI cannot add: leave --op out" in result.stderr) == (2, True)
+
+
 def test_one_node():
     report = answer("--nodes", "1", "--ranks", "4", "--link", "10gbit", "--parameters", "124M", "--compute-ms", "50")
     assert all(row["bytes_in"] == 0 and row["times_bound"] is None for row in report["strategies"])
