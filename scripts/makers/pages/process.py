@@ -35,7 +35,7 @@ def operation(part: Part, folder: Path) -> dict[str, str]:
         for ranks in part.errors["ranks"]:
             shown(f"mpirun -n {ranks} python scripts/bench_operation.py --bytes 1MB --repeat 1 --json {file}")
             rows.append({"ranks": ranks} | {name: f"{error:.4f}" for name, error in read(file)["errors"].items()})
-        blocks["operation_errors"] = part.filled(rows)
+        blocks["operation_errors"] = part.filled(rows, measured_on=measured_on(file))
     return blocks
 
 
