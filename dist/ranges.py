@@ -20,12 +20,18 @@ def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, 
 
     placement: node of each rank, numbered from 0.
     """
-    ranks_on, before = Counter(placement), Counter()
-    shares, parts = cut_range(start, stop, len(ranks_on)), []
+    ranks_on = Counter(placement)
+    shares = [cut_range(*share, ranks_on[node]) for node, share in enumerate(cut_range(start, stop, len(ranks_on)))]
+    return [shares[node][local] for node, local in zip(placement, local_ranks(placement), strict=True)]
+
+
+def local_ranks(placement: list[int]) -> list[int]:
+    """Each rank's number on its node."""
+    before, numbers = Counter(), []
     for node in placement:
-        parts.append(cut_range(*shares[node], ranks_on[node])[before[node]])
+        numbers.append(before[node])
         before[node] += 1
-    return parts
+    return numbers
 
 
 def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:

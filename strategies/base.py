@@ -9,8 +9,9 @@ from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
 from dist.gpu.buffers import OnDevice
 from dist.host.exchange import FLOAT32, RingExchange
+from dist.host.operation import MpiSum, OwnSum, new_operation
 from dist.mpi import MPI
-from dist.wire import WIRE_BYTES, Wire
+from dist.wire import WIRE_BYTES, Wire, WireFormat
 from dist.world import World
 from gpt2.optimizer import AdamW, Clipping
 
@@ -111,6 +112,11 @@ class Strategy:
     def item_bytes(cls, asked: int) -> int:
         """Bytes of one gradient as it travels where so many are asked for: calls of MPI's own send float32 always."""
         return asked if asked in (WIRE_BYTES[wire] for wire in cls.wires) else VECTOR_BYTES
+
+    @classmethod
+    def new_operation(cls, wire_format: WireFormat) -> MpiSum | OwnSum:
+        """What its calls of MPI's collectives add with. To be closed."""
+        return new_operation(wire_format) if cls.operations else MpiSum()
 
     buffers = OwnBuffers  # the kind of memory it wants
     keeps_gradients = True  # until the update; False: each micro-step's are taken away as they become final

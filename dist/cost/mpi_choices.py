@@ -157,7 +157,7 @@ def resolve(call: Call) -> tuple[list[Stage], list[str]]:
     if choice.algorithm == "reduce-scatter":
         stages, names = resolve(replace(call, collective="reduce"))
         return stages + flat.linear_scatter(call), [name, *names]
-    return ALGORITHMS[name](call), [name]
+    return ALGORITHMS[name.removeprefix("i")](call), [name]  # calls that do not wait have the same
 
 
 ALGORITHMS = {
@@ -166,17 +166,10 @@ ALGORITHMS = {
     "reduce binomial": flat.binomial_reduce,
     "reduce rabenseifner": rabenseifner_reduce,
     "reduce han": composed.han,
-    "ireduce binomial": flat.binomial_reduce,
-    "ireduce chain": flat.chain_reduce,
-    "ireduce rabenseifner": rabenseifner_reduce,
-    "ibcast linear": flat.linear_bcast,
-    "ibcast binomial": lambda call: backwards(flat.binomial_reduce(call)),
-    "ibcast doubling": flat.doubling_bcast,
-    "ibcast scatter-ring": lambda call: flat.scattered_bcast(call, flat.ring_rounds),
-    "ibcast scatter-doubling": lambda call: flat.scattered_bcast(call, flat.doubling_all_gather),
     "bcast linear": flat.linear_bcast,
     "bcast chain": lambda call: backwards(flat.chain_reduce(call)),
     "bcast binomial": lambda call: backwards(flat.binomial_reduce(call)),
+    "bcast doubling": flat.doubling_bcast,
     "bcast scatter-ring": lambda call: flat.scattered_bcast(call, flat.ring_rounds),
     "bcast scatter-doubling": lambda call: flat.scattered_bcast(call, flat.doubling_all_gather),
     "bcast han": composed.han,

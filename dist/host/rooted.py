@@ -10,13 +10,13 @@ A non-blocking collective moves on only while this process is inside MPI: poke (
 that moves on all that are under way.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from dist.mpi import MPI
 from dist.progress import Progress
-from dist.ranges import cut_by_node, cut_range, longest
+from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
@@ -31,6 +31,8 @@ WINDOW = 64  # calls under way: the library holds a buffer for each
 class RootedExchange:
     """Among the ranks of comm, by calls that add with `operation`, an MPI.Op. placement: node of each. Collective.
 
+    ranges: all that will be exchanged. Whose each part is, and in which calls it goes, is found once, for all steps.
+
     All ranks must begin a communicator's collectives in one order. So the calls of all ranges stand in one queue, and
     each begins when fewer than WINDOW are under way.
     """
@@ -38,13 +40,15 @@ class RootedExchange:
     errors = None
 
     def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
-        self._comm, self._placement, self._operation = comm.Dup(), placement, operation
+        self._comm, self._operation = comm.Dup(), operation
         self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
-        self._piece_bytes = PIECE_SEGMENTS * wire_format.segment_bytes
+        length = max(1, PIECE_SEGMENTS * wire_format.segment_bytes // wire_format.item_bytes)
+        self._own = {part: cut_by_node(placement, *part)[comm.rank] for part in ranges}
+        self._pieces = {part: pieces_of(placement, *part, length) for part in ranges}
         self.progress, self._queue, self._under_way, self._queued, self._done = Progress(WINDOW), deque(), deque(), 0, 0
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        return cut_by_node(self._placement, start, stop)[self._comm.rank]
+        return self._own[start, stop]
 
     def reduce_scatter(self, vector, start: int, stop: int) -> Iterator:
         sent = self._wire.packed(vector, start, stop)
@@ -65,8 +69,7 @@ class RootedExchange:
     def _for_each_piece(self, start: int, stop: int, begin: Callable) -> Iterator:
         """begin(root, piece of the range) of each, behind those of the ranges before."""
         first = self._queued
-        length = max(1, self._piece_bytes // self._wire.dtype.itemsize)
-        for root, (low, high) in pieces_of(self._placement, start, stop, length):
+        for root, (low, high) in self._pieces[start, stop]:
             self._queue.append(partial(begin, root, slice(low - start, high - start)))
             self._queued += 1
         for count in range(first + 1, self._queued + 1):  # one by one: each that ends shows that something moves
@@ -82,17 +85,14 @@ class RootedExchange:
         return self._done >= count
 
 
-def pieces_of(placement: list[int], start: int, stop: int, length: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[tuple[int, tuple[int, int]]]:
     """(root, its bounds) in the order of the calls: every root's first piece, then every second one.
 
     Roots follow each other by nodes: the first rank of each, then the second ones. length: of a piece at most.
     """
     slices = cut_by_node(placement, start, stop)
-    before, local_ranks = Counter(), []
-    for node in placement:
-        local_ranks.append(before[node])
-        before[node] += 1
-    roots = sorted(range(len(placement)), key=lambda rank: (local_ranks[rank], placement[rank]))
+    local = local_ranks(placement)
+    roots = sorted(range(len(placement)), key=lambda rank: (local[rank], placement[rank]))
     count = max(1, -(-longest(slices) // length))
     pieces = [cut_range(*bounds, count) for bounds in slices]
-    return ((root, pieces[root][turn]) for turn in range(count) for root in roots)
+    return [(root, pieces[root][turn]) for turn in range(count) for root in roots]

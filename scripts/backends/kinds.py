@@ -14,7 +14,6 @@ import numpy as np
 from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
 from dist.gpu.copies import Copies
 from dist.gpu.exchange import StreamExchange
-from dist.host.operation import new_operation
 from dist.sharded import Slots
 from dist.wire import WireFormat
 from gpt2.errors import UserError
@@ -35,7 +34,7 @@ class OnCores:
     def __init__(self, settings, world, layout, adamw, wire_format, kernels):
         self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
         self.new_exchange = partial(self.kind.host_exchange, wire_format=wire_format)
-        self.operation, self.new_wire = new_operation(wire_format), wire_format.new
+        self.operation, self.new_wire = self.kind.new_operation(wire_format), wire_format.new
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         self.buffers = self.kind.buffers(world, layout.size, layout.ranges)

@@ -12,7 +12,6 @@ import numpy as np
 
 from dist.buffers import OwnBuffers
 from dist.host.exchange import FLOAT32
-from dist.host.operation import new_operation
 from dist.mpi import MPI
 from dist.wire import WireFormat
 from dist.world import World
@@ -110,7 +109,7 @@ class StrategyContender(Contender):
         if self.shares_memory:  # it may count in there what happened before
             self.buffers = kind.buffers(world, self.size)
         self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
-        self.operation = new_operation(wire_format)
+        self.operation = kind.new_operation(wire_format)
         job = copying_job(
             world, self.buffers, self.size, self._remember_optimizer,
             new_exchange=partial(kind.host_exchange, wire_format=wire_format),

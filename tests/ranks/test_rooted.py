@@ -24,7 +24,7 @@ def test_nodes_own_alike_and_ranks_of_a_node_too(placement):
 
 
 def test_pieces_begin_with_each_nodes_first_rank():
-    pieces = [*rooted.pieces_of([0, 0, 1, 1, 2], 0, 30, 2)]
+    pieces = rooted.pieces_of([0, 0, 1, 1, 2], 0, 30, 2)
     assert [root for root, _ in pieces[:5]] == [0, 2, 4, 1, 3]
     assert sorted(bounds for _, bounds in pieces)[0] == (0, 1)
     covered = np.concatenate([np.arange(*bounds) for _, bounds in pieces])
@@ -40,8 +40,8 @@ def test_sums_come_to_their_owners_and_from_them_to_all(comm, monkeypatch):
         operation, size = new_operation(wire_format), 101
         everyone = [np.random.default_rng(rank).standard_normal(size).astype(np.float32) for rank in range(comm.size)]
         placement = [rank // 2 for rank in range(comm.size)]
-        exchange = rooted.RootedExchange(comm, [(0, size)], wire_format, placement, operation.op)
         vector, ranges = everyone[comm.rank].copy(), ((60, 101), (0, 60))
+        exchange = rooted.RootedExchange(comm, ranges, wire_format, placement, operation.op)
         for part in ranges:
             exchange.progress.start(exchange.reduce_scatter(vector, *part))
         exchange.progress.finish()
