@@ -3,15 +3,39 @@
 A block is  x = x + attproj(attention(ln1(x)));  x = x + fcproj(gelu(fc(ln2(x)))).  The residual stream after each half
 block is kept for backward. One kernel makes each LayerNorm together with the residual addition before it.
 
+Ranks that have parts of the tensors sum what attproj and fcproj give in forward, and what qkv and fc give in backward:
+Megatron's g and f (Shoeybi et al. 2019). Between two sums every part has the whole stream.
+
 Short names: k is the kernel set and p all parameters. a, w and d are one layer's activations, weights (its parameters)
 and their gradients.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 
+from gpt2.activations import new_activations, widths
 from gpt2.parameters import Layout, Parameters, no_hook
+
+
+class Alone:
+    """What a rank that has all of every tensor does with the ranks that have other parts of them: nothing.
+
+    dist/parts.py has the same methods for several parts.
+    """
+
+    def room(self, shape: tuple[int, ...]):
+        """Memory for partial sums that need no copy then, or None."""
+        return None
+
+    def sum(self, rows):
+        """Partial sums (N, C) or (N,) become the sums over all parts. Returns where they lie until the next call."""
+        return rows
+
+    def maximum(self, rows):
+        """The same for the largest numbers (N,), which take the place of the rows."""
+        return rows
+
+
+ALONE = Alone()
 
 
 class GPT2:
@@ -19,8 +43,13 @@ class GPT2:
 
     gradients: same layout as the parameters, or None for a model that only runs forward.
     before_use(start, stop) is called each time before a range of the parameters is used. Forward goes through the
-    layout's ranges in their order, backward through all but the first in reverse. The first holds the embeddings. It
-    stays in use from forward to backward, since the token embedding is also the head.
+    layout's ranges in their order, backward in reverse through all but the embeddings'. These stay in use from forward
+    to backward, since the token embedding is also the head.
+
+    Of a piece of a model (gpt2/pieces.py), parts says how the parts of its tensors are summed, and in_flight how many
+    batches may be between forward and backward: each has a slot for what backward needs. A stage that is not the first
+    begins forward with inputs(slot); one that is not the last leaves `outputs`. Backward begins with the gradient of
+    the outputs in `dresidual`, and leaves that of the inputs there.
     """
 
     def __init__(
@@ -31,125 +60,164 @@ class GPT2:
         batch_size: int,
         sequence_length: int,
         before_use=no_hook,
+        parts=ALONE,
+        in_flight: int = 1,
     ):
         self.kernels, self.parameters, self.gradients = kernels, parameters, gradients
-        self.before_use = before_use
-        self.config = parameters.layout.config
+        self.before_use, self.parts = before_use, parts
+        self.config, self.piece = parameters.layout.config, parameters.layout.piece
         self.batch_size, self.sequence_length = batch_size, sequence_length
-        self._allocate(parameters.flat.dtype)
+        self.heads = self.piece.share_size(self.config.n_head)
+        rows = self.config.padded_vocab_size
+        # What the embedding's and the head's kernels need of a part of the vocabulary.
+        self._tokens = {"first_token": self.piece.share(rows)[0]} if self.piece.parts > 1 else {}
+        self._allocate(parameters.flat.dtype, in_flight)
 
-    def _allocate(self, dtype):
-        config, B, T = self.config, self.batch_size, self.sequence_length
-        N, C = B * T, config.n_embd
-
-        def new(*shape):
-            return self.kernels.empty(shape, dtype)
-
-        def of_rows(*shape):
-            return self.kernels.empty(shape, np.promote_types(dtype, np.float32))
-
-        def layer():
-            return SimpleNamespace(
-                residual1=new(N, C), ln1=new(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
-                qkv=new(N, 3 * C), attention=new(N, C), logsumexp=of_rows(B, config.n_head, T),
-                residual2=new(N, C), ln2=new(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
-                gelu=new(N, 4 * C), gelu_saved=new(N, 4 * C),
-            )  # fmt: skip
-
-        self.layers = [layer() for _ in range(config.n_layer)]
-        self.residual, self.lnf, self.lnf_mean, self.lnf_rstd = new(N, C), new(N, C), of_rows(N), of_rows(N)
-        self.branch, self.losses = new(N, C), of_rows(N)
+    def _allocate(self, dtype, in_flight):
+        N, C, (A, F) = self.batch_size * self.sequence_length, self.config.n_embd, widths(self.config, self.piece)
+        shape, trains = (self.batch_size, self.sequence_length), self.gradients is not None
+        self.kept = [
+            new_activations(self.kernels, self.config, self.piece, *shape, dtype, trains) for _ in range(in_flight)
+        ]
+        room = self.parts.room((N, C))
+        self.branch = self.kernels.empty((N, C), dtype) if room is None else room
+        self.outputs = None if self.piece.is_last else self.kernels.empty((N, C), dtype)
         if self.gradients is not None:
-            self.exponentials, self.row_scale = new(N, config.padded_vocab_size), of_rows(N)
-            self.dresidual, self.dbranch, self.dqkv, self.dfc = new(N, C), new(N, C), new(N, 3 * C), new(N, 4 * C)
+            # Forward has used its branch before backward begins, so both may have the one room.
+            self.dbranch = self.kernels.empty((N, C), dtype) if room is None else room
+            self.dresidual, self.dqkv, self.dfc = (self.kernels.empty((N, n), dtype) for n in (C, 3 * A, F))
+            self.dattention = self.dbranch if A == C else self.kernels.empty((N, A), dtype)
 
-    def forward(self, tokens, targets, gradient_scale: float) -> float:
-        """Sum of the losses of tokens (B, T) against targets (B, T); leaves what backward needs of them.
+    def inputs(self, slot: int):
+        """(N, C): where the inputs of a stage that is not the first go before forward."""
+        return self.kept[slot].inputs
+
+    def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
+        """Sum of the losses of tokens (B, T) against targets (B, T); leaves what backward needs of them in the slot.
 
         gradient_scale is 1 / (tokens of the global batch): then gradients of all ranks and micro-steps only ever sum.
+        0 from a stage that is not the last.
         """
-        self.tokens = tokens
-        self._transform(tokens)
-        self._classify(targets, self.exponentials, self.row_scale, gradient_scale)
-        return float(self.losses.sum(dtype=np.float64))
+        kept = self.kept[slot]
+        kept.tokens = tokens
+        self._transform(tokens, kept)
+        if not self.piece.is_last:
+            return 0.0
+        self._classify(kept, targets, kept.exponentials, kept.row_scale, gradient_scale)
+        return float(kept.losses.sum(dtype=np.float64))
 
     def token_losses(self, tokens, targets):
-        """Losses (B, T) of tokens against targets (B, T), without gradients: a view, valid until the next call."""
-        self._transform(tokens)
-        self._classify(targets, None, None, 0.0)
-        return self.losses.reshape(tokens.shape)
+        """Losses (B, T) of tokens against targets (B, T), without gradients: a view, valid until the next call.
+
+        None from a stage that is not the last.
+        """
+        kept = self.kept[0]
+        self._transform(tokens, kept)
+        if not self.piece.is_last:
+            return None
+        self._classify(kept, targets, None, None, 0.0)
+        return kept.losses.reshape(tokens.shape)
 
     def logits(self, tokens):
-        """Logits (B, T, V) of tokens (B, T), newly allocated."""
-        self._transform(tokens)
-        out = self.kernels.empty((len(self.lnf), self.config.padded_vocab_size), self.lnf.dtype)
-        self.kernels.linear_forward(out, self.lnf, self.parameters.wte, None)
+        """Logits (B, T, V) of tokens (B, T), newly allocated; of a whole model."""
+        kept = self.kept[0]
+        self._transform(tokens, kept)
+        out = self.kernels.empty((len(kept.lnf), self.config.padded_vocab_size), kept.lnf.dtype)
+        self.kernels.linear_forward(out, kept.lnf, self.parameters.wte, None)
         return out.reshape(*tokens.shape, -1)[:, :, : self.config.vocab_size]
 
-    def _classify(self, targets, exponentials, row_scale, gradient_scale):
+    def _classify(self, kept, targets, exponentials, row_scale, gradient_scale):
+        parts = {"parts": self.parts} | self._tokens if self._tokens else {}
         self.kernels.classifier_forward(
-            self.losses, exponentials, row_scale, self.lnf, self.parameters.wte,
-            targets.reshape(-1), self.config.vocab_size, gradient_scale,
+            kept.losses, exponentials, row_scale, kept.lnf, self.parameters.wte,
+            targets.reshape(-1), self.config.vocab_size, gradient_scale, **parts,
         )  # fmt: skip
 
-    def _transform(self, tokens):
-        """Embedding and all blocks, up to the final LayerNorm."""
-        k, p = self.kernels, self.parameters
-        B, T, C = *tokens.shape, self.config.n_embd
-        embeddings, *layers, last = p.layout.ranges
-        stream = self.layers[0].residual1
-        self.before_use(*embeddings)
-        k.embedding_forward(stream.reshape(B, T, C), tokens, p.wte, p.wpe)
-        for index, (a, w) in enumerate(zip(self.layers, p.layers, strict=True)):
-            self.before_use(*layers[index])
-            if index == 0:
-                k.layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, stream, w.ln1_weight, w.ln1_bias)
-            else:
-                k.residual_layernorm_forward(
-                    a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd, stream, self.branch, w.ln1_weight, w.ln1_bias
-                )
-            k.linear_forward(a.qkv, a.ln1, w.qkv_weight, w.qkv_bias)
-            k.attention_forward(
-                a.attention.reshape(B, T, C), a.logsumexp, a.qkv.reshape(B, T, 3 * C), self.config.n_head
-            )
-            k.linear_forward(self.branch, a.attention, w.attproj_weight, w.attproj_bias)
-            k.residual_layernorm_forward(
-                a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual1, self.branch, w.ln2_weight, w.ln2_bias
-            )
-            k.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
-            k.linear_forward(self.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
+    def _transform(self, tokens, kept):
+        """All that the piece has: embedding, blocks, final LayerNorm; or the sum that the next stage begins with."""
+        p, ranges = self.parameters, iter(self.parameters.layout.ranges)
+        if self.piece.is_first:
+            self.before_use(*next(ranges))
+            self._embed(tokens, kept.inputs)
+        stream, branch = kept.inputs, None  # the branch is still to be added to the stream
+        for a, w in zip(kept.layers, p.layers, strict=True):
+            self.before_use(*next(ranges))
+            self._normalize(a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd, stream, branch, w.ln1_weight, w.ln1_bias)
+            branch = self._attend(tokens.shape, a, w)
+            self._normalize(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual1, branch, w.ln2_weight, w.ln2_bias)
+            branch = self._feed_forward(a, w)
             stream = a.residual2
-        self.before_use(*last)
-        k.residual_layernorm_forward(
-            self.residual, self.lnf, self.lnf_mean, self.lnf_rstd, stream, self.branch, p.lnf_weight, p.lnf_bias
-        )
+        if self.piece.is_last:
+            self.before_use(*next(ranges))
+            last = kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd
+            self._normalize(*last, stream, branch, p.lnf_weight, p.lnf_bias)
+        else:
+            np.add(stream, branch, out=self.outputs)
 
-    def backward(self, accumulate: bool, gradients_final=no_hook) -> None:
-        """Gradients of the last forward, written, or added if `accumulate` (micro-steps after the first).
+    def _embed(self, tokens, stream):
+        """stream (N, C) = the embeddings; parts of the vocabulary sum theirs up."""
+        p, out = self.parameters, self.branch if self._tokens else stream
+        self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), tokens, p.wte, p.wpe, **self._tokens)
+        if self._tokens:
+            stream[:] = self.parts.sum(out)
+
+    def _normalize(self, residual, out, mean, rstd, stream, branch, weight, bias):
+        """residual = stream + branch, if there is one; out = LayerNorm of that."""
+        if branch is None:
+            self.kernels.layernorm_forward(out, mean, rstd, stream, weight, bias)
+        else:
+            self.kernels.residual_layernorm_forward(residual, out, mean, rstd, stream, branch, weight, bias)
+
+    def _attend(self, shape, a, w):
+        """(N, C): what the first half of a block adds to the stream, summed over the parts' heads."""
+        k = self.kernels
+        k.linear_forward(a.qkv, a.ln1, w.qkv_weight, w.qkv_bias)
+        k.attention_forward(a.attention.reshape(*shape, -1), a.logsumexp, a.qkv.reshape(*shape, -1), self.heads)
+        k.linear_forward(self.branch, a.attention, w.attproj_weight, w.attproj_bias)
+        return self.parts.sum(self.branch)
+
+    def _feed_forward(self, a, w):
+        """(N, C): what the second half of a block adds to the stream, summed over the parts' columns."""
+        self.kernels.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
+        self.kernels.linear_forward(self.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
+        return self.parts.sum(self.branch)
+
+    def backward(self, accumulate: bool, gradients_final=no_hook, slot: int = 0, accumulate_head=None) -> None:
+        """Gradients of the last forward in the slot, written, or added if `accumulate` (micro-steps after the first).
 
         gradients_final(start, stop) is called as soon as no more will be added to that flat range: the layout's
-        final_ranges, in their order.
+        final_ranges, in their order. accumulate_head: accumulate's place for a borrowed head, if it differs.
         """
-        k, p, d = self.kernels, self.parameters, self.gradients
-        final_ranges = iter(p.layout.final_ranges())
-        _, *layers, last = p.layout.ranges
-        k.classifier_backward(self.dbranch, d.wte, self.exponentials, self.row_scale, self.lnf, p.wte, accumulate)
-        self.dresidual[:] = 0.0
-        self.before_use(*last)
-        k.layernorm_backward(
-            self.dresidual, d.lnf_weight, d.lnf_bias, self.dbranch,
-            self.residual, self.lnf_mean, self.lnf_rstd, p.lnf_weight, accumulate,
-        )  # fmt: skip
-        gradients_final(*next(final_ranges))
-        for index in reversed(range(self.config.n_layer)):
-            self.before_use(*layers[index])
-            layer = self.layers[index], p.layers[index], d.layers[index]
+        k, p, d, kept = self.kernels, self.parameters, self.gradients, self.kept[slot]
+        ranges, final_ranges = list(p.layout.ranges), iter(p.layout.final_ranges())
+        if self.piece.is_last:
+            self._head_backward(
+                kept, ranges.pop(), accumulate, accumulate if accumulate_head is None else accumulate_head
+            )
+            gradients_final(*next(final_ranges))
+        for layer in reversed(list(zip(kept.layers, p.layers, d.layers, strict=True))):
+            self.before_use(*ranges.pop())
             self._feed_forward_backward(*layer, accumulate)
             gradients_final(*next(final_ranges))
-            self._attention_backward(*layer, accumulate)
+            self._attention_backward(*layer, kept.tokens.shape, accumulate)
             gradients_final(*next(final_ranges))
-        k.embedding_backward(d.wte, d.wpe, self.dresidual.reshape(*self.tokens.shape, -1), self.tokens, accumulate)
-        gradients_final(*next(final_ranges))
+        if self.piece.is_first:
+            if not (self.piece.is_last or accumulate):
+                d.wte[:] = 0.0  # the head, whose gradient comes first elsewhere, is another stage's
+            dstream = self.dresidual.reshape(*kept.tokens.shape, -1)
+            k.embedding_backward(d.wte, d.wpe, dstream, kept.tokens, accumulate, **self._tokens)
+            gradients_final(*next(final_ranges))
+
+    def _head_backward(self, kept, last_range, accumulate, accumulate_head):
+        """The gradient of the final LayerNorm's inputs, in dresidual."""
+        k, p, d = self.kernels, self.parameters, self.gradients
+        k.classifier_backward(self.dbranch, d.wte, kept.exponentials, kept.row_scale, kept.lnf, p.wte, accumulate_head)
+        self.dresidual[:] = 0.0
+        self.before_use(*last_range)
+        k.layernorm_backward(
+            self.dresidual, d.lnf_weight, d.lnf_bias, self.parts.sum(self.dbranch),
+            kept.residual, kept.lnf_mean, kept.lnf_rstd, p.lnf_weight, accumulate,
+        )  # fmt: skip
 
     def _feed_forward_backward(self, a, w, d, accumulate):
         """The second half of a block: dresidual holds the gradient of its output before, of its input after."""
@@ -160,32 +228,24 @@ class GPT2:
         )  # fmt: skip
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual, d.ln2_weight, d.ln2_bias, self.dbranch,
+            self.dresidual, d.ln2_weight, d.ln2_bias, self.parts.sum(self.dbranch),
             a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2_weight, accumulate,
         )  # fmt: skip
 
-    def _attention_backward(self, a, w, d, accumulate):
+    def _attention_backward(self, a, w, d, shape, accumulate):
         """The first half of a block, likewise."""
-        k, (B, T), C = self.kernels, self.tokens.shape, self.config.n_embd
-        k.linear_backward(
-            self.dbranch, d.attproj_weight, d.attproj_bias, self.dresidual, a.attention, w.attproj_weight, accumulate
+        k = self.kernels
+        dattention, weights = self.dattention, (d.attproj_weight, d.attproj_bias)
+        k.linear_backward(dattention, *weights, self.dresidual, a.attention, w.attproj_weight, accumulate)
+        dqkv, dattention, qkv, attention = (
+            rows.reshape(*shape, -1) for rows in (self.dqkv, dattention, a.qkv, a.attention)
         )
-        k.attention_backward(
-            self.dqkv.reshape(B, T, 3 * C), self.dbranch.reshape(B, T, C), a.qkv.reshape(B, T, 3 * C),
-            a.attention.reshape(B, T, C), a.logsumexp, self.config.n_head,
-        )  # fmt: skip
+        k.attention_backward(dqkv, dattention, qkv, attention, a.logsumexp, self.heads)
         k.linear_backward(self.dbranch, d.qkv_weight, d.qkv_bias, self.dqkv, a.ln1, w.qkv_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual, d.ln1_weight, d.ln1_bias, self.dbranch,
+            self.dresidual, d.ln1_weight, d.ln1_bias, self.parts.sum(self.dbranch),
             a.residual1, a.ln1_mean, a.ln1_rstd, w.ln1_weight, accumulate,
         )  # fmt: skip
-
-
-def activation_count(config, batch_size: int, sequence_length: int) -> int:
-    """How many numbers a model that trains holds beside its parameters and gradients: those of GPT2._allocate."""
-    rows, C = batch_size * sequence_length, config.n_embd
-    layer = 16 * C + config.n_head + 4
-    return rows * (config.n_layer * layer + 12 * C + config.padded_vocab_size + 4)
 
 
 def new_model(config, kernels, batch_size: int, sequence_length: int, dtype=np.float32) -> GPT2:

@@ -6,7 +6,6 @@ Gradients, and AdamW's two moments, are buffers of the same layout.
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gpt2.config import GPT2Config
+from gpt2.pieces import Piece, Tensor, layer_shapes, tensors, whole
 
 LOOKED_AT = 1 << 18  # elements: a piece that stays in a core's cache
 INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
@@ -24,54 +24,17 @@ def no_hook(start: int, stop: int) -> None:
     """Do nothing when a range is about to be used, has been filled, or has its final gradients."""
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """One named tensor's place in the flat buffer."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + math.prod(self.shape)
-
-    @property
-    def decays(self) -> bool:
-        """Weight decay is for matrices and embeddings, not for biases and LayerNorms."""
-        return len(self.shape) > 1
-
-
-def layer_shapes(config: GPT2Config) -> dict[str, tuple[int, ...]]:
-    """One transformer block's tensors, in the order forward uses them; a weight is (outputs, inputs) as in llm.c."""
-    C = config.n_embd
-    return {
-        "ln1_weight": (C,), "ln1_bias": (C,),
-        "qkv_weight": (3 * C, C), "qkv_bias": (3 * C,),
-        "attproj_weight": (C, C), "attproj_bias": (C,),
-        "ln2_weight": (C,), "ln2_bias": (C,),
-        "fc_weight": (4 * C, C), "fc_bias": (4 * C,),
-        "fcproj_weight": (C, 4 * C), "fcproj_bias": (C,),
-    }  # fmt: skip
-
-
 class Layout:
     """Where each tensor lies: `count` parameters in `size` elements, padded at the end to a multiple of `multiple_of`.
 
-    Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias.
+    Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias;
+    of a piece those that it holds. `borrowed`: others that it uses, placed in a buffer of their own (borrowed_size,).
     """
 
-    def __init__(self, config: GPT2Config, multiple_of: int = 1):
-        self.config = config
-        C = config.n_embd
-        shapes = {"wte": (config.padded_vocab_size, C), "wpe": (config.context, C)}
-        for layer in range(config.n_layer):
-            shapes |= {f"layer.{layer}.{name}": shape for name, shape in layer_shapes(config).items()}
-        shapes |= {"lnf_weight": (C,), "lnf_bias": (C,)}
-        self.tensors, self.count = [], 0
-        for name, shape in shapes.items():
-            self.tensors.append(Tensor(name, shape, self.count))
-            self.count = self.tensors[-1].stop
+    def __init__(self, config: GPT2Config, multiple_of: int = 1, piece: Piece | None = None):
+        self.config, self.piece = config, piece or whole(config)
+        self.tensors, self.borrowed = tensors(config, self.piece)
+        self.count, self.borrowed_size = (found[-1].stop if found else 0 for found in (self.tensors, self.borrowed))
         self.size = -(-self.count // multiple_of) * multiple_of
 
     @cached_property
@@ -80,9 +43,29 @@ class Layout:
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """What is used together, in order: the embeddings, each layer, the final LayerNorm with the pad."""
-        layers = [self.by_name[f"layer.{layer}.ln1_weight"].start for layer in range(self.config.n_layer)]
-        return tuple(pairwise([0, *layers, self.by_name["lnf_weight"].start, self.size]))
+        """What is used together, in order: the embeddings, each layer, the final LayerNorm; the last with the pad.
+
+        A piece has those of its stage. The last may be empty: only part 0 holds the final LayerNorm.
+        """
+        starts = [0] if self.piece.is_first else []
+        starts += [self._start_of(layer, ("ln1_weight", "qkv_weight")) for layer in self._layers]
+        if self.piece.is_last:
+            starts.append(self.by_name["lnf_weight"].start if self.piece.part == 0 else self.count)
+        return tuple(pairwise([*starts, self.size]))
+
+    @property
+    def held_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges that are not empty."""
+        return tuple(part for part in self.ranges if part[0] < part[1])
+
+    @property
+    def _layers(self) -> range:
+        return range(self.piece.first_layer, self.piece.stop_layer)
+
+    def _start_of(self, layer: int, names: tuple[str, ...]) -> int:
+        """Where the first of these tensors of a layer lies that the piece holds."""
+        found = (self.by_name.get(f"layer.{layer}.{name}") for name in names)
+        return next(tensor.start for tensor in found if tensor)
 
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
         """The tensors that begin in [start, stop), in order."""
@@ -99,12 +82,14 @@ class Layout:
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
         two parts, and the second is made at the very end.
         """
-        embeddings, *layers, last = self.ranges
-        halves = []
-        for layer, (start, stop) in reversed(list(enumerate(layers))):
-            middle = self.by_name[f"layer.{layer}.ln2_weight"].start
-            halves += [(middle, stop), (start, middle)]
-        return (last, *halves, embeddings)
+        ranges, final = list(self.ranges), []
+        if self.piece.is_last:
+            final.append(ranges.pop())
+        for layer in reversed(self._layers):
+            start, stop = ranges.pop()
+            middle = self._start_of(layer, ("ln2_weight", "fc_weight"))
+            final += [(middle, stop), (start, middle)]
+        return (*final, *ranges)
 
     def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""
@@ -123,25 +108,31 @@ class Parameters:
     """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
 
     The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the layout's
-    `ranges`. Not all of it need exist at once. ValueError: it has another size than the layout.
+    `ranges`. Not all of it need exist at once. Of a piece, layers are counted from its first; what it borrows lies in
+    `borrowed` (borrowed_size,), and what it does not compute with is None. ValueError: a buffer has another size.
     """
 
-    def __init__(self, layout: Layout, flat):
+    def __init__(self, layout: Layout, flat, borrowed=None):
         if flat.shape != (layout.size,):
             raise ValueError(f"flat buffer is {flat.shape}, the layout needs ({layout.size},)")
-        self.layout, self.flat = layout, flat
-        self.layers = [SimpleNamespace() for _ in range(layout.config.n_layer)]
-        for tensor in layout.tensors:
-            *path, name = tensor.name.split(".")
-            setattr(self.layers[int(path[1])] if path else self, name, self.view(tensor.name))
+        self.layout, self.flat, self.borrowed = layout, flat, borrowed
+        nothing, piece = dict.fromkeys(layer_shapes(layout.config)), layout.piece
+        self.layers = [SimpleNamespace(**nothing) for _ in range(piece.first_layer, piece.stop_layer)]
+        self.wte = self.wpe = self.lnf_weight = self.lnf_bias = None
+        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.borrowed)):
+            for tensor in placed:
+                *path, name = tensor.name.split(".")
+                owner = self.layers[int(path[1]) - piece.first_layer] if path else self
+                setattr(owner, name, buffer[tensor.start : tensor.stop].reshape(tensor.shape))
 
     def view(self, name: str):
+        """Of a tensor that is held."""
         tensor = self.layout.by_name[name]
         return self.flat[tensor.start : tensor.stop].reshape(tensor.shape)
 
     @classmethod
     def zeros(cls, layout: Layout) -> "Parameters":
-        return cls(layout, np.zeros(layout.size, np.float32))
+        return cls(layout, np.zeros(layout.size, np.float32), np.zeros(layout.borrowed_size, np.float32))
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
@@ -159,20 +150,59 @@ def first_not_finite(values: np.ndarray) -> int | None:
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
     """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    Each range of the layout is filled after the one before; filled(start, stop) follows each.
+    One stream of random numbers is drawn for the whole model, and a piece keeps what it holds of it: a model begins
+    with the same bits however it is cut. Each range of the layout is filled after the one before; filled(start, stop)
+    follows each that is not empty.
     """
     layout, random = parameters.layout, np.random.default_rng(seed)
-    residual_std = INITIAL_STD / math.sqrt(2 * layout.config.n_layer)
-    for start, stop in layout.ranges:
-        parameters.flat[start:stop].fill(0.0)
-        for tensor in layout.tensors_in(start, stop):
-            view = parameters.view(tensor.name)
-            if tensor.decays:
-                std = residual_std if tensor.name.endswith("proj_weight") else INITIAL_STD
-                random.standard_normal(out=view, dtype=np.float32)
-                view *= np.float32(std)
-            elif tensor.name.endswith("_weight"):
-                view[:] = 1.0
-            if tensor.name == "wte":
-                view[layout.config.vocab_size :] = 0.0
-        filled(start, stop)
+    left = list(layout.held_ranges)
+
+    def fill_up_to(element):
+        while left and left[0][1] <= element:
+            filled(*left.pop(0))
+            if left:
+                parameters.flat[slice(*left[0])].fill(0.0)
+
+    parameters.flat[slice(*left[0])].fill(0.0)
+    for tensor in Layout(layout.config).tensors:
+        own = layout.by_name.get(tensor.name)
+        if own:
+            fill_up_to(own.start)
+        if tensor.decays:
+            _draw(random, tensor, own, parameters, _deviation(layout.config, tensor.name))
+        elif own and tensor.name.endswith("_weight"):
+            parameters.view(own.name)[:] = 1.0
+    fill_up_to(layout.size)
+
+
+def _deviation(config: GPT2Config, name: str) -> float:
+    """The standard deviation of a matrix's first values."""
+    return INITIAL_STD / math.sqrt(2 * config.n_layer) if name.endswith("proj_weight") else INITIAL_STD
+
+
+def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:
+    """Draw a tensor of the whole model, and keep the piece's box of it; own: None if it has none.
+
+    Rows that are drawn one after another are the same numbers as a tensor at once. wte's pad rows become 0.
+    """
+    if own and own.is_whole:
+        random.standard_normal(out=parameters.view(own.name), dtype=np.float32)
+    else:
+        rows, *rest = tensor.whole_shape
+        step = max(1, LOOKED_AT // math.prod(rest))
+        for low in range(0, rows, step):
+            drawn = random.standard_normal((min(step, rows - low), *rest), dtype=np.float32)
+            if own:
+                _keep_rows(parameters.view(own.name).reshape(own.box_shape), own, low, drawn)
+    if own:
+        parameters.view(own.name)[:] *= np.float32(deviation)
+    if own and tensor.name == "wte":
+        parameters.wte[max(0, parameters.layout.config.vocab_size - own.box[0][0]) :] = 0.0
+
+
+def _keep_rows(view: np.ndarray, own: Tensor, first: int, rows: np.ndarray) -> None:
+    """Of some rows of a whole tensor, number `first` and on, put those in the piece's box into its view, box_shape."""
+    begin = own.box[0][0]
+    low, high = max(first, begin), min(first + len(rows), own.box[0][1])
+    if low < high:
+        view[low - begin : high - begin] = rows[(slice(low - first, high - first), *own.slices[1:])]

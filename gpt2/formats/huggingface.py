@@ -19,8 +19,9 @@ from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats.huggingface_config import read_config_file, read_json
 from gpt2.formats.safetensors import DTYPES, StoredTensor, read_header
-from gpt2.formats.stored_numbers import PIECE, check_config, fill, read_numbers
-from gpt2.parameters import Parameters, layer_shapes, no_hook
+from gpt2.formats.stored_numbers import AT_ONCE, check_config, fill, read_numbers
+from gpt2.parameters import Parameters, no_hook
+from gpt2.pieces import layer_shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIX, HEAD = "transformer.", "lm_head.weight"
@@ -69,7 +70,7 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
 def stored_rows(tensor: StoredTensor) -> Iterator[tuple[int, np.ndarray]]:
     """A stored tensor's rows, some at a time, as float32: (number of the first, rows), valid until the next."""
     count, row_shape = tensor.shape[0], tensor.shape[1:]
-    step = max(1, PIECE // int(np.prod(row_shape)))
+    step = max(1, AT_ONCE // int(np.prod(row_shape)))
     buffer = np.empty((min(step, count), *row_shape), np.float32)
     with file_errors(tensor.path, "cannot read the tensors; check the disk"), open(tensor.path, "rb") as file:
         file.seek(tensor.offset)

@@ -11,7 +11,7 @@ from gpt2.files import new_file, new_folder
 from gpt2.formats.huggingface import INDEX, PREFIX, SINGLE, is_transposed, names_and_shapes
 from gpt2.formats.huggingface_config import write_config_file
 from gpt2.formats.safetensors import make_header, tensor_sizes
-from gpt2.formats.stored_numbers import PIECE, write_numbers
+from gpt2.formats.stored_numbers import AT_ONCE, write_numbers
 from gpt2.parameters import Parameters
 
 SHARD_BYTES = 5_000_000_000
@@ -73,6 +73,6 @@ def plan_files(shapes: dict[str, tuple[int, ...]], stored: str, shard_bytes: int
 
 def write_transposed(file, view: np.ndarray, stored: str) -> None:
     """Append a weight (outputs, inputs) as (inputs, outputs)."""
-    step = max(1, PIECE // len(view))
+    step = max(1, AT_ONCE // len(view))
     for first in range(0, view.shape[1], step):
         write_numbers(file, np.ascontiguousarray(view[:, first : first + step].T), stored)

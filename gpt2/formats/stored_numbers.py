@@ -12,25 +12,29 @@ import numpy as np
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Parameters, no_hook
+from gpt2.pieces import as_kernels_see
 
 NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 WRITTEN = ("float32", "bfloat16")
-PIECE = 1 << 18  # numbers that are converted at once: what they need beside the file stays small, and in cache
+AT_ONCE = 1 << 18  # numbers that are converted at once: what they need beside the file stays small, and in cache
 
 
 def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
     """Fill float32 parameters in host memory, one range of the layout after another; filled(start, stop) follows each.
 
-    read(tensor, view) fills one tensor's view. wte's pad rows become 0 and are not in its view.
+    read(tensor, view) fills one tensor, whole: of a piece, its box of that is kept. wte's pad rows become 0 and are not
+    in its view.
     """
     layout = parameters.layout
-    for start, stop in layout.ranges:
+    for start, stop in layout.held_ranges:
         for tensor in layout.tensors_in(start, stop):
             view = parameters.view(tensor.name)
+            whole = view if tensor.is_whole else np.empty(as_kernels_see(tensor.name, tensor.whole_shape), np.float32)
             if tensor.name == "wte":
-                view[layout.config.vocab_size :] = 0.0
-                view = view[: layout.config.vocab_size]
-            read(tensor, view)
+                whole[layout.config.vocab_size :] = 0.0
+            read(tensor, whole[: layout.config.vocab_size] if tensor.name == "wte" else whole)
+            if not tensor.is_whole:
+                view[:] = whole.reshape(tensor.whole_shape)[tensor.slices].reshape(tensor.shape)
         filled(start, stop)
 
 
@@ -46,9 +50,9 @@ def read_numbers(file, out: np.ndarray, stored: str) -> None:
     OSError: the file ends before.
     """
     flat = out.reshape(-1)
-    buffer = np.empty(min(flat.size, PIECE), NUMPY_DTYPES[stored])
-    for start in range(0, flat.size, PIECE):
-        part = flat[start : start + PIECE]
+    buffer = np.empty(min(flat.size, AT_ONCE), NUMPY_DTYPES[stored])
+    for start in range(0, flat.size, AT_ONCE):
+        part = flat[start : start + AT_ONCE]
         numbers = buffer[: part.size]
         count = file.readinto(numbers.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
         if count != numbers.nbytes:
@@ -59,7 +63,7 @@ def read_numbers(file, out: np.ndarray, stored: str) -> None:
 def write_numbers(file, values: np.ndarray, stored: str) -> None:
     """Append contiguous float32 values of any shape to a binary file as numbers of type `stored`, one of WRITTEN."""
     flat = values.reshape(-1)
-    for start in range(0, flat.size, PIECE):
-        part = flat[start : start + PIECE]
+    for start in range(0, flat.size, AT_ONCE):
+        part = flat[start : start + AT_ONCE]
         with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, and a NaN stays one
             file.write(part.astype(NUMPY_DTYPES[stored], copy=False).view(np.uint8))

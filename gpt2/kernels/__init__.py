@@ -9,6 +9,10 @@ A backward kernel whose last argument is `accumulate` writes its parameter gradi
 Tokens and targets are host (NumPy) integers in every set, and what sum_of_squares returns is a Python float; all other
 arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, is for parameters, activations and
 gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
+
+Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
+(gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them: so far in numpy alone.
+
 With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps: it makes
 its step on that, and rounds it into the parameters.
 """

@@ -3,11 +3,11 @@
 from dataclasses import asdict, replace
 
 from dist.cost.memory import VECTOR_BYTES
+from gpt2.activations import activation_count
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
-from gpt2.model import activation_count
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from scripts.settings.training import Settings

@@ -49,8 +49,8 @@ def test_every_tensor_of_a_file_packed_by_hand(tmp_path, prefix, dtype):
 @pytest.mark.parametrize("piece", [1, 5, 17])
 def test_tensors_longer_than_a_piece(tmp_path, monkeypatch, piece):
     """A matrix's last rows do not fill a piece."""
-    monkeypatch.setattr("gpt2.formats.huggingface.PIECE", piece)
-    monkeypatch.setattr("gpt2.formats.stored_numbers.PIECE", piece)
+    monkeypatch.setattr("gpt2.formats.huggingface.AT_ONCE", piece)
+    monkeypatch.setattr("gpt2.formats.stored_numbers.AT_ONCE", piece)
     tensors = gpt2_tensors(dtype="bfloat16")
     assert_holds(read(write_folder(tmp_path / "gpt2", tensors)), tensors)
 

@@ -52,7 +52,7 @@ def test_writes_the_bytes_it_read(tmp_path):
 
 
 def test_rounds_what_it_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2.formats.stored_numbers.PIECE", 1000)
+    monkeypatch.setattr("gpt2.formats.stored_numbers.AT_ONCE", 1000)
     config = GPT2Config(n_layer=3, n_head=2, n_embd=16, context=8, vocab_size=200)
     parameters, again = (Parameters.zeros(Layout(config, 64)) for _ in range(2))
     initialize(parameters, seed=1)

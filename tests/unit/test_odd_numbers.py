@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from dist.world import lost_ranks
+from gpt2.activations import activation_count
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.kernels import load_kernels
-from gpt2.model import activation_count, new_model
+from gpt2.model import new_model
 from scripts.settings import units
 from scripts.settings.checks import MOST, check_memory, complete
 from scripts.settings.training import parse_settings

@@ -16,26 +16,49 @@ ROWS = 1024
 LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by the row's maximum after all
 
 
-def classifier_forward(cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale):
+def classifier_forward(
+    cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, parts=None
+):
     """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
     For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
     are None where only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
+
+    Of a part of the vocabulary, the rows of wte from first_token on: parts.sum(rows) and parts.maximum(rows) make rows
+    (N,) those of all parts together, and all parts get all losses. Two sums of N numbers are exchanged.
     """
-    N = len(inputs)
-    target_rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
-    np.take(wte, targets, axis=0, out=target_rows, mode="clip")
-    target_logits = np.einsum("nc,nc->n", inputs, target_rows)
-    row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], target_logits)
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
+    own = np.flatnonzero((targets >= first_token) & (targets < first_token + known))
+    columns = targets[own] - first_token
+    target_logits = over_parts(parts, "sum", _target_logits(cores, inputs, wte, own, columns))
+    row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], target_logits))
     shift = target_logits
     if not (row_sum < LARGEST_SUM).all():
-        shift = _row_maximum(cores, inputs, wte[:vocab_size])
-        row_sum = _exponentials(cores, exponentials, inputs, wte[:vocab_size], shift)
+        shift = over_parts(parts, "maximum", _row_maximum(cores, inputs, wte[:known]))
+        row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], shift))
     losses[:] = np.log(row_sum) + (shift - target_logits)
     if exponentials is not None:
-        exponentials[np.arange(N), targets] -= row_sum
-        exponentials[:, vocab_size:] = 0.0
+        exponentials[own, columns] -= row_sum[own]
+        exponentials[:, known:] = 0.0
         np.divide(scale, row_sum, out=row_scale)
+
+
+def over_parts(parts, combine: str, rows):
+    """Rows (N,) of one part of the vocabulary, summed up, or their largest, over all; the same where there is one."""
+    return rows if parts is None else getattr(parts, combine)(rows)
+
+
+def _target_logits(cores, inputs, wte, own, columns):
+    """(N,): each row's logit of its target, 0 where another part of the vocabulary has it.
+
+    own: the rows whose targets are here, in `columns`.
+    """
+    if len(own) == len(inputs):
+        rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
+        return np.einsum("nc,nc->n", inputs, np.take(wte, columns, axis=0, out=rows, mode="clip"))
+    logits = np.zeros(len(inputs), inputs.dtype)
+    logits[own] = np.einsum("nc,nc->n", inputs[own], wte[columns])
+    return logits
 
 
 def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):

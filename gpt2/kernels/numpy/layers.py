@@ -22,26 +22,38 @@ from gpt2.kernels.numpy import loops
 EPSILON = 1e-5
 
 
-def embedding_forward(cores, out, tokens, wte, wpe):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C)."""
-    for sequence, row in zip(out, tokens, strict=True):
+def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C).
+
+    Of a part of the vocabulary, from first_token on, its terms of that sum: 0 for other parts' tokens, and wpe is None
+    where another part adds it.
+    """
+    for sequence, row in zip(out, tokens - first_token, strict=True):
         np.take(wte, row, axis=0, out=sequence, mode="clip")
-        sequence += wpe[: len(sequence)]
+        sequence[(row < 0) | (row >= len(wte))] = 0.0
+        if wpe is not None:
+            sequence += wpe[: len(sequence)]
 
 
-def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate):
+def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=0):
     """dwte[token] += the sum of dout where it stood; dwpe[t] = or += the sum over b.
 
     dwte is always added to: it is tied to the head, whose gradient is written first. Rows are sorted by token and
-    summed group by group: no scatter with collisions, and always the same order of additions.
+    summed group by group: no scatter with collisions, and always the same order of additions. Parts of the vocabulary
+    as in embedding_forward.
     """
-    B, T, C = dout.shape
+    T, C = dout.shape[1:]
     order = np.argsort(tokens, axis=None, kind="stable")
-    sorted_tokens = tokens.reshape(-1)[order]
-    group_starts = np.flatnonzero(np.r_[True, sorted_tokens[1:] != sorted_tokens[:-1]])
-    rows = cores.scratch("embedding", (B * T, C), dout.dtype)
-    np.take(dout.reshape(-1, C), order, axis=0, out=rows, mode="clip")
-    dwte[sorted_tokens[group_starts]] += np.add.reduceat(rows, group_starts, axis=0)
+    sorted_tokens = tokens.reshape(-1)[order] - first_token
+    known = slice(*np.searchsorted(sorted_tokens, (0, len(dwte))))
+    order, sorted_tokens = order[known], sorted_tokens[known]
+    if len(order):
+        group_starts = np.flatnonzero(np.r_[True, sorted_tokens[1:] != sorted_tokens[:-1]])
+        rows = cores.scratch("embedding", (len(order), C), dout.dtype)
+        np.take(dout.reshape(-1, C), order, axis=0, out=rows, mode="clip")
+        dwte[sorted_tokens[group_starts]] += np.add.reduceat(rows, group_starts, axis=0)
+    if dwpe is None:
+        return
     if not accumulate:
         dwpe[:] = 0.0
     for sequence in dout:
@@ -98,7 +110,7 @@ def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
 
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
-    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias = or += column sums."""
+    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias, unless None, = or += column sums."""
     sum_columns = _bias_backward(dbias, doutputs, accumulate)
     backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
 
@@ -114,7 +126,9 @@ def gelu_linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, saved
 
 
 def _bias_backward(dbias, doutputs, accumulate):
-    """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs."""
+    """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs; None without one."""
+    if dbias is None:
+        return None
     ones = np.ones(len(doutputs), doutputs.dtype)
 
     def sum_columns(outputs, inputs):

@@ -1,0 +1,62 @@
+"""What forward leaves for backward: the arrays, and how many numbers a model that trains holds of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from gpt2.config import GPT2Config
+from gpt2.pieces import Piece, whole
+
+
+def widths(config: GPT2Config, piece: Piece) -> tuple[int, int]:
+    """(channels of the piece's heads, its columns of the feed-forward block)."""
+    return piece.share_size(config.n_head) * config.head_size, piece.share_size(4 * config.n_embd)
+
+
+def new_activations(kernels, config: GPT2Config, piece: Piece, B: int, T: int, dtype, trains: bool) -> SimpleNamespace:
+    """Room for what one batch of (B, T) tokens leaves for backward: `layers`, of each half block what it began with and
+    made; of the last stage what the head needs; `inputs` (B * T, C), where the stream of the first block begins.
+
+    trains: False for a model that only runs forward.
+    """
+    N, C, (A, F) = B * T, config.n_embd, widths(config, piece)
+
+    def new(*shape):
+        return kernels.empty(shape, dtype)
+
+    def of_rows(*shape):
+        return kernels.empty(shape, np.promote_types(dtype, np.float32))
+
+    def layer():
+        return SimpleNamespace(
+            residual1=new(N, C), ln1=new(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
+            qkv=new(N, 3 * A), attention=new(N, A), logsumexp=of_rows(B, piece.share_size(config.n_head), T),
+            residual2=new(N, C), ln2=new(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
+            gelu=new(N, F), gelu_saved=new(N, F),
+        )  # fmt: skip
+
+    layers = [layer() for _ in range(piece.first_layer, piece.stop_layer)]
+    kept = SimpleNamespace(layers=layers, exponentials=None, row_scale=None)
+    if piece.is_last:
+        kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd = new(N, C), new(N, C), of_rows(N), of_rows(N)
+        kept.losses = of_rows(N)
+        if trains:
+            kept.exponentials, kept.row_scale = new(N, piece.share_size(config.padded_vocab_size)), of_rows(N)
+    kept.inputs = kept.layers[0].residual1 if kept.layers else kept.residual
+    return kept
+
+
+def activation_count(
+    config, batch_size: int, sequence_length: int, piece: Piece | None = None, in_flight: int = 1
+) -> int:
+    """How many numbers a model, or a piece, that trains holds beside parameters and gradients: those of GPT2."""
+    piece, rows, C = piece or whole(config), batch_size * sequence_length, config.n_embd
+    heads, (channels, columns) = piece.share_size(config.n_head), widths(config, piece)
+    layer = 4 * C + 4 * channels + 2 * columns + heads + 4
+    kept = (piece.stop_layer - piece.first_layer) * layer
+    if piece.is_last:
+        kept += 2 * C + 4 + piece.share_size(config.padded_vocab_size)
+    shared = 3 * C + 3 * channels + columns  # branch, dbranch, dresidual, dqkv, dfc
+    if piece.parts > 1:
+        shared += channels - 2 * C  # dattention; the branches lie in memory that the parts share
+    return rows * (in_flight * kept + shared + (0 if piece.is_last else C))
