@@ -12,7 +12,6 @@ from pathlib import Path
 from dist.gpu.topology import gpu_topology
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
-from dist.progress import poking
 from dist.watch.watchdog import Watchdog
 from dist.world import ClosedTogether, end_job, library_name, threads_per_rank
 from gpt2.config import flops_per_token
@@ -21,13 +20,13 @@ from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.formats.checkpoints import Checkpoint, model_facts
-from gpt2.model import GPT2
 from gpt2.optimizer import LearningRateSchedule
-from gpt2.parameters import Layout, Parameters
+from gpt2.parameters import Layout
 from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
+from scripts.settings.model_parallel import cut_facts
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -35,6 +34,7 @@ from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
+from scripts.training.shared_model import borrowing, identity, new_mesh, new_partners, new_worker, over_model, piece_views
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak
@@ -44,8 +44,6 @@ from traces import Tracer
 from traces.record.files import CounterFile
 from traces.record.phases import EXCHANGE, PHASES
 from traces.record.stream_times import GPU_PHASES
-
-SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
 
 
 @dataclass(frozen=True)
@@ -91,39 +89,55 @@ def assemble(settings, world, lock) -> Parts:
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
     code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)
-    layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
+    mesh, layout = new_mesh(settings, config, world, resources)
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    s, new_backend, choice = choose_backend(
+        settings, config, mesh.data_world, layout, adamw_settings(settings), threads, links
+    )
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
-    facts = run_facts(s, layout, data, world.size, lock.run)
+    whole = Layout(config)
+    facts = run_facts(s, whole, data, world.size, lock.run)
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
-    folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
-    tracer, failures = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
-    strategy = backend.new_strategy(new_job(s, backend, layout, tracer, facts["bucket_bytes"]), steps.start - 1)
+    folder = new_folder(s, world, lock, path, used, steps, whole.count, threads, links, peak, choice, code)
+    tracer, failures = new_tracer(s, world, mesh, path / "traces", backend.kernels.device, resources)
+    partners = new_partners(s, config, mesh, tracer, resources)
+    strategy = backend.new_strategy(new_job(s, backend, layout, mesh, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, facts, world)
     with world.together(UserError):
-        worker = new_worker(s, backend, layout, strategy, train, val, tracer)
-    flops = flops_per_token(config, s.seq_len, layout.count)
+        strategy = borrowing(s, strategy, views := piece_views(backend, layout), mesh, partners)
+        worker = new_worker(s, backend, views, strategy, mesh, partners, train, val, tracer)
+    flops, stages = flops_per_token(config, s.seq_len, whole.count), [place["stage"] for place in mesh.coordinates]
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
     checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
     return Parts(
-        table=run_table(used, layout, world, strategy.workers, threads, choice, peak, facts["global_batch"], path),
+        table=run_table(
+            used,
+            whole,
+            cut_facts(s, config, world.size),
+            world,
+            strategy.workers,
+            threads,
+            choice,
+            peak,
+            facts["global_batch"],
+            path,
+        ),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(facts["global_batch"] * s.seq_len, flops, utilization),
-        progress=ProgressLines(s.steps, world.print, world.places),
+        records=StepRecords(facts["global_batch"] * s.seq_len, flops, utilization, stages),
+        progress=ProgressLines(s.steps, world.print, world.places, stages),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
@@ -233,26 +247,26 @@ def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog 
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
+def new_tracer(s, world, mesh, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
     """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
     watchdog = new_watchdog(s, world, traces, resources)
-    identity = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy}
+    place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | identity(mesh)
     clock, counters, gpu = clock_offset(world), None, {}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
         ports = Ports()
-        counters = CounterFile(traces, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+        counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
     if s.backend == "cupy":
         # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
         on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
         gpu = {"device": device, "on_stream": on_stream}
-    tracer = Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+    tracer = Tracer(traces, place, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
     return tracer, TraceFailures(world, traces, tracer)
 
 
-def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None) -> Job:
+def new_job(s, backend, layout: Layout, mesh, tracer: Tracer, bucket_bytes: int | None) -> Job:
     """What the strategy works with."""
     return Job(
         world=backend.world,
@@ -261,23 +275,12 @@ def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None
         sum_of_squares=backend.sum_of_squares,
         max_norm=s.grad_clip,
         outlier_z=s.skip_outliers,
+        over_model=over_model(mesh, tracer),
         tracer=tracer,
         server=s.server,
-        final_ranges=layout.final_ranges(),
+        final_ranges=tuple(part for part in layout.final_ranges() if part[0] < part[1]),
         bucket_bytes=bucket_bytes,
     )
-
-
-def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Worker | Server:
-    """This rank's worker, with the model and its activations; a Server if the strategy has the rank compute nothing."""
-    if strategy.worker is None:
-        return Server()
-    # Exchanges that overlap with compute go on between two kernels: that is when the strategy is poked.
-    kernels = poking(backend.kernels, strategy.poke) if s.overlap else backend.kernels
-    flats = backend.model.parameters, backend.model.gradients
-    model = GPT2(kernels, *(Parameters(layout, flat) for flat in flats), s.batch_size, s.seq_len, strategy.before_use)
-    place = strategy.worker, strategy.workers
-    return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)
 
 
 def new_checkpoints(s, world, path: Path, strategy, facts: dict, steps: range, lock) -> Checkpointing:

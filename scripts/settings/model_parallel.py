@@ -1,0 +1,123 @@
+"""How a run's model is cut over its ranks: what the flags say, what they leave open, and what does not go together."""
+
+from dataclasses import replace
+
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.pieces import Piece, pieces
+from gpt2.pipeline import SCHEDULES, bubble, layers_by_flops, most_in_flight
+from scripts.settings.training import Settings
+
+CUTS = {"tensor_parallel": "--tensor-parallel", "pipeline_parallel": "--pipeline-parallel"}
+
+
+def is_cut(s: Settings) -> bool:
+    """Whether several ranks share one model."""
+    return model_ranks(s) > 1
+
+
+def model_ranks(s: Settings) -> int:
+    """How many ranks share one model."""
+    return s.tensor_parallel * s.pipeline_parallel
+
+
+def copies(s: Settings, ranks: int) -> int:
+    """How many models the ranks hold, each of which takes its share of a global batch."""
+    return ranks // model_ranks(s)
+
+
+def with_layers(s: Settings, config: GPT2Config, ranks: int) -> Settings:
+    """The settings with the layers of each stage. UserError if the model, or the ranks, cannot be cut so."""
+    check_cut(s, config, ranks)
+    if s.pipeline_parallel == 1 and s.pipeline_layers is None:
+        return s
+    least_last = 0 if s.tensor_parallel == 1 else 1
+    if s.pipeline_layers is None:
+        layers = layers_by_flops(config, s.pipeline_parallel, s.seq_len, least_last)
+        return replace(s, pipeline_layers=",".join(map(str, layers)))
+    check_layers(stage_layers(s, config), config, s.pipeline_parallel, least_last)
+    return s
+
+
+def stage_layers(s: Settings, config: GPT2Config) -> tuple[int, ...]:
+    """The layers of each stage, of settings that are complete."""
+    return tuple(map(int, s.pipeline_layers.split(","))) if s.pipeline_layers else (config.n_layer,)
+
+
+def all_pieces(s: Settings, config: GPT2Config) -> list[Piece]:
+    """Stage by stage, and part by part."""
+    return pieces(stage_layers(s, config), s.tensor_parallel)
+
+
+def actions(s: Settings, stage: int):
+    """What a stage does in a step, in order."""
+    return SCHEDULES[s.pipeline_schedule](stage, s.pipeline_parallel, s.grad_accum)
+
+
+def in_flight(s: Settings, stage: int) -> int:
+    """Of how many micro-steps a stage holds activations at once."""
+    return most_in_flight(actions(s, stage))
+
+
+def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
+    """UserError if the parts or stages do not fit the model, the ranks or the other flags."""
+    parts, stages = s.tensor_parallel, s.pipeline_parallel
+    for name, flag in CUTS.items():
+        if getattr(s, name) < 1:
+            raise UserError(f"{flag} is {getattr(s, name)}, expected a number of at least 1")
+    if ranks % model_ranks(s):
+        nearest = max(1, round(ranks / model_ranks(s))) * model_ranks(s)
+        raise UserError(
+            f"{ranks} ranks with --tensor-parallel {parts} and --pipeline-parallel {stages}, expected a multiple of "
+            f"{model_ranks(s)}: start {nearest}, or cut the model otherwise"
+        )
+    if parts > config.n_head:
+        raise UserError(f"--tensor-parallel {parts}, expected at most the model's {config.n_head} heads: lower it")
+    most = config.n_layer + (parts == 1)
+    if stages > most:
+        alone = ", and a last stage with the head alone" if parts == 1 else ""
+        raise UserError(
+            f"--pipeline-parallel {stages}, expected at most {most}: the model has {config.n_layer} layers{alone}: "
+            "lower it"
+        )
+    if is_cut(s) and s.server == "dedicated":
+        raise UserError(
+            "--server dedicated where several ranks share a model, whose ranks all compute: leave it out, or use "
+            "--tensor-parallel 1 --pipeline-parallel 1"
+        )
+    if is_cut(s) and s.backend == "cupy":
+        raise UserError(
+            "--backend cupy with --tensor-parallel or --pipeline-parallel, which compute on cores so far: use "
+            "--backend numpy, or leave them out"
+        )
+
+
+def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least_last: int) -> None:
+    """UserError unless the layers of --pipeline-layers are those of so many stages, and add up to the model's."""
+    found = ",".join(map(str, layers))
+    if len(layers) != stages:
+        raise UserError(
+            f"--pipeline-layers {found} has {len(layers)} stages, expected {stages} (--pipeline-parallel): give a "
+            "number for each"
+        )
+    if sum(layers) != config.n_layer:
+        raise UserError(
+            f"--pipeline-layers {found} come to {sum(layers)}, expected the model's {config.n_layer} layers: change one"
+        )
+    if not all(layers[:-1]) or layers[-1] < least_last:
+        why = "the last, which has the head, may have none" if least_last == 0 else "with parts the last one, too"
+        raise UserError(f"--pipeline-layers {found} leaves a stage empty, expected a layer in each ({why}): move one")
+
+
+def cut_facts(s: Settings, config: GPT2Config, ranks: int) -> str | None:
+    """How the model is cut, and what that costs, for the printed table; None where it is not."""
+    if not is_cut(s):
+        return None
+    parts, stages = s.tensor_parallel, s.pipeline_parallel
+    text = f"{copies(s, ranks)} copies x {parts} parts x {stages} stages"
+    if stages > 1:
+        layers = ", ".join(map(str, stage_layers(s, config)))
+        few = f", as there are fewer micro-steps than stages: raise --grad-accum ({s.grad_accum})"
+        text += f" of {layers} layers; {s.pipeline_schedule}, {s.grad_accum} micro-steps, bubble "
+        text += f"{bubble(stages, s.grad_accum):.0%} of a step{few if s.grad_accum < stages else ''}"
+    return text
