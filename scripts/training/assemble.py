@@ -34,7 +34,15 @@ from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
-from scripts.training.shared_model import borrowing, identity, new_mesh, new_partners, new_worker, over_model, piece_views
+from scripts.training.shared_model import (
+    borrowing,
+    identity,
+    new_mesh,
+    new_partners,
+    new_worker,
+    over_model,
+    piece_views,
+)
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak

@@ -144,7 +144,9 @@ class Training:
         shapes = {tensor.name: tensor.whole_shape for tensor in Layout(CONFIG).tensors}
         copies = {}
         for copy, boxes in self.world.comm.allgather((self.mesh.copy, own)):
-            named = copies.setdefault(copy, {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
+            named = copies.setdefault(
+                copy, {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
+            )
             for name, (slices, values) in boxes.items():
                 named[name][slices] = values
         first = copies[0]
