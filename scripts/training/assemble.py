@@ -28,7 +28,7 @@ from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
-from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
+from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.gpu_choices import GpuChoices
@@ -38,6 +38,7 @@ from scripts.training.same_files import check_same_files
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak
+from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from traces import Tracer
@@ -108,12 +109,12 @@ def assemble(settings, world, lock) -> Parts:
     tracer, failures = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
-        restore(checkpoint, strategy, facts, world)
+        restore(checkpoint, strategy, layout, facts, world)
     with world.together(UserError):
         worker = new_worker(s, backend, layout, strategy, train, val, tracer)
     flops = flops_per_token(config, s.seq_len, layout.count)
     model = WholeModel(parameters, strategy.before_use, backend.fetch)
-    checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
+    checkpoints = new_checkpoints(s, world, path, strategy, layout, facts, steps, lock)
     return Parts(
         table=run_table(used, layout, world, strategy.workers, threads, choice, peak, facts["global_batch"], path),
         steps=steps,
@@ -280,7 +281,7 @@ def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Work
     return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)
 
 
-def new_checkpoints(s, world, path: Path, strategy, facts: dict, steps: range, lock) -> Checkpointing:
+def new_checkpoints(s, world, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock) -> Checkpointing:
     """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
     every = s.checkpoint_every if find(s.strategy).exchanges else None
-    return Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
+    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, s.keep, lock.check)
