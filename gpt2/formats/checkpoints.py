@@ -5,112 +5,69 @@
                               model.bin                  of a finished run: the parameters as llm.c has them
 
 Ranks write into step-00000100.part. When all of it is on disk, checkpoint.json is written, and then the folder gets its
-name. Ranges are numbered along the flat buffer without its pad, so any number of ranks can read what any other number
-wrote.
+name. What a rank's file holds: checkpoint_files.py. Ranges are numbered along the flat buffer without its pad, so any
+number of ranks can read what any other number wrote.
 
-A rank's file is safetensors (safetensors.py), so other programs can look into it; its metadata hold the checksums:
-
-    {"run": "the number of the start of the run that wrote it", "m[0:1048576]": "crc32 of step, name and data", ...}
-
-A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
-a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
-file to another checkpoint. The number of the run, which checkpoint.json has, too, shows when two runs have written into
-one folder. Checkpoints of earlier versions have none.
+Where several ranks share one model (format 2), ranges are numbered along the flat buffer of a piece, and the names of
+its arrays begin with its stage and part, as s1t0_m. checkpoint.json says how the model was cut. It is read in any other
+pieces, too, or as a whole (boxes.py).
 
 Only folders of exactly these names are ever removed, and nothing through a symbolic link.
 """
 
 import json
-import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 
+from gpt2.boxes import read_range
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.files import new_file, read_bytes, sync_folder
-from gpt2.formats.safetensors import StoredTensor, make_header, read_header
+from gpt2.formats import checkpoint_files
+from gpt2.formats.checkpoint_files import RUN, StoredRange, damaged, read_index
 from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
+from gpt2.pieces import pieces
 
 MARKER = "checkpoint.json"
-FORMAT = "gpt2-mpi checkpoint 1"
+WHOLE, IN_PIECES = "gpt2-mpi checkpoint 1", "gpt2-mpi checkpoint 2"
+CUT = "cut"
 STATE = ("parameters", "m", "v")
 NAME = re.compile(r"step-(\d{8,})(\.part)?", re.ASCII)
 FILE = re.compile(r"checkpoint\.json|rank-\d{5,}\.safetensors|model\.bin|\..*\.tmp", re.ASCII)
-RUN = "run"
 CHECKSUM = "crc32"
-LONGEST = 1 << 20  # elements of a range: 4 MiB
-RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
-RANGE_CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
 
 
 def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
-def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = None) -> int:
-    """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
-
-    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
-    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
-    """
-    pieces = {
-        f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
-        for array, start, values in ranges
-        for low in range(0, len(values), LONGEST)
-    }
-    checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
-    metadata = {RUN: run} | checksums if run else checksums
-    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", metadata)
-    path = folder / rank_file(rank)
-    try:
-        folder.mkdir(exist_ok=True)
-        with new_file(path) as file:
-            file.write(header)
-            for values in pieces.values():
-                file.write(values)
-            return file.tell()
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
-    """UserError unless a .part folder has these files {name: bytes}, all by the run of these facts."""
-    for name, size in files.items():
-        if name.endswith(".safetensors"):
-            _read_index(part / name, size, facts.get(RUN))
-        else:
-            _check_size(part / name, size)
-
-
-def not_finite(config: GPT2Config, ranges) -> str | None:
+def not_finite(layout: Layout, ranges) -> str | None:
     """Says what is no number in ranges like write_part's, in which array and tensor; None if all are numbers."""
     for array, start, values in ranges:
         place = first_not_finite(values)
         if place is not None:
-            return f"{values[place]} in {array} of {Layout(config).tensor_at(start + place)}"
+            return f"{values[place]} in {array} of {layout.tensor_at(start + place)}"
     return None
 
 
 def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[], None] = lambda: None) -> Path:
     """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
 
-    facts: "step", "count" (parameters without pad), "model" (the GPT2Config's numbers), and what else the reader wants.
+    facts: "step", those of model_facts and cut_facts, and what else the reader wants.
     check: called when the disk has it all, before anything else than the part is touched; what it raises comes through.
     OSError: it cannot be done. ValueError: a number in the facts is not finite, and a run could not go on with it.
     """
-    marker = {"format": FORMAT} | facts | {"files": files}
+    marker = {"format": IN_PIECES if CUT in facts else WHOLE} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
     with new_file(part / MARKER) as file:
         file.write(json.dumps(marker, indent=1, allow_nan=False).encode())
@@ -158,17 +115,6 @@ def _step_of(path: Path) -> int | None:
     return int(named[1])
 
 
-@dataclass(frozen=True)
-class StoredRange:
-    """Elements [start, stop) of `array`: the tensor that holds them, and the checksum that they must have."""
-
-    array: str
-    start: int
-    stop: int
-    tensor: StoredTensor
-    checksum: int
-
-
 class Checkpoint:
     """A complete checkpoint, open to be read; `facts` are what `complete` was given.
 
@@ -179,52 +125,68 @@ class Checkpoint:
         self.path = path
         self.facts = _read_marker(path / MARKER)
         self.step = self.facts["step"]
-        self._ranges = {}
+        self._layouts, counts = _pieces_in(path / MARKER, self.facts)
+        self._ranges: dict[str, list[StoredRange]] = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
-                for stored in _read_index(path / name, size, self.facts.get(RUN)):
+                for stored in read_index(path / name, size, self.facts.get(RUN)):
                     self._ranges.setdefault(stored.array, []).append(stored)
-        count = self.facts["count"]
-        for array in STATE:
-            ends = sorted((stored.start, stored.stop) for stored in self._ranges.get(array, []))
+        for ranges in self._ranges.values():
+            ranges.sort(key=attrgetter("start", "stop"))
+        for array, count in ((begin + name, count) for begin, count in counts.items() for name in STATE):
+            ends = [(stored.start, stored.stop) for stored in self._ranges.get(array, [])]
             if [*(start for start, _ in ends), count] != [0, *(stop for _, stop in ends)]:
-                raise _damaged(path / MARKER, f"its ranges of {array} do not make {count} elements")
+                raise damaged(path / MARKER, f"its ranges of {array} do not make {count} elements")
 
-    def holds(self, array: str) -> bool:
-        return array in self._ranges
+    @property
+    def arrays(self) -> list[str]:
+        """The names of the arrays in its files."""
+        return [*self._ranges]
 
-    def read(self, array: str, start: int, out: np.ndarray) -> None:
-        """Fill out (n,) float32 with elements [start, start + n); 0 beyond the last. UserError: damaged, unreadable."""
+    def read(self, array: str, start: int, out: np.ndarray, layout: Layout | None = None) -> None:
+        """Fill out (n,) float32 with elements [start, start + n); 0 beyond the last. UserError: damaged, unreadable.
+
+        array: one of STATE, in the numbering of the layout, of any piece of the model or, without one, of the whole of
+        it; or the name of another array, in its own numbering.
+        """
+        # What ends within a range and what begins there, of each part of a tensor, is read from the disk once.
+        parts = max(layout.piece.parts for layout in self._layouts.values())
+        read = lru_cache(2 * parts)(partial(checkpoint_files.read_range, step=self.step))
+        if array not in STATE:
+            return self._read_stored(array, read, start, out)
+        wanted = layout or Layout(self.config)
+        stored = {begin: partial(self._read_stored, begin + array, read) for begin in self._layouts}
+        for begin, theirs in self._layouts.items():
+            if theirs.piece == wanted.piece:
+                return stored[begin](start, out)
+        return read_range(wanted, start, out, [(self._layouts[begin], read) for begin, read in stored.items()])
+
+    def _read_stored(self, name: str, read: Callable, start: int, out: np.ndarray) -> None:
+        """The same of an array of a rank's file, in its own numbering. read(a range): its values."""
         out.fill(0.0)
-        for stored in self._ranges[array]:
+        ranges = self._ranges.get(name, [])
+        for stored in ranges[bisect_right(ranges, start, key=attrgetter("stop")) :]:
             low, high = max(start, stored.start), min(start + len(out), stored.stop)
-            if low < high:
-                values = self._read_range(stored)
-                out[low - start : high - start] = values[low - stored.start : high - stored.start]
+            if low >= high:
+                break
+            out[low - start : high - start] = read(stored)[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
         """Fill `parameters`, as weights.py says. UserError as in `read`, or if the model is another."""
         layout = parameters.layout
         check_config(self.path, self.config, layout.config)
-        for start, stop in layout.ranges:
-            self.read("parameters", start, parameters.flat[start:stop])
+        for start, stop in layout.held_ranges:
+            self.read("parameters", start, parameters.flat[start:stop], layout)
             filled(start, stop)
 
     def check(self, part: int, parts: int) -> None:
         """Read part number `part` of `parts` of it all; UserError where it is not what was written, or no run can go on
         from it, as what is in STATE is nan or infinite."""
+        state = {begin + name: layout for begin, layout in self._layouts.items() for name in STATE}
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
-            values = self._read_range(stored)
-            if stored.array in STATE and (found := not_finite(self.config, [(stored.array, stored.start, values)])):
+            values, layout = checkpoint_files.read_range(stored, self.step), state.get(stored.array)
+            if layout and (found := not_finite(layout, [(stored.array, stored.start, values)])):
                 raise UserError(f"{self.path}: holds {found}, expected finite numbers: use another checkpoint")
-
-    def _read_range(self, stored: StoredRange) -> np.ndarray:
-        count, tensor = stored.stop - stored.start, stored.tensor
-        with file_errors(tensor.path, "cannot read it; check the disk"):
-            values = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset)
-        if len(values) != count or _range_checksum(self.step, tensor.name, values) != stored.checksum:
-            raise _damaged(tensor.path, f"{tensor.name} does not have its checksum")
-        return values
 
     @property
     def config(self) -> GPT2Config:
@@ -242,8 +204,51 @@ def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> Non
 
 
 def model_facts(layout: Layout) -> dict:
-    """What a checkpoint's facts say of the model."""
-    return {"model": asdict(layout.config), "count": layout.count}
+    """What a checkpoint's facts say of the model, the same whichever piece of it the layout is of."""
+    return {"model": asdict(layout.config), "count": Layout(layout.config).count}
+
+
+def cut_facts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict:
+    """What they say beside that of a model that several ranks share, and nothing else: {} if each holds all of it.
+
+    layers: how many each stage has. Ranks name their arrays by array_prefix.
+    """
+    if len(layers) == parts == 1:
+        return {}
+    counts = {begin: layout.count for begin, layout in _layouts(config, layers, parts).items()}
+    return {CUT: {"layers": [*layers], "parts": parts, "counts": counts}}
+
+
+def array_prefix(stage: int, part: int) -> str:
+    """What the names of a piece's arrays begin with, where several ranks share a model."""
+    return f"s{stage}t{part}_"
+
+
+def _layouts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict[str, Layout]:
+    """By the prefix of their arrays: those of all pieces of a model."""
+    places = [(stage, part) for stage in range(len(layers)) for part in range(parts)]
+    cut = pieces((*layers,), parts)
+    return {array_prefix(*place): Layout(config, 1, piece) for place, piece in zip(places, cut, strict=True)}
+
+
+def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, int]]:
+    """By the prefix of their arrays: the layouts of the pieces in a checkpoint, and the elements of each one's arrays.
+
+    path: the marker's. UserError: it says what no cut of this model is.
+    """
+    config = GPT2Config(**facts["model"])
+    if facts["format"] == WHOLE:
+        return {"": Layout(config)}, {"": facts["count"]}
+    try:
+        layers, parts = facts[CUT]["layers"], facts[CUT]["parts"]
+        if sum(layers) != config.n_layer or min(layers) < 0 or not 1 <= parts <= config.n_head:
+            raise ValueError
+        if cut_facts(config, layers, parts) != {CUT: facts[CUT]}:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise damaged(path, "it does not say how its model was cut") from None
+    layouts = _layouts(config, layers, parts)
+    return layouts, {begin: layout.count for begin, layout in layouts.items()}
 
 
 def _read_marker(path: Path) -> dict:
@@ -253,48 +258,15 @@ def _read_marker(path: Path) -> dict:
         marker = json.loads(text)
         if marker[CHECKSUM] != _marker_checksum(marker):
             raise ValueError("another checksum")
-        if marker["format"] != FORMAT:
+        if marker["format"] not in (WHOLE, IN_PIECES):
             raise UserError(
-                f"{path}: a {marker['format']}, expected a {FORMAT}: read it with the release that wrote it"
+                f"{path}: a {marker['format']}, expected a {WHOLE} or 2: read it with the release that wrote it"
             )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _damaged(path, "not what was written") from None
+        raise damaged(path, "not what was written") from None
     return marker
 
 
 def _marker_checksum(marker: dict) -> int:
     facts = {name: value for name, value in marker.items() if name != CHECKSUM}
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
-
-
-def _check_size(path: Path, size: int) -> None:
-    with file_errors(path, "cannot read it; check the disk"):
-        found = os.stat(path).st_size
-    if found != size:
-        raise _damaged(path, f"{found} bytes, expected {size}")
-
-
-def _read_index(path: Path, size: int, run: str | None) -> list[StoredRange]:
-    """The ranges of a rank's file. UserError: it has not `size` bytes, is no such file, or of another run."""
-    _check_size(path, size)
-    tensors, checksums = read_header(path)
-    if checksums.get(RUN) != run:
-        raise _damaged(path, f"written by the run {checksums.get(RUN, 'of an earlier version')}, expected {run}")
-    return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
-
-
-def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
-    named = RANGE.fullmatch(tensor.name)
-    start, stop = (int(named[2]), int(named[3])) if named else (0, 0)
-    fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
-    if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
-        raise _damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
-    return StoredRange(named[1], start, stop, tensor, int(checksum))
-
-
-def _range_checksum(step: int, name: str, values) -> int:
-    return zlib.crc32(values, zlib.crc32(f"step {step} {name}".encode()))
-
-
-def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: {what}: the checkpoint is damaged, use another")

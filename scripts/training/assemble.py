@@ -26,8 +26,8 @@ from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
-from scripts.settings.model_parallel import cut_facts
-from scripts.training.between_steps import ReplicaCheck, Samples, Validation, WholeModel
+from scripts.settings.model_parallel import cut_facts, stage_layers
+from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.gpu_choices import GpuChoices
@@ -45,7 +45,9 @@ from scripts.training.shared_model import (
 )
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
+from scripts.training.state import mesh_facts
 from scripts.training.utilization import Utilization, find_peak, measured_peak
+from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from traces import Tracer
@@ -107,7 +109,7 @@ def assemble(settings, world, lock) -> Parts:
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     whole = Layout(config)
-    facts = run_facts(s, whole, data, world.size, lock.run)
+    facts = run_facts(s, whole, data, world.size, lock.run) | mesh_facts(mesh, config, stage_layers(s, config))
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
@@ -118,26 +120,16 @@ def assemble(settings, world, lock) -> Parts:
     partners = new_partners(s, config, mesh, tracer, resources)
     strategy = backend.new_strategy(new_job(s, backend, layout, mesh, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
-        restore(checkpoint, strategy, facts, world)
+        restore(checkpoint, strategy, layout, facts, world, mesh)
     with world.together(UserError):
         strategy = borrowing(s, strategy, views := piece_views(backend, layout), mesh, partners)
         worker = new_worker(s, backend, views, strategy, mesh, partners, train, val, tracer)
     flops, stages = flops_per_token(config, s.seq_len, whole.count), [place["stage"] for place in mesh.coordinates]
-    model = WholeModel(parameters, strategy.before_use, backend.fetch)
-    checkpoints = new_checkpoints(s, world, path, strategy, facts, steps, lock)
+    cut, workers = cut_facts(s, config, world.size), sum(computing_ranks(s, world.size))
+    model = WholeModel(parameters, strategy.before_use, backend.fetch, mesh)
+    checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
-        table=run_table(
-            used,
-            whole,
-            cut_facts(s, config, world.size),
-            world,
-            strategy.workers,
-            threads,
-            choice,
-            peak,
-            facts["global_batch"],
-            path,
-        ),
+        table=run_table(used, whole, cut, world, workers, threads, choice, peak, facts["global_batch"], path),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
@@ -148,7 +140,7 @@ def assemble(settings, world, lock) -> Parts:
         progress=ProgressLines(s.steps, world.print, world.places, stages),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
-        replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
+        replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
         gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
@@ -291,7 +283,7 @@ def new_job(s, backend, layout: Layout, mesh, tracer: Tracer, bucket_bytes: int 
     )
 
 
-def new_checkpoints(s, world, path: Path, strategy, facts: dict, steps: range, lock) -> Checkpointing:
+def new_checkpoints(s, world, mesh, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock):
     """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
     every = s.checkpoint_every if find(s.strategy).exchanges else None
-    return Checkpointing(world, path / "checkpoints", strategy, facts, steps, every, s.keep, lock.check)
+    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, s.keep, lock.check, mesh)

@@ -14,6 +14,8 @@ from gpt2.formats import weights
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Parameters
 from scripts.settings.tokenizer import choose_tokenizer
+from scripts.training.state import shares_model
+from scripts.training.whole_model import WholeModel
 
 SAMPLE_TOKENS = 100
 
@@ -21,24 +23,6 @@ SAMPLE_TOKENS = 100
 def is_time(step: int, every: int) -> bool:
     """Whether something that is done every so many steps, 0 for never, is to be done after this one."""
     return every > 0 and step % every == 0
-
-
-class WholeModel:
-    """All parameters in host memory, though perhaps never all of them at once.
-
-    Under ZeRO-3 a rank gathers a range at a time, and from a GPU a range is copied at a time. before_use, fetch: the
-    strategy's and the backend's (start, stop), which bring a range into `parameters`.
-    """
-
-    def __init__(self, parameters: Parameters, before_use, fetch):
-        self.parameters, self._before_use, self._fetch = parameters, before_use, fetch
-
-    def ranges(self):
-        """Yield the layout's ranges, each while its parameters are there. Collective: all ranks go through all."""
-        for start, stop in self.parameters.layout.ranges:
-            self._before_use(start, stop)
-            self._fetch(start, stop)
-            yield start, stop
 
 
 class Validation:
@@ -113,25 +97,31 @@ class Samples:
 class ReplicaCheck:
     """--check-replicas: do all ranks still hold the same parameters? Only this shows a fault of memory or network.
 
-    every: in steps, 0 for never. holds: whether this rank has a copy of its own, not another rank of its node.
+    Where several ranks share a model, those that hold the same piece of it are compared. every: in steps, 0 for never.
+    holds: whether this rank has a copy of its own, not another rank of its node. mesh: as state.py's.
     """
 
-    def __init__(self, world, model: WholeModel, every: int, holds: bool):
+    def __init__(self, world, model: WholeModel, every: int, holds: bool, mesh=None):
         self.world, self.model, self.every, self.holds = world, model, every, holds
+        self._piece = (mesh.stage, mesh.part) if shares_model(mesh) else None
 
     def after(self, step: int, is_saved: bool) -> None:
-        """End the job if ranks' parameters differ, naming the ranks that differ from most others.
+        """End the job if ranks' parameters differ, naming the ranks that differ from most others. Collective.
 
         It is time for that also before each checkpoint: is_saved says that this step's state becomes one.
         """
         if not is_time(step, self.every) and not (self.every and is_saved):
             return
         checksum = 0
-        for start, stop in self.model.ranges():
-            checksum = zlib.crc32(self.model.parameters.flat[start:stop], checksum)
-        found = who_differs(self.world.comm.allgather(checksum if self.holds else None), self.world.places)
-        if found:
-            end_with_one_line(self.world.comm, f"after step {step} {found}: go on with --resume, elsewhere")
+        for start, stop in self.model.held_ranges():
+            checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
+        told = self.world.comm.allgather((self._piece, checksum if self.holds else None))
+        found = []
+        for piece in dict.fromkeys(piece for piece, _ in told):
+            alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == piece]
+            found.append(who_differs([told[rank][1] for rank in alike], [self.world.places[rank] for rank in alike]))
+        if words := "; ".join(filter(None, found)):
+            end_with_one_line(self.world.comm, f"after step {step} {words}: go on with --resume, elsewhere")
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:

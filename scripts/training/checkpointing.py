@@ -16,12 +16,13 @@ import numpy as np
 from dist.console import say
 from dist.ranges import divide_among_holders
 from dist.waiting import Condition, gather_everywhere, wait
-from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
-from gpt2.formats import checkpoints, llmc, weights
-from scripts.training.between_steps import WholeModel, is_time
+from gpt2.formats import checkpoint_files, checkpoints, llmc, weights
+from gpt2.parameters import Layout
+from scripts.training.between_steps import is_time
 from scripts.training.signals import CHECKPOINT, END
-from scripts.training.state import errors_name, on_host, state_arrays
+from scripts.training.state import errors_name, on_host, prefix_of, shares_model, state_arrays
+from scripts.training.whole_model import WholeModel
 
 FAILED, NOT_FINITE = -1, -2
 ADVICE = "free some space, or see to the disk"
@@ -35,23 +36,27 @@ class NotFiniteError(Exception):
 class Checkpointing:
     """Every rank makes one; `begin`, `settle` and `leave_last` are collective.
 
-    folder: RUN/checkpoints. run_facts: what every checkpoint of this run says of it (assemble.run_facts). steps: those
-    that this run makes. every: in steps, 0 for the last step alone, None for no checkpoint at all. keep: how many
-    complete ones stay. check_lock: ends the job if another start has taken the run folder (RunLock.check).
+    folder: RUN/checkpoints. layout: of what this rank holds; run_facts: what every checkpoint of this run says of it
+    (assemble.run_facts). steps: those that this run makes. every: in steps, 0 for the last step alone, None for no
+    checkpoint at all. keep: how many complete ones stay. check_lock: ends the job if another start has taken the run
+    folder (RunLock.check). mesh: as state.py's; ranks that hold the same piece share out what they write of it, and all
+    ranks of the job settle together.
 
     `costs` has an entry for each part that this rank wrote: its step, its bytes, the seconds that training stood still
     for it, and the seconds that the thread wrote.
     """
 
     def __init__(
-        self, world, folder: Path, strategy, run_facts: dict, steps: range, every: int | None, keep: int,
-        check_lock: Callable[[], None],
+        self, world, folder: Path, strategy, layout: Layout, run_facts: dict, steps: range, every: int | None,
+        keep: int, check_lock: Callable[[], None], mesh=None,
     ):  # fmt: skip
         self.world, self.folder, self.keep, self._strategy, self._run_facts = world, folder, keep, strategy, run_facts
-        self.steps, self.every, self._count, self._check_lock = steps, every, run_facts["count"], check_lock
+        self.steps, self.every, self._layout, self._check_lock = steps, every, layout, check_lock
+        holders = mesh.data_world if shares_model(mesh) else world
         held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
-        self._parts = divide_among_holders(world.comm.allgather(held), self._count)[world.rank]
-        self._config, self._room = GPT2Config(**run_facts["model"]), None
+        self._parts = divide_among_holders(holders.comm.allgather(held), layout.count)[holders.rank]
+        self._prefix, self._errors_name = prefix_of(mesh), errors_name(world.rank, mesh)
+        self._room = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
         self._completing: Future | None = None  # rank 0's last word
@@ -110,11 +115,11 @@ class Checkpointing:
 
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
-        if found := checkpoints.not_finite(self._config, copied):
+        if found := checkpoints.not_finite(self._layout, copied):
             raise NotFiniteError(f"after step {step} there is {found}")
         self._make_folder()
         run = self._run_facts["run"]
-        size = checkpoints.write_part(self._part_folder(step), step, self.world.rank, copied, run)
+        size = checkpoint_files.write_part(self._part_folder(step), step, self.world.rank, copied, run)
         writing_s = time.perf_counter() - begun
         self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
         return size
@@ -155,7 +160,7 @@ class Checkpointing:
             if self.world.rank == 0:
                 self._completing = self._thread.submit(shutil.rmtree, part, True)
         elif self.world.rank == 0:
-            files = {checkpoints.rank_file(rank): int(size) for rank, size in enumerate(written)}
+            files = {checkpoint_files.rank_file(rank): int(size) for rank, size in enumerate(written)}
             files |= {"model.bin": model_bytes} if model_bytes else {}
             self._completing = self._thread.submit(self._complete, part, facts, files)
 
@@ -178,7 +183,7 @@ class Checkpointing:
         """
         model_bytes = problem = None
         if self.every is None:
-            found = checkpoints.not_finite(self._config, self._own_arrays())
+            found = checkpoints.not_finite(self._layout, self._own_arrays())
             self._end_together(NotFiniteError(f"after step {step} there is {found}") if found else None)
         elif step in self.steps:
             self.begin(step, goes_on=False)
@@ -222,7 +227,7 @@ class Checkpointing:
 
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
-            checkpoints.check_parts(part, facts, files)
+            checkpoint_files.check_parts(part, facts, files)
             self._check_lock()
             # Again when the disk has it, which takes long: another job may have taken over meanwhile, and may have a
             # checkpoint of that name.
@@ -266,7 +271,7 @@ class Checkpointing:
     def _own_arrays(self):
         """(array, start, values in host memory) of all that this rank updates, without the pad."""
         for array, first, values in state_arrays(self._strategy):
-            yield array, first, on_host(values[: max(0, self._count - first)])
+            yield self._prefix + array, first, on_host(values[: max(0, self._layout.count - first)])
 
     def _pieces(self):
         """(array, start, values in host memory) of everything in this rank's part."""
@@ -274,9 +279,9 @@ class Checkpointing:
             for start, stop in self._parts:
                 low, high = max(start, first), min(stop, first + len(values))
                 if low < high:
-                    yield array, low, on_host(values[low - first : high - first])
+                    yield self._prefix + array, low, on_host(values[low - first : high - first])
         if (errors := self._strategy.errors()) is not None:
-            yield errors_name(self.world.rank), 0, on_host(errors[: self._count])
+            yield self._errors_name, 0, on_host(errors[: self._layout.count])
 
 
 def _finite(path: Path, parameters, ranges):

@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
+
 from dist.mesh import Mesh, make_mesh
 from dist.parts import new_parts
-from dist.stage_links import StageLinks
-
 from dist.progress import poking
+from dist.stage_links import StageLinks
 from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.model import ALONE, GPT2

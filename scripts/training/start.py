@@ -9,11 +9,11 @@ from dist.probe.links import bucket_bytes
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.formats.checkpoints import STATE, Checkpoint, newest_first
+from gpt2.formats.checkpoints import CUT, STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
 from scripts.training.changes import changed_settings
 from scripts.training.same_files import check_same_files
-from scripts.training.state import errors_name, is_on_gpu, state_arrays
+from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
 
 
 def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str, seed: int) -> None:
@@ -110,36 +110,44 @@ def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -
     A run that goes on with the same ranks and strategy keeps its size: another one would add gradients in another
     order, and round otherwise. links: as measured at this start; facts: of the run that goes on.
     """
-    is_same = checkpoint and all(checkpoint.facts.get(name) == facts[name] for name in ("ranks", "strategy"))
+    is_same = checkpoint and exchanges_alike(checkpoint, facts)
     return (checkpoint.facts.get("bucket_bytes") if is_same else None) or bucket_bytes(links)
 
 
-def restore(checkpoint: Checkpoint, strategy, facts: dict, world) -> None:
+def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
+    """Whether the run of these facts adds the same gradients in the same order as the one that left the checkpoint."""
+    names = "ranks", "strategy", "mesh", CUT
+    return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
+
+
+def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
     """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
 
-    facts: those of the run that goes on, as assemble.run_facts gives them.
+    layout: of what this rank holds. facts: those of the run that goes on, as assemble.run_facts gives them. mesh: as
+    state.py's.
     """
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):
             if array != "parameters" and len(values):
-                _fill(values, checkpoint, array, start)
+                _fill(values, checkpoint, array, start, layout)
         strategy.clipping.remember(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
-        errors, name = strategy.errors(), errors_name(world.rank)
-        if errors is not None and checkpoint.holds(name):
+        errors, name = strategy.errors(), errors_name(world.rank, mesh)
+        if errors is not None:
             # Error feedback goes on if the same ranks exchange in the same way as before; else it begins at 0.
-            if all(checkpoint.facts.get(fact) == facts[fact] for fact in ("ranks", "strategy")):
-                _fill(errors, checkpoint, name, 0)
-            else:
+            if exchanges_alike(checkpoint, facts):
+                if name in checkpoint.arrays:
+                    _fill(errors, checkpoint, name, 0, layout)
+            elif any(map(is_errors_name, checkpoint.arrays)):
                 world.print("error feedback begins anew: the checkpoint's is that of other ranks or another strategy")
     strategy.resumed()
 
 
-def _fill(values, checkpoint: Checkpoint, array: str, start: int) -> None:
+def _fill(values, checkpoint: Checkpoint, array: str, start: int, layout) -> None:
     """Fill values (n,) float32, in host memory or on a GPU, from element `start` on of a checkpoint's array."""
     host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
-    checkpoint.read(array, start, host)
+    checkpoint.read(array, start, host, layout)
     if array not in STATE:  # older versions kept what rounding had taken from an infinite gradient
         host[~np.isfinite(host)] = 0.0
     if is_on_gpu(values):

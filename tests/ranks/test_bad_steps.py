@@ -11,7 +11,7 @@ import pytest
 
 from dist.ranges import cut
 from dist.world import world_of
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, Clipping
 from gpt2.parameters import Parameters, initialize
@@ -206,7 +206,7 @@ def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
 @pytest.mark.ranks(2)
 def test_the_checkpoint_that_was_begun_before_is_completed(comm, runs, monkeypatch, capsys):
     """Its disk is so slow that the run has come to its end meanwhile."""
-    gradients, write = Worker.gradients, checkpoints.write_part
+    gradients, write = Worker.gradients, checkpoint_files.write_part
     arrived = threading.Event()
 
     def overflow(worker, step, gradients_final):
@@ -221,7 +221,7 @@ def test_the_checkpoint_that_was_begun_before_is_completed(comm, runs, monkeypat
         return write(*part)
 
     monkeypatch.setattr(Worker, "gradients", overflow)
-    monkeypatch.setattr(checkpoints, "write_part", write_slowly)
+    monkeypatch.setattr(checkpoint_files, "write_part", write_slowly)
     text = ends_with(runs, capsys, "run", "--strategy", "allreduce", "--eval-every", 0)
     assert comm.rank or text.startswith("error: the loss of step 5 is nan")
     assert kept(runs, "run") == ["step-00000003"]

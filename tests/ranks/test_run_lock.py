@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dist.world import start_world, world_of
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files
 from scripts.training import run_lock
 from scripts.training.folder import RunFolder
 from scripts.training.lock import LOCK, own_lock, read_lock
@@ -124,12 +124,12 @@ def test_nodes_that_do_not_share_the_folder_are_named(comm, shared_path, monkeyp
 @pytest.mark.ranks(2)
 def test_a_part_of_another_job_makes_no_checkpoint(comm, shared_path, monkeypatch, capsys):
     """It is said for each checkpoint, and the run ends with code 2, as its last one could not be written."""
-    write_part = checkpoints.write_part
+    write_part = checkpoint_files.write_part
 
     def of_another_job(folder, step, rank, ranges, run):
         return write_part(folder, step, rank, ranges, "f" * 32 if rank == 1 else run)
 
-    monkeypatch.setattr(checkpoints, "write_part", of_another_job)
+    monkeypatch.setattr(checkpoint_files, "write_part", of_another_job)
     with pytest.raises(SystemExit) as ended:
         train(start_world(), shared_path / "run", *TRAINING)
     assert ended.value.code == 2

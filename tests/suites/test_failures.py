@@ -249,7 +249,8 @@ def test_random_kills_notices_other_bits(undisturbed, tmp_path, array):
 
 def write_other_state(checkpoint: Path, array: str) -> None:
     """The same checkpoint, correctly written, with one bit changed."""
-    from gpt2.formats.checkpoints import complete, write_part
+    from gpt2.formats.checkpoint_files import write_part
+    from gpt2.formats.checkpoints import complete
 
     old = Checkpoint(checkpoint)
     facts = {name: value for name, value in old.facts.items() if name not in ("files", "format", "crc32")}

@@ -15,8 +15,8 @@ from dist.world import World
 from gpt2.formats import checkpoints
 from gpt2.optimizer import Clipping
 from gpt2.parameters import Layout, Parameters
-from scripts.training.between_steps import WholeModel
 from scripts.training.checkpointing import Checkpointing
+from scripts.training.whole_model import WholeModel
 from strategies.base import Updated
 from tests.support.safetensors_file import CONFIG
 
@@ -85,5 +85,5 @@ def one_rank(folder: Path, every: int | None = 2, keep: int = 9) -> OneRank:
     path = folder / "checkpoints"
     path.mkdir(parents=True)
     model = WholeModel(Parameters(layout, arrays["parameters"]), lambda *_: None, lambda *_: None)
-    checkpointing = Checkpointing(WORLD, path, strategy, facts, range(1, 7), every, keep, lambda: None)
+    checkpointing = Checkpointing(WORLD, path, strategy, layout, facts, range(1, 7), every, keep, lambda: None)
     return OneRank(path, layout, arrays, checkpointing, model, strategy)

@@ -10,7 +10,7 @@ import pytest
 from dist.ranges import divide_among_holders
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints, weights
+from gpt2.formats import checkpoint_files, checkpoints, weights
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.parameters import Layout, Parameters
 
@@ -22,7 +22,7 @@ COUNT = LAYOUT.count
 @pytest.fixture
 def arrays(monkeypatch):
     """What is saved; ranges are short, so that a part of the model is many of them."""
-    monkeypatch.setattr(checkpoints, "LONGEST", 100)
+    monkeypatch.setattr(checkpoint_files, "LONGEST", 100)
     random = np.random.default_rng(7)
     return {name: random.standard_normal(COUNT).astype(np.float32) for name in checkpoints.STATE}
 
@@ -33,7 +33,7 @@ def write_parts(folder, arrays, step=7, cuts=(0, 333, 334, COUNT), run=None):
     part, files = folder / f"{checkpoints.folder_name(step)}.part", {}
     for rank, (start, stop) in enumerate(pairwise(cuts)):
         ranges = [(name, start, values[start:stop]) for name, values in arrays.items()]
-        files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, step, rank, ranges, run)
+        files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges, run)
     facts = {"step": step, "updates": step} | ({"run": run} if run else {}) | checkpoints.model_facts(LAYOUT)
     return part, facts, files
 
@@ -68,7 +68,7 @@ def test_parts_that_do_not_belong_together_are_no_checkpoint(tmp_path, arrays):
     with pytest.raises(UserError, match="not what was written: the checkpoint is damaged"):
         Checkpoint(edited)
     grown = shutil.copytree(sound, tmp_path / "grown")
-    file = grown / checkpoints.rank_file(1)
+    file = grown / checkpoint_files.rank_file(1)
     size = file.stat().st_size
     file.write_bytes(file.read_bytes() + b"0")
     with pytest.raises(UserError, match=rf"{size + 1} bytes, expected {size}: the checkpoint is damaged"):
@@ -77,7 +77,7 @@ def test_parts_that_do_not_belong_together_are_no_checkpoint(tmp_path, arrays):
     with pytest.raises(UserError, match=f"its ranges of parameters do not make {COUNT} elements"):
         Checkpoint(gap)
     other = write(tmp_path / "b", {name: -values for name, values in arrays.items()}, step=8)
-    shutil.copy(other / checkpoints.rank_file(1), sound / checkpoints.rank_file(1))
+    shutil.copy(other / checkpoint_files.rank_file(1), sound / checkpoint_files.rank_file(1))
     with pytest.raises(UserError, match="does not have its checksum"):
         Checkpoint(sound).check(0, 1)
 
@@ -86,7 +86,7 @@ def test_ranks_that_share_the_check_read_every_byte(tmp_path, arrays):
     """Wherever it is damaged, one of three finds it."""
     path = write(tmp_path, arrays)
     for rank in range(3):
-        file = path / checkpoints.rank_file(rank)
+        file = path / checkpoint_files.rank_file(rank)
         sound = file.read_bytes()
         begin = 8 + int.from_bytes(sound[:8], "little")
         for place in range(begin, len(sound), 397):
@@ -103,7 +103,7 @@ def test_ranks_that_share_the_check_read_every_byte(tmp_path, arrays):
 
 def test_the_files_are_safetensors(tmp_path, arrays):
     """By the format's description alone: eight bytes of length, a JSON header, the data."""
-    path = write(tmp_path, arrays) / checkpoints.rank_file(0)
+    path = write(tmp_path, arrays) / checkpoint_files.rank_file(0)
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -171,14 +171,14 @@ def content(folder):
 
 def test_parts_of_two_runs_never_make_a_checkpoint(tmp_path, arrays):
     part, facts, files = write_parts(tmp_path, arrays, run="a" * 32)
-    checkpoints.check_parts(part, facts, files)
+    checkpoint_files.check_parts(part, facts, files)
     write_parts(tmp_path / "other", {name: -values for name, values in arrays.items()}, run="b" * 32)
     write_parts(tmp_path / "old", arrays)
     mixed = r"rank-00001\.safetensors: (written by the run b+, expected a|\d+ bytes, expected \d)"
     for run in ("other", "old"):
-        shutil.copy(tmp_path / run / part.name / checkpoints.rank_file(1), part)
+        shutil.copy(tmp_path / run / part.name / checkpoint_files.rank_file(1), part)
         with pytest.raises(UserError, match=mixed):
-            checkpoints.check_parts(part, facts, files)
+            checkpoint_files.check_parts(part, facts, files)
         folder = checkpoints.complete(part, facts, files)
         with pytest.raises(UserError, match=mixed):
             Checkpoint(folder)
@@ -205,13 +205,13 @@ def test_another_jobs_checkpoint_stays_if_the_run_is_lost_meanwhile(tmp_path, ar
 def test_a_part_that_is_not_there_is_noticed_before_the_marker(tmp_path, arrays, what):
     part, facts, files = write_parts(tmp_path, arrays, run="a" * 32)
     if what == "a missing part":
-        (part / checkpoints.rank_file(2)).unlink()
+        (part / checkpoint_files.rank_file(2)).unlink()
     elif what == "a part cut":
-        _truncate(part / checkpoints.rank_file(2))
+        _truncate(part / checkpoint_files.rank_file(2))
     else:
         files["model.bin"] = 7
     with pytest.raises(UserError, match=r"rank-00002|model.bin"):
-        checkpoints.check_parts(part, facts, files)
+        checkpoint_files.check_parts(part, facts, files)
 
 
 def test_a_disk_without_room_leaves_nothing(tmp_path, arrays, monkeypatch):
@@ -219,9 +219,9 @@ def test_a_disk_without_room_leaves_nothing(tmp_path, arrays, monkeypatch):
         raise OSError(28, "No space left on device")
 
     part = tmp_path / "step-00000001.part"
-    monkeypatch.setattr(checkpoints.os, "fsync", full)
+    monkeypatch.setattr(checkpoint_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.write_part(part, 1, 0, [("m", 0, arrays["m"])])
+        checkpoint_files.write_part(part, 1, 0, [("m", 0, arrays["m"])])
     assert not list(part.iterdir())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpt2 import files
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files, checkpoints
 from gpt2.formats.checkpoints import Checkpoint
 from scripts.training import checkpointing
 from tests.support.one_rank import one_rank
@@ -32,9 +32,14 @@ def without_room():
 
 FAULTS = {
     "fsync": (files.os, "fsync", failing(LOST), "{}: Input/output error: free some space, or see to the disk"),
-    "write": (checkpoints, "new_file", failing(FULL), "{}: No space left on device: free some space, or see"),
-    "part": (checkpoints, "write_part", failing(ValueError("odd")), "ValueError: odd"),
-    "memory": (checkpoints, "write_part", failing(MemoryError()), "no memory left for a copy of the state: use more"),
+    "write": (checkpoint_files, "new_file", failing(FULL), "{}: No space left on device: free some space, or see"),
+    "part": (checkpoint_files, "write_part", failing(ValueError("odd")), "ValueError: odd"),
+    "memory": (
+        checkpoint_files,
+        "write_part",
+        failing(MemoryError()),
+        "no memory left for a copy of the state: use more",
+    ),
     "copy": (checkpointing, "np", without_room(), "no memory left for a copy of the state: use more nodes"),
     "marker": (checkpoints, "complete", failing(FULL), "{}: No space left on device: free some space"),
     "facts": (checkpoints, "complete", failing(ValueError("nan")), "ValueError: nan"),
@@ -107,7 +112,7 @@ def test_nobody_reads_the_line(run, monkeypatch):
     """Standard error has gone: the next checkpoint is written all the same."""
     with monkeypatch.context() as broken:
         broken.setattr(sys, "stderr", SimpleNamespace(write=failing(FULL), flush=failing(FULL)))
-        broken.setattr(checkpoints, "write_part", failing(FULL))
+        broken.setattr(checkpoint_files, "write_part", failing(FULL))
         run.save(2)
     run.save(3)
     assert run.names() == ["step-00000003"]

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.files import as_json
-from gpt2.formats import checkpoints, huggingface_export, llmc, weights
+from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc, weights
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import Clipping
 from gpt2.parameters import LOOKED_AT, Layout, Parameters, first_not_finite, initialize
@@ -58,7 +58,7 @@ def write_checkpoint(path, parameters, m=None, errors=None, **facts):
     ranges += [] if errors is None else [("errors_0", 0, errors)]
     part = path / "checkpoints" / "step-00000003.part"
     part.parent.mkdir(parents=True, exist_ok=True)
-    files = {checkpoints.rank_file(0): checkpoints.write_part(part, 3, 0, ranges)}
+    files = {checkpoint_files.rank_file(0): checkpoint_files.write_part(part, 3, 0, ranges)}
     return checkpoints.complete(part, {"step": 3} | checkpoints.model_facts(parameters.layout) | facts, files)
 
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_without_what_an_old_checkpoint_should_not_hold(tmp_path):
     checkpoint = Checkpoint(folder)
     checkpoint.check(0, 1)
     checkpoint.facts["norms"].insert(1, nan)  # JSON of Python's can say so, and once did
-    restore(checkpoint, run.strategy, alike, WORLD)
+    restore(checkpoint, run.strategy, run.layout, alike, WORLD)
     assert [*run.strategy.clipping.norms] == [1.0, 2.0]
     assert set(run.arrays["errors_0"][[3, 7]]) == {0.0}
     assert (np.delete(run.arrays["errors_0"], [3, 7]) == 2.0).all()

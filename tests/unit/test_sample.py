@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 from gpt2.config import GPT2Config
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints, huggingface_export, llmc
+from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc
 from gpt2.inference.generated_text import Sampling, document_start, printable, prompt_tokens, sample_text, text_pieces
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Layout, Parameters
@@ -50,7 +50,7 @@ def new_run(folder, steps=(100, 200)) -> Path:
         for rank in range(2):
             low, high = cuts[rank : rank + 2]
             ranges = [(array, low, parameters.flat[low:high]) for array in checkpoints.STATE]
-            files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, step, rank, ranges)
+            files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges)
         checkpoints.complete(part, {"step": step} | checkpoints.model_facts(parameters.layout), files)
     (folder / "config.json").write_text(json.dumps({"settings": {"tokenizer": "bytes"}}))
     return folder

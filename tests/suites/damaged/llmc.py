@@ -14,7 +14,7 @@ from gpt2.config import GPT2Config
 from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files, checkpoints
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.formats.llmc import read_config, read_parameters, write_parameters
 from gpt2.inference.evaluation_choices import read_examples
@@ -163,7 +163,7 @@ def checkpoint(folder: Path, name: str, mutate) -> Damaged:
     part, files = folder / "step-00000007.part", {}
     for rank, cut in enumerate((slice(0, 100), slice(100, layout.count))):
         ranges = [(array, cut.start, values[cut]) for array, values in arrays.items()]
-        files[checkpoints.rank_file(rank)] = checkpoints.write_part(part, 7, rank, ranges)
+        files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, 7, rank, ranges)
     whole = checkpoints.complete(part, {"step": 7, "next_window": 28} | checkpoints.model_facts(layout), files)
     facts, size = Checkpoint(whole).facts, (whole / name).stat().st_size
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.data.tokenizers import GPT2_FILES
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files, checkpoints
 from tests.suites.damaged import huggingface, llmc, runs, texts
 from tests.support.mutations import Damaged, Mutator
 from tests.unit.test_tokenizers import CACHE
@@ -29,7 +29,7 @@ def without(package: str) -> str:
     return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
 
 
-RANK, MARKER = checkpoints.rank_file(1), checkpoints.MARKER
+RANK, MARKER = checkpoint_files.rank_file(1), checkpoints.MARKER
 WEIGHTS = "a weight has no checksum: it is the one that stands there"
 NOTHING = "nothing: it has checksums"
 MEASURED = "a time or a number has no checksum: it is the one that stands there"

@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2.formats.checkpoints import newest_first, rank_file
+from gpt2.formats.checkpoint_files import rank_file
+from gpt2.formats.checkpoints import newest_first
 from tests.suites.faults.case import ERROR, GOES_ON, IN_RANK, INTERRUPTED, MISTAKE, TO_THE_END, VICTIM, Case, Scene
 from tests.suites.faults.disk import empty, fill
 from tests.suites.faults.log import newest_step

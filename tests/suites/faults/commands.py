@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.data.shards import write_shard
-from gpt2.formats import checkpoints
+from gpt2.formats import checkpoint_files, checkpoints
 from tests.suites.faults.case import ENDS, ERROR, GOES_ON
 from tests.suites.faults.command import TINY, Command, run_here
 from tests.suites.faults.log import last_step
@@ -98,8 +98,8 @@ def bad_parameter(folder: Path) -> None:
         path.unlink()
     newest.rmdir()
     part = newest.with_suffix(".part")
-    size = checkpoints.write_part(part, facts["step"], 0, ranges, facts["run"])
-    checkpoints.complete(part, facts, {checkpoints.rank_file(0): size})
+    size = checkpoint_files.write_part(part, facts["step"], 0, ranges, facts["run"])
+    checkpoints.complete(part, facts, {checkpoint_files.rank_file(0): size})
 
 
 def nothing_exported(folder: Path) -> list[str]:

@@ -1,0 +1,122 @@
+"""A rank's file of a checkpoint: ranges of flat arrays, each with its checksum.
+
+It is safetensors (safetensors.py), so other programs can look into it; its metadata hold the checksums:
+
+    {"run": "the number of the start of the run that wrote it", "m[0:1048576]": "crc32 of step, name and data", ...}
+
+A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
+a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
+file to another checkpoint. The number of the run, which checkpoint.json has, too, shows when two runs have written into
+one folder. Checkpoints of earlier versions have none.
+"""
+
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.errors import UserError, file_errors
+from gpt2.files import new_file
+from gpt2.formats.safetensors import StoredTensor, make_header, read_header
+
+RUN = "run"
+LONGEST = 1 << 20  # elements of a range: 4 MiB
+RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
+RANGE_CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = None) -> int:
+    """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
+
+    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
+    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
+    """
+    pieces = {
+        f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
+        for array, start, values in ranges
+        for low in range(0, len(values), LONGEST)
+    }
+    checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
+    metadata = {RUN: run} | checksums if run else checksums
+    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", metadata)
+    path = folder / rank_file(rank)
+    try:
+        folder.mkdir(exist_ok=True)
+        with new_file(path) as file:
+            file.write(header)
+            for values in pieces.values():
+                file.write(values)
+            return file.tell()
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
+    """UserError unless a .part folder has these files {name: bytes}, all by the run of these facts."""
+    for name, size in files.items():
+        if name.endswith(".safetensors"):
+            read_index(part / name, size, facts.get(RUN))
+        else:
+            _check_size(part / name, size)
+
+
+@dataclass(frozen=True)
+class StoredRange:
+    """Elements [start, stop) of `array`: the tensor that holds them, and the checksum that they must have."""
+
+    array: str
+    start: int
+    stop: int
+    tensor: StoredTensor
+    checksum: int
+
+
+def read_index(path: Path, size: int, run: str | None) -> list[StoredRange]:
+    """The ranges of a rank's file. UserError: it has not `size` bytes, is no such file, or of another run."""
+    _check_size(path, size)
+    tensors, checksums = read_header(path)
+    if checksums.get(RUN) != run:
+        raise damaged(path, f"written by the run {checksums.get(RUN, 'of an earlier version')}, expected {run}")
+    return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
+
+
+def read_range(stored: StoredRange, step: int) -> np.ndarray:
+    """The elements of a range of that step's checkpoint, float32. UserError: unreadable, or not what was written."""
+    count, tensor = stored.stop - stored.start, stored.tensor
+    with file_errors(tensor.path, "cannot read it; check the disk"):
+        values = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset)
+    if len(values) != count or _range_checksum(step, tensor.name, values) != stored.checksum:
+        raise damaged(tensor.path, f"{tensor.name} does not have its checksum")
+    return values
+
+
+def damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: {what}: the checkpoint is damaged, use another")
+
+
+def _check_size(path: Path, size: int) -> None:
+    with file_errors(path, "cannot read it; check the disk"):
+        found = os.stat(path).st_size
+    if found != size:
+        raise damaged(path, f"{found} bytes, expected {size}")
+
+
+def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
+    named = RANGE.fullmatch(tensor.name)
+    start, stop = (int(named[2]), int(named[3])) if named else (0, 0)
+    fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
+    if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
+        raise damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
+    return StoredRange(named[1], start, stop, tensor, int(checksum))
+
+
+def _range_checksum(step: int, name: str, values) -> int:
+    return zlib.crc32(values, zlib.crc32(f"step {step} {name}".encode()))

@@ -1,0 +1,100 @@
+"""All parameters of a model on rank 0, range by range, wherever they are: at other ranks, or on a GPU.
+
+Where several ranks share a model, those of copy 0 bring what they hold of a range to rank 0, tensor by tensor: each is
+a box of the whole tensor (gpt2/pieces.py).
+"""
+
+import numpy as np
+
+from dist.sharded import Slots
+from dist.waiting import wait
+from gpt2.parameters import Layout, Parameters
+from gpt2.pieces import Tensor
+from scripts.training.state import shares_model
+
+
+class WholeModel:
+    """All parameters in host memory, though perhaps never all of them at once.
+
+    `held`: those that this rank holds, and under ZeRO-3 it gathers a range of them at a time, or copies one from a GPU
+    at a time. before_use, fetch: the strategy's and the backend's (start, stop), which bring a range into `held`.
+    `parameters`: the whole model's. They are `held`, unless several ranks share a model: then rank 0 has room for one
+    range of it at a time. mesh: as state.py's. Making one is collective.
+    """
+
+    def __init__(self, held: Parameters, before_use, fetch, mesh=None):
+        self.held = self.parameters = held
+        self._before_use, self._fetch = before_use, fetch
+        self._copy = Copy(held, mesh) if shares_model(mesh) else None
+        if self._copy and self._copy.whole:
+            self.parameters = self._copy.whole
+
+    def held_ranges(self):
+        """Yield the ranges of what this rank holds, each while its parameters are there. Collective."""
+        for start, stop in self.held.layout.ranges:
+            self._bring(start, stop)
+            yield start, stop
+
+    def ranges(self):
+        """Yield the whole model's ranges, each while its parameters are there: where several ranks share a model, on
+        rank 0 alone. Collective: all ranks go through all."""
+        return self._gathered_ranges() if self._copy else self.held_ranges()
+
+    def _gathered_ranges(self):
+        own = ranges_of_whole(self.held.layout)
+        whole = Layout(self.held.layout.config)
+        for number, (start, stop) in enumerate(whole.ranges):
+            if number in own:
+                self._bring(*own[number])
+            self._copy.gather(whole.tensors_in(start, stop))
+            yield start, stop
+
+    def _bring(self, start: int, stop: int) -> None:
+        self._before_use(start, stop)
+        self._fetch(start, stop)
+
+
+def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
+    """A piece's ranges by the numbers that those of the whole model have, of which they are parts."""
+    first = 0 if layout.piece.is_first else 1 + layout.piece.first_layer  # the embeddings have number 0
+    return dict(enumerate(layout.ranges, first))
+
+
+class Copy:
+    """The ranks that share a model, and how those of copy 0 bring it to rank 0: `whole` there, None elsewhere."""
+
+    def __init__(self, held: Parameters, mesh):
+        self._held, config = held, held.layout.config
+        self._comm = mesh.model_world.comm.Dup()  # no other messages are on it
+        places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.piece))
+        self._root = next(rank for rank, place in enumerate(places) if place[1:3] == (0, 0))
+        self._layouts = [Layout(config, 1, piece) for *_, piece in places]
+        self._takes_part, self.whole = mesh.copy == 0, None
+        if self._takes_part and self._comm.rank == self._root:
+            layout = Layout(config)
+            self.whole = Parameters(layout, Slots(layout.ranges))
+
+    def gather(self, tensors: list[Tensor]) -> None:
+        """Bring these tensors of the whole model to rank 0; what this rank holds of them is there. Collective."""
+        if not self._takes_part:
+            return
+        for tensor in tensors:
+            if self.whole is not None:
+                self._receive(tensor)
+            elif tensor.name in self._held.layout.by_name:
+                wait(self._comm.Isend(self._held.view(tensor.name).reshape(-1), self._root))
+
+    def _receive(self, tensor: Tensor) -> None:
+        """From each of those that hold a part of it, this rank perhaps among them."""
+        view = self.whole.view(tensor.name).reshape(tensor.whole_shape)
+        for rank, layout in enumerate(self._layouts):
+            if theirs := layout.by_name.get(tensor.name):
+                box = view[theirs.slices]
+                if rank == self._root:
+                    box[...] = self._held.view(tensor.name).reshape(theirs.box_shape)
+                elif box.flags.c_contiguous:
+                    wait(self._comm.Irecv(box.reshape(-1), rank))
+                else:
+                    landing = np.empty(box.size, np.float32)
+                    wait(self._comm.Irecv(landing, rank))
+                    box[...] = landing.reshape(box.shape)
