@@ -114,7 +114,8 @@ def cut_facts(s: Settings, config: GPT2Config, ranks: int) -> str | None:
     if not is_cut(s):
         return None
     parts, stages = s.tensor_parallel, s.pipeline_parallel
-    text = f"{copies(s, ranks)} copies x {parts} parts x {stages} stages"
+    counts = (copies(s, ranks), "copy", "copies"), (parts, "part", "parts"), (stages, "stage", "stages")
+    text = " x ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
     if stages > 1:
         layers = ", ".join(map(str, stage_layers(s, config)))
         few = f", as there are fewer micro-steps than stages: raise --grad-accum ({s.grad_accum})"

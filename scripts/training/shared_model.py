@@ -37,8 +37,8 @@ def new_mesh(s, config, world: World, resources) -> tuple[Mesh, Layout]:
     mesh = resources.enter_context(closing(make_mesh(world, s.tensor_parallel, s.pipeline_parallel)))
     if mesh.spans_nodes:
         world.print(
-            "warning: the parts of --tensor-parallel lie on several nodes, and every layer waits for the network: start "
-            f"a multiple of {mesh.tensor} ranks on each node"
+            "warning: parts of --tensor-parallel lie on several nodes, and every layer waits for the network: start a "
+            f"multiple of {mesh.tensor} ranks on each node"
         )
     piece = model_parallel.all_pieces(s, config)[mesh.stage * mesh.tensor + mesh.part]
     return mesh, Layout(config, SHARD_MULTIPLE * mesh.data_world.size, piece)

@@ -134,7 +134,7 @@ class Training:
         return losses, norms
 
     def whole(self) -> dict[str, np.ndarray]:
-        """The whole model's tensors by name, each put together of the boxes of one copy's owners; equal in all copies."""
+        """The whole model's tensors by name, put together of the boxes of one copy's owners; equal in all copies."""
         own = {}
         for start, stop in self.layout.held_ranges:
             self.strategy.strategy.before_use(start, stop)
