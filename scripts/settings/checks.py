@@ -10,7 +10,7 @@ from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
-from scripts.settings.model_parallel import copies, is_cut, with_layers
+from scripts.settings.model_parallel import copies, with_layers
 from scripts.settings.training import Settings
 from strategies import find, is_auto
 from strategies.checks import (
@@ -61,8 +61,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
             "lower it, or raise --context"
         )
     settings = with_layers(settings, config, ranks)
-    if is_cut(settings):
-        settings = replace(settings, backend="numpy")  # of auto: a cut model computes on cores
     if settings.preset:
         batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)

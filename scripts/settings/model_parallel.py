@@ -1,14 +1,59 @@
 """How a run's model is cut over its ranks: what the flags say, what they leave open, and what does not go together."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.pieces import Piece, pieces
-from gpt2.pipeline import SCHEDULES, bubble, layers_by_flops, most_in_flight
+from gpt2.pipeline import SCHEDULES, Actions, bubble, layers_by_flops, most_in_flight
 from scripts.settings.training import Settings
 
-CUTS = {"tensor_parallel": "--tensor-parallel", "pipeline_parallel": "--pipeline-parallel"}
+
+@dataclass(frozen=True)
+class ModelCut:
+    """A model over tensor x pipeline ranks: the parts of each stage's tensors, and the stages.
+
+    layers: how many each stage has. schedule: one of gpt2.pipeline.SCHEDULES, for so many micro-steps.
+    """
+
+    tensor: int
+    pipeline: int
+    layers: tuple[int, ...]
+    schedule: str
+    micro_steps: int
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Stage by stage, and part by part."""
+        return pieces(self.layers, self.tensor)
+
+    def actions(self, stage: int) -> Actions:
+        """What a stage does in a step, in order."""
+        return SCHEDULES[self.schedule](stage, self.pipeline, self.micro_steps)
+
+    def in_flight(self, stage: int) -> int:
+        """Of how many micro-steps a stage holds activations at once."""
+        return most_in_flight(self.actions(stage))
+
+    def text(self, copies: int) -> str | None:
+        """What the cut comes to, for the printed table; None where each rank has a whole model."""
+        if self.tensor * self.pipeline == 1:
+            return None
+        counts = (copies, "copy", "copies"), (self.tensor, "part", "parts"), (self.pipeline, "stage", "stages")
+        text = " x ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+        if self.pipeline == 1:
+            return text
+        text += f" of {', '.join(map(str, self.layers))} layers; {self.schedule}, {self.micro_steps} micro-steps"
+        text += f", bubble {bubble(self.pipeline, self.micro_steps):.0%} of a step"
+        if self.micro_steps < self.pipeline:
+            text += f", as there are fewer micro-steps than stages: raise --grad-accum ({self.micro_steps})"
+        return text
+
+
+def model_cut(s: Settings, config: GPT2Config) -> ModelCut:
+    """Of settings that are complete."""
+    layers = tuple(map(int, s.pipeline_layers.split(","))) if s.pipeline_layers else (config.n_layer,)
+    return ModelCut(s.tensor_parallel, s.pipeline_parallel, layers, s.pipeline_schedule, s.grad_accum)
 
 
 def is_cut(s: Settings) -> bool:
@@ -29,42 +74,21 @@ def copies(s: Settings, ranks: int) -> int:
 def with_layers(s: Settings, config: GPT2Config, ranks: int) -> Settings:
     """The settings with the layers of each stage. UserError if the model, or the ranks, cannot be cut so."""
     check_cut(s, config, ranks)
-    if s.pipeline_parallel == 1 and s.pipeline_layers is None:
-        return s
     least_last = 0 if s.tensor_parallel == 1 else 1
-    if s.pipeline_layers is None:
+    if s.pipeline_layers is not None:
+        check_layers(model_cut(s, config).layers, config, s.pipeline_parallel, least_last)
+    elif s.pipeline_parallel > 1:
         layers = layers_by_flops(config, s.pipeline_parallel, s.seq_len, least_last)
-        return replace(s, pipeline_layers=",".join(map(str, layers)))
-    check_layers(stage_layers(s, config), config, s.pipeline_parallel, least_last)
-    return s
-
-
-def stage_layers(s: Settings, config: GPT2Config) -> tuple[int, ...]:
-    """The layers of each stage, of settings that are complete."""
-    return tuple(map(int, s.pipeline_layers.split(","))) if s.pipeline_layers else (config.n_layer,)
-
-
-def all_pieces(s: Settings, config: GPT2Config) -> list[Piece]:
-    """Stage by stage, and part by part."""
-    return pieces(stage_layers(s, config), s.tensor_parallel)
-
-
-def actions(s: Settings, stage: int):
-    """What a stage does in a step, in order."""
-    return SCHEDULES[s.pipeline_schedule](stage, s.pipeline_parallel, s.grad_accum)
-
-
-def in_flight(s: Settings, stage: int) -> int:
-    """Of how many micro-steps a stage holds activations at once."""
-    return most_in_flight(actions(s, stage))
+        s = replace(s, pipeline_layers=",".join(map(str, layers)))
+    return replace(s, backend="numpy") if is_cut(s) else s  # of auto: a cut model computes on cores
 
 
 def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
     """UserError if the parts or stages do not fit the model, the ranks or the other flags."""
     parts, stages = s.tensor_parallel, s.pipeline_parallel
-    for name, flag in CUTS.items():
-        if getattr(s, name) < 1:
-            raise UserError(f"{flag} is {getattr(s, name)}, expected a number of at least 1")
+    for flag, count in (("tensor", parts), ("pipeline", stages)):
+        if count < 1:
+            raise UserError(f"--{flag}-parallel is {count}, expected a number of at least 1")
     if ranks % model_ranks(s):
         nearest = max(1, round(ranks / model_ranks(s))) * model_ranks(s)
         raise UserError(
@@ -107,18 +131,3 @@ def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least
     if not all(layers[:-1]) or layers[-1] < least_last:
         why = "the last, which has the head, may have none" if least_last == 0 else "with parts the last one, too"
         raise UserError(f"--pipeline-layers {found} leaves a stage empty, expected a layer in each ({why}): move one")
-
-
-def cut_facts(s: Settings, config: GPT2Config, ranks: int) -> str | None:
-    """How the model is cut, and what that costs, for the printed table; None where it is not."""
-    if not is_cut(s):
-        return None
-    parts, stages = s.tensor_parallel, s.pipeline_parallel
-    counts = (copies(s, ranks), "copy", "copies"), (parts, "part", "parts"), (stages, "stage", "stages")
-    text = " x ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
-    if stages > 1:
-        layers = ", ".join(map(str, stage_layers(s, config)))
-        few = f", as there are fewer micro-steps than stages: raise --grad-accum ({s.grad_accum})"
-        text += f" of {layers} layers; {s.pipeline_schedule}, {s.grad_accum} micro-steps, bubble "
-        text += f"{bubble(stages, s.grad_accum):.0%} of a step{few if s.grad_accum < stages else ''}"
-    return text

@@ -26,7 +26,7 @@ from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
-from scripts.settings.model_parallel import cut_facts, stage_layers
+from scripts.settings.model_parallel import model_cut
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -34,18 +34,9 @@ from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
-from scripts.training.shared_model import (
-    borrowing,
-    identity,
-    new_mesh,
-    new_partners,
-    new_worker,
-    over_model,
-    piece_views,
-)
+from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
-from scripts.training.state import mesh_facts
 from scripts.training.utilization import Utilization, find_peak, measured_peak
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -99,45 +90,41 @@ def assemble(settings, world, lock) -> Parts:
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
     code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)
-    mesh, layout = new_mesh(settings, config, world, resources)
-    links, threads = probe_links(world), settings.threads or threads_per_rank(world)
+    shared = SharedModel(model_cut(settings, config), config, world, resources)
+    mesh, layout, whole = shared.mesh, shared.layout, shared.whole
+    links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    s, new_backend, choice = choose_backend(
-        settings, config, mesh.data_world, layout, adamw_settings(settings), threads, links
-    )
+    s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
-    whole = Layout(config)
-    facts = run_facts(s, whole, data, world.size, lock.run) | mesh_facts(mesh, config, stage_layers(s, config))
+    facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
-    folder = new_folder(s, world, lock, path, used, steps, whole.count, threads, links, peak, choice, code)
-    tracer, failures = new_tracer(s, world, mesh, path / "traces", backend.kernels.device, resources)
-    partners = new_partners(s, config, mesh, tracer, resources)
-    strategy = backend.new_strategy(new_job(s, backend, layout, mesh, tracer, facts["bucket_bytes"]), steps.start - 1)
+    folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
+    tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
+    shared.meet_partners(s.batch_size * s.seq_len, tracer)
+    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, layout, facts, world, mesh)
-    with world.together(UserError):
-        strategy = borrowing(s, strategy, views := piece_views(backend, layout), mesh, partners)
-        worker = new_worker(s, backend, views, strategy, mesh, partners, train, val, tracer)
-    flops, stages = flops_per_token(config, s.seq_len, whole.count), [place["stage"] for place in mesh.coordinates]
-    cut, workers = cut_facts(s, config, world.size), sum(computing_ranks(s, world.size))
+    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer)
     model = WholeModel(parameters, strategy.before_use, backend.fetch, mesh)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
-        table=run_table(used, whole, cut, world, workers, threads, choice, peak, facts["global_batch"], path),
+        table=run_table(
+            used, whole, shared.cut.text(mesh.data), world, threads, choice, peak, facts["global_batch"], path
+        ),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(facts["global_batch"] * s.seq_len, flops, utilization, stages),
-        progress=ProgressLines(s.steps, world.print, world.places, stages),
+        records=new_records(s, shared, facts, utilization),
+        progress=ProgressLines(s.steps, world.print, world.places, shared.stages),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
@@ -223,18 +210,20 @@ def new_utilization(s, world, kernels, choice: dict) -> Utilization:
     return Utilization(peak, partial(measured_peak, world, computes, kernels.device) if peak.is_measured else None)
 
 
-def new_folder(s, world, lock, path, used, steps, count, threads, links, peak, choice, code) -> RunFolder | None:
+def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code) -> RunFolder | None:
     """Rank 0's run folder with its config.json, None on the other ranks. used: the settings as they are used."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
             folder = RunFolder(path, lock.check, resumed_step, s.tensorboard)
             facts = {
-                "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
-                "peak": asdict(peak), "code": code.facts(),
+                "parameters": shared.whole.count, "threads_per_rank": threads, "links": links,
+                "resumed_step": resumed_step, "peak": asdict(peak), "code": code.facts(),
             }  # fmt: skip
             if s.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
+            if shared.identity():
+                facts["mesh"] = shared.mesh.coordinates
             folder.write_config(used, world.places, library_name(), facts | choice)
     return folder
 
@@ -247,13 +236,13 @@ def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog 
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, mesh, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
+def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
     """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
     watchdog = new_watchdog(s, world, traces, resources)
-    place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | identity(mesh)
+    place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
     clock, counters, gpu = clock_offset(world), None, {}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
         ports = Ports()
@@ -266,7 +255,7 @@ def new_tracer(s, world, mesh, traces: Path, device, resources: ClosedTogether) 
     return tracer, TraceFailures(world, traces, tracer)
 
 
-def new_job(s, backend, layout: Layout, mesh, tracer: Tracer, bucket_bytes: int | None) -> Job:
+def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job:
     """What the strategy works with."""
     return Job(
         world=backend.world,
@@ -275,12 +264,23 @@ def new_job(s, backend, layout: Layout, mesh, tracer: Tracer, bucket_bytes: int 
         sum_of_squares=backend.sum_of_squares,
         max_norm=s.grad_clip,
         outlier_z=s.skip_outliers,
-        over_model=over_model(mesh, tracer),
+        over_model=shared.over_model(tracer),
         tracer=tracer,
         server=s.server,
-        final_ranges=tuple(part for part in layout.final_ranges() if part[0] < part[1]),
+        final_ranges=tuple(part for part in shared.layout.final_ranges() if part[0] < part[1]),
         bucket_bytes=bucket_bytes,
     )
+
+
+def new_worker(s, world, backend, shared, strategy, train, val, tracer) -> tuple:
+    """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
+    with world.together(UserError):
+        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer)
+
+
+def new_records(s, shared, facts: dict, utilization) -> StepRecords:
+    flops = flops_per_token(shared.whole.config, s.seq_len, shared.whole.count)
+    return StepRecords(facts["global_batch"] * s.seq_len, flops, utilization, shared.stages)
 
 
 def new_checkpoints(s, world, mesh, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock):

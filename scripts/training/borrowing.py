@@ -15,15 +15,15 @@ from strategies.base import Around, Strategy
 
 
 class Borrowing(Around):
-    """Around a strategy. parts: dist/parts.py's, None where there is one. stage_links: dist/stage_links.py's, likewise.
+    """Around a strategy. tensor_parts: dist/parts.py's, stage_links: dist/stage_links.py's; None where there is one.
 
     parameters, gradients: Parameters of the piece, with room for what is borrowed. micro_steps: of a step.
     """
 
-    def __init__(self, strategy: Strategy, parameters, gradients, parts, stage_links, micro_steps: int):
+    def __init__(self, strategy: Strategy, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
         super().__init__(strategy)
-        self.parameters, self.gradients, self.parts, self.stage_links = parameters, gradients, parts, stage_links
-        self.layout, self.piece = parameters.layout, parameters.layout.piece
+        self.parameters, self.gradients, self.stage_links = parameters, gradients, stage_links
+        self.tensor_parts, self.layout, self.piece = tensor_parts, parameters.layout, parameters.layout.piece
         self.there = set()  # the ranges whose borrowed parameters have come since the update
         self.lends_head = stage_links is not None and self.piece.is_first
         self.borrows_head = stage_links is not None and self.piece.is_last
@@ -45,8 +45,8 @@ class Borrowing(Around):
         """What belongs to a range, on both sides: its owner has the updated parameters by now."""
         is_embedding = self.piece.is_first and index == 0
         is_last = self.piece.is_last and index == len(self.layout.ranges) - 1
-        if self.parts is not None and not is_embedding:
-            self.parts.lend(self._layernorms(None if is_last else index - self.piece.is_first))
+        if self.tensor_parts is not None and not is_embedding:
+            self.tensor_parts.lend(self._layernorms(None if is_last else index - self.piece.is_first))
         if is_embedding and self.lends_head:
             self.stage_links.lend_head(self.parameters.wte)
         if is_last and self.borrows_head:

@@ -15,6 +15,7 @@ from dist.world import library_name
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.training.meeting import Meeting
+from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.recorder import tracing_share
 from traces.units import count_text, mfu_text, short_ms
@@ -25,23 +26,14 @@ WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
 
 
 def run_table(
-    settings: dict,
-    whole: Layout,
-    cut: str | None,
-    world,
-    workers: int,
-    threads: int,
-    choice: dict,
-    peak,
-    batch: int,
-    path,
+    settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path
 ) -> str:
     """What rank 0 prints before the first step: what the settings come to on this machine, then all settings.
 
     whole: of the whole model. cut: how the ranks share it (scripts/settings/model_parallel.py), None where they do not.
     choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
     """
-    config, length = whole.config, settings["seq_len"]
+    config, length, workers = whole.config, settings["seq_len"], worker_count(settings["server"], world.size)
     facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
         f"{config.vocab_size} tokens: {whole.count:,} parameters",

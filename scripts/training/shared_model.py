@@ -3,106 +3,106 @@
 Where each rank has a whole model, the mesh is the world, and the rest is nothing.
 """
 
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
-from dist.mesh import Mesh, make_mesh
+from dist.mesh import make_mesh
 from dist.parts import new_parts
 from dist.progress import poking
 from dist.stage_links import StageLinks
 from dist.waiting import sum_everywhere
 from dist.world import World
+from gpt2.config import GPT2Config
 from gpt2.model import ALONE, GPT2
 from gpt2.parameters import Layout, Parameters
-from scripts.settings import model_parallel
+from scripts.settings.model_parallel import ModelCut
 from scripts.training.borrowing import Borrowing
+from scripts.training.state import mesh_facts, shares_model
 from scripts.training.worker import NoStageLinks, Server, Worker
 
-
-@dataclass(frozen=True)
-class Partners:
-    """Of the ranks that share a model: those with other parts of this stage's tensors, and the neighbouring stages."""
-
-    parts: object = ALONE
-    stage_links: object = NoStageLinks()
-
-
 SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
+LAYERNORMS = 4  # vectors of a layer that part 0 lends at once
 
 
-def new_mesh(s, config, world: World, resources) -> tuple[Mesh, Layout]:
-    """Where this rank is, and the layout of its piece. Collective. s: complete settings."""
-    mesh = resources.enter_context(closing(make_mesh(world, s.tensor_parallel, s.pipeline_parallel)))
-    if mesh.spans_nodes:
-        world.print(
-            "warning: parts of --tensor-parallel lie on several nodes, and every layer waits for the network: start a "
-            f"multiple of {mesh.tensor} ranks on each node"
-        )
-    piece = model_parallel.all_pieces(s, config)[mesh.stage * mesh.tensor + mesh.part]
-    return mesh, Layout(config, SHARD_MULTIPLE * mesh.data_world.size, piece)
+class SharedModel:
+    """A rank's place among those that share a model. Collective.
 
+    mesh: dist/mesh.py's. whole, layout: of the whole model, and of this rank's piece. stages: the stage of each rank.
+    parts, stage_links: the partners, once `meet_partners` has been called. resources: closes what this opens.
+    """
 
-def identity(mesh: Mesh) -> dict:
-    """What the traces say of a rank's place in the mesh: nothing where each rank has a whole model."""
-    if mesh.tensor * mesh.pipeline == 1:
-        return {}
-    place = {"copy": mesh.copy, "part": mesh.part, "stage": mesh.stage}
-    return place | {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]}
+    def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
+        self.cut, self._resources = cut, resources
+        self.mesh = resources.enter_context(closing(make_mesh(world, cut.tensor, cut.pipeline)))
+        if self.mesh.spans_nodes:
+            world.print(
+                "warning: parts of --tensor-parallel lie on several nodes, so every layer waits for the network: start "
+                f"a multiple of {cut.tensor} ranks on each node"
+            )
+        piece = cut.pieces[self.mesh.stage * cut.tensor + self.mesh.part]
+        self.whole = Layout(config)
+        self.layout = Layout(config, SHARD_MULTIPLE * self.mesh.data_world.size, piece)
+        self.stages = [place["stage"] for place in self.mesh.coordinates]
+        self.actions, self.in_flight = cut.actions(self.mesh.stage), cut.in_flight(self.mesh.stage)
+        self.parts, self.stage_links = ALONE, NoStageLinks()
 
+    def facts(self) -> dict:
+        """What checkpoints say of how ranks share a model."""
+        return mesh_facts(self.mesh, self.whole.config, self.cut.layers)
 
-def new_partners(s, config, mesh: Mesh, tracer, resources) -> Partners:
-    """Collective. Their exchanges are phases of the tracer's."""
-    shape, partners = (s.batch_size * s.seq_len, config.n_embd), {}
-    if mesh.tensor > 1:
-        room = config.n_embd * max(shape[0], 4)  # for rows, or the LayerNorms of a layer
-        parts = new_parts(mesh.parts_world, room, tracer.interruption)
-        partners["parts"] = resources.enter_context(closing(parts))
-    if mesh.pipeline > 1:
-        parts = partners.get("parts")
-        partners["stage_links"] = StageLinks(mesh.stages_world, shape, tracer.interruption, parts)
-    return Partners(**partners)
+    def identity(self) -> dict:
+        """What a rank's traces say of its place: nothing where it has a whole model."""
+        mesh = self.mesh
+        if not shares_model(mesh):
+            return {}
+        place = {"copy": mesh.copy, "part": mesh.part, "stage": mesh.stage}
+        return place | {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]}
 
+    def over_model(self, tracer) -> Callable[[float], float]:
+        """Clipping's: the sum of squares over the pieces of a model, the same bits on all ranks that share it."""
+        model_world = self.mesh.model_world
 
-def over_model(mesh: Mesh, tracer):
-    """Clipping's: the sum of squares of a model, of those of its pieces; the same bits on all ranks that share it."""
-    if mesh.model_world.size == 1:
-        return float
+        def total(squares: float) -> float:
+            with tracer.interruption("norm", bytes=8):
+                return sum_everywhere(model_world.comm, squares)[0]
 
-    def total(squares: float) -> float:
-        with tracer.interruption("norm", bytes=8):
-            return sum_everywhere(mesh.model_world.comm, squares)[0]
+        return total if model_world.size > 1 else float
 
-    return total
+    def meet_partners(self, rows: int, tracer) -> None:
+        """Set up what parts and neighbouring stages exchange: activations of so many rows. Collective."""
+        mesh, C = self.mesh, self.whole.config.n_embd
+        if mesh.tensor > 1:
+            parts = new_parts(mesh.parts_world, C * max(rows, LAYERNORMS), tracer.interruption)
+            self.parts = self._resources.enter_context(closing(parts))
+        if mesh.pipeline > 1:
+            parts = self.parts if mesh.tensor > 1 else None
+            self.stage_links = StageLinks(mesh.stages_world, (rows, C), tracer.interruption, parts)
 
+    def views(self, parameters, gradients) -> tuple[Parameters, Parameters]:
+        """Of a model's flat arrays, each with room for what the piece borrows."""
+        rooms = (np.zeros(self.layout.borrowed_size, np.float32) if self.layout.borrowed else None for _ in range(2))
+        return tuple(Parameters(self.layout, *pair) for pair in zip((parameters, gradients), rooms, strict=True))
 
-def piece_views(backend, layout: Layout) -> tuple[Parameters, Parameters]:
-    """The model's parameters and gradients, each with room for what the piece borrows."""
-    flats = backend.model.parameters, backend.model.gradients
-    return tuple(
-        Parameters(layout, flat, np.zeros(layout.borrowed_size, np.float32) if layout.borrowed else None)
-        for flat in flats
-    )
+    def new_worker(self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer) -> tuple:
+        """(the strategy as training calls it; this rank's worker, with the model and its activations, or a Server if
+        the strategy has the rank compute nothing). train, val: Windows."""
+        views = self.views(backend.model.parameters, backend.model.gradients)
+        strategy = self.borrowing(strategy, views)
+        if strategy.worker is None:
+            return strategy, Server()
+        # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
+        pokes = overlap or self.mesh.pipeline > 1
+        kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
+        model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.parts, self.in_flight)
+        place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
+        return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 
-
-def borrowing(s, strategy, views: tuple[Parameters, Parameters], mesh: Mesh, partners: Partners):
-    """The strategy as training calls it: with what the ranks of a model lend each other, if several share one."""
-    if not model_parallel.is_cut(s):
-        return strategy
-    parts = partners.parts if mesh.tensor > 1 else None
-    stage_links = partners.stage_links if mesh.pipeline > 1 else None
-    return Borrowing(strategy, *views, parts, stage_links, s.grad_accum)
-
-
-def new_worker(s, backend, views, strategy, mesh: Mesh, partners: Partners, train, val, tracer) -> Worker | Server:
-    """This rank's worker, with the model and its activations; a Server if the strategy has the rank compute nothing."""
-    if strategy.worker is None:
-        return Server()
-    # Exchanges that overlap with compute, and messages between stages, go on between two kernels: when they are poked.
-    pokes = s.overlap or mesh.pipeline > 1
-    kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
-    held = model_parallel.in_flight(s, mesh.stage)
-    model = GPT2(kernels, *views, s.batch_size, s.seq_len, strategy.before_use, partners.parts, held)
-    place, actions = (strategy.worker, strategy.workers), model_parallel.actions(s, mesh.stage)
-    return Worker(model, train, val, actions, *place, tracer, strategy.keeps_gradients, partners.stage_links)
+    def borrowing(self, strategy, views: tuple[Parameters, Parameters]):
+        """The strategy as training calls it: with what the ranks of a model lend each other, if several share one."""
+        if not shares_model(self.mesh):
+            return strategy
+        parts = self.parts if self.mesh.tensor > 1 else None
+        stage_links = self.stage_links if self.mesh.pipeline > 1 else None
+        return Borrowing(strategy, *views, parts, stage_links, self.cut.micro_steps)

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from dist.world import world_of
-from tests.support.model_parallel import GLOBAL_BATCH, Cut, Training, cuts, largest_errors, serial
+from gpt2.config import GPT2Config
+from gpt2.optimizer import AdamWSettings
+from gpt2.pieces import as_kernels_see
+from tests.support.model_parallel import UNEVEN, Cut, Problem, Training, cuts, largest_errors, serial
+from tests.support.pytorch_fixture import FOLDER
 
 STEPS = 4
 
@@ -68,13 +72,50 @@ def test_nodes_of_two_that_the_launcher_has_dealt_out(comm):
 def test_a_pipeline_alone_has_the_serial_bits(comm):
     """One micro-step, and no parts: the same operations in the same order."""
     for schedule in ("1f1b", "gpipe"):
-        training = Training(one_node(comm), Cut(1, 1, comm.size, "allreduce", schedule), micro_batch=GLOBAL_BATCH)
+        training = Training(
+            one_node(comm), Cut(1, 1, comm.size, "allreduce", schedule), micro_batch=UNEVEN.global_batch
+        )
         losses, _ = training.steps(3)
         named = training.whole()
         training.close()
         reference, serial_losses, _ = serial(3)
         assert losses[0] == serial_losses[0]
         assert largest_errors((named, losses, [1]), (reference, serial_losses, [1]))[0] < 1e-6
+
+
+class Batches:
+    """A fixture's batches as numbered windows: two for each step."""
+
+    def __init__(self, batches):
+        self.batches = batches.astype(np.int32)
+
+    def read(self, first, inputs, targets):
+        for row in range(len(inputs)):
+            tokens = self.batches[(first + row) // 2][(first + row) % 2]
+            inputs[row], targets[row] = tokens[:-1], tokens[1:]
+
+
+@pytest.mark.ranks(4)
+def test_twenty_steps_of_pytorch(comm):
+    """Another program's model and optimizer (tests/fixtures/make_fixture.py), on two parts of two stages."""
+    data = np.load(FOLDER / "tiny_gpt2.npz")
+    lr, beta1, beta2, eps, weight_decay, clip = data["adamw"].tolist()
+
+    def fill(parameters, filled):
+        for tensor in parameters.layout.tensors:
+            whole = np.zeros(as_kernels_see(tensor.name, tensor.whole_shape), np.float32)
+            whole[: len(data[f"p/{tensor.name}"])] = data[f"p/{tensor.name}"]
+            parameters.view(tensor.name)[:] = whole.reshape(tensor.whole_shape)[tensor.slices].reshape(tensor.shape)
+
+    config, settings = GPT2Config(*data["shape"].tolist()), AdamWSettings(beta1, beta2, eps, weight_decay)
+    problem = Problem(config, 136, 2, Batches(data["batches"]), lr, clip, settings, fill)
+    for schedule in ("1f1b", "gpipe"):
+        cut = Cut(1, 2, 2, "reduce-scatter", schedule, layers=(1, 1))
+        training = Training(one_node(comm), cut, problem=problem)
+        losses, norms = training.steps(20)
+        training.close()
+        np.testing.assert_allclose(losses, data["losses"], rtol=1e-4)
+        np.testing.assert_allclose(norms, data["norms"], rtol=1e-3)
 
 
 @pytest.mark.ranks(4)

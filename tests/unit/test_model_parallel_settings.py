@@ -5,7 +5,7 @@ import pytest
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
-from scripts.settings.model_parallel import all_pieces, cut_facts, in_flight, stage_layers
+from scripts.settings.model_parallel import model_cut
 from scripts.settings.training import parse_settings
 
 pytestmark = pytest.mark.any_mpi
@@ -54,13 +54,13 @@ def test_layers_that_are_no_list(text, capsys):
 
 def test_layers_are_chosen_by_operations_unless_given():
     s, config = completed("--pipeline-parallel 4 --model gpt2-124M", 4)
-    assert stage_layers(s, config) == (4, 4, 4, 0)
-    assert [in_flight(s, stage) for stage in range(4)] == [1, 1, 1, 1]  # of one micro-step
+    assert model_cut(s, config).layers == (4, 4, 4, 0)
+    assert [model_cut(s, config).in_flight(stage) for stage in range(4)] == [1, 1, 1, 1]  # of one micro-step
     s, config = completed("--pipeline-parallel 2 --pipeline-layers 03,1 --grad-accum 8", 4)
-    assert (s.pipeline_layers, stage_layers(s, config)) == ("3,1", (3, 1))
-    assert [in_flight(s, stage) for stage in range(2)] == [2, 1]
-    s, _ = completed("--pipeline-parallel 2 --pipeline-schedule gpipe --grad-accum 8", 2)
-    assert in_flight(s, 0) == 8
+    assert (s.pipeline_layers, model_cut(s, config).layers) == ("3,1", (3, 1))
+    assert [model_cut(s, config).in_flight(stage) for stage in range(2)] == [2, 1]
+    s, config = completed("--pipeline-parallel 2 --pipeline-schedule gpipe --grad-accum 8", 2)
+    assert model_cut(s, config).in_flight(0) == 8
     assert completed("", 4)[0].pipeline_layers is None
 
 
@@ -86,10 +86,10 @@ def test_a_cut_model_computes_on_cores():
 
 def test_the_table_says_what_the_cut_costs():
     s, config = completed("--tensor-parallel 2 --pipeline-parallel 2 --grad-accum 3", 8)
-    assert cut_facts(s, config, 8) == (
+    assert model_cut(s, config).text(2) == (
         "2 copies x 2 parts x 2 stages of 2, 2 layers; 1f1b, 3 micro-steps, bubble 25% of a step"
     )
     s, config = completed("--pipeline-parallel 2", 2)
-    assert "bubble 50% of a step, as there are fewer micro-steps than stages" in cut_facts(s, config, 2)
-    assert len(all_pieces(s, config)) == 2
-    assert cut_facts(*completed("", 2), 2) is None
+    assert "bubble 50% of a step, as there are fewer micro-steps than stages" in model_cut(s, config).text(1)
+    assert len(model_cut(s, config).pieces) == 2
+    assert model_cut(*completed("", 2)).text(2) is None

@@ -18,6 +18,15 @@ def test_slowest_against_the_median_of_the_others(seconds, rank, excess):
     assert slowest(seconds, [0] * len(seconds)) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "stages", "rank", "excess"),
+    [([1, 5, 1.5, 5.5], [0, 1, 0, 1], 2, 0.5), ([1, 5, 1, 9], [0, 1, 0, 1], 3, 0.8), ([2, 9, 1], [0, 1, 0], 0, 1.0)],
+)
+def test_a_long_stage_is_not_slow(seconds, stages, rank, excess):
+    assert slowest(seconds, stages) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
+    assert slowest([1, 5, 9], [0, 1, 2]) == {}
+
+
 @pytest.mark.parametrize("seconds", [[1.0], [nan, 1.0]])
 def test_one_rank_alone_is_not_slow(seconds):
     assert slowest(seconds, [0] * len(seconds)) == {}
@@ -57,7 +66,7 @@ def test_a_rank_is_named_where_it_stands_out():
 def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     printed = []
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}], [0, 0, 0])
+    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}], [0, 0])
     for step in range(3, 13):
         record = RECORD | {"step": step}
         if step < 12:
