@@ -4,6 +4,7 @@ A rank blocked in an MPI call burns its core in every MPI library, also when oth
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,11 @@ import numpy as np
 
 # Linux adds up to 50 us of timer slack to each (prctl(2)): a shorter pause than the first would not end earlier.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 3e-4
+POLLING_S = 100e-6  # twice what the first pause and its slack take
+
+
+def nothing() -> None:
+    """What is moved on while a rank waits, where nothing else is under way."""
 
 
 class Pauses:
@@ -39,6 +45,23 @@ def wait(request) -> None:
     pauses = Pauses()
     while not request.Test():
         pauses.sleep()
+
+
+def wait_nearby(request, poke: Callable[[], object] = nothing) -> None:
+    """As wait, for what is likely to be there within microseconds: it polls for a while before it sleeps.
+
+    Between two polls the core is left to whoever needs it: two ranks may share one. poke() moves on what else is under
+    way.
+    """
+    if request.Test():
+        return
+    pauses, until = Pauses(), time.perf_counter() + POLLING_S
+    while not request.Test():
+        poke()
+        if time.perf_counter() < until:
+            os.sched_yield()
+        else:
+            pauses.sleep()
 
 
 def barrier(comm) -> None:

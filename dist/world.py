@@ -24,7 +24,12 @@ ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place in the job. Nodes are numbered from 0, in the order of their first ranks, the leaders."""
+    """One rank's place in the job, or in a group of its ranks. Nodes are numbered from 0, in the order of their first
+    ranks, the leaders.
+
+    whole: of a group, the job's world; None where this is it. Ranks, sizes and nodes are the group's, but it speaks and
+    ends as the job does: other groups would wait for ever for one that ended by itself.
+    """
 
     comm: "MPI.Intracomm"
     local_comm: "MPI.Intracomm"  # of the node's ranks, which share a memory
@@ -36,28 +41,36 @@ class World:
     local_size: int
     host: str
     places: list  # of every rank: [{"rank", "node", "host", "local_rank"}, ...]
+    whole: "World | None" = None
+
+    @property
+    def job(self) -> "World":
+        """The world of all ranks."""
+        return self.whole or self
 
     def print(self, *text) -> None:
-        """print on rank 0 only, at once (console.say)."""
-        if self.rank == 0:
+        """print on the job's rank 0 only, at once (console.say)."""
+        if self.job.rank == 0:
             say(*text)
 
     @contextmanager
     def together(self, mistake: type[Exception]):
         """Local work that may meet a user's mistake on some ranks: then the job ends on all of them with one line.
 
-        Every rank enters it, and nothing inside may wait for another rank. Other exceptions pass through.
+        Every rank of the job enters it, also of a group, and nothing inside may wait for another rank. Other exceptions
+        pass through.
         """
         message = None
         try:
             yield
         except mistake as error:
             message = str(error)
-        found = [(rank, text) for rank, text in enumerate(self.comm.allgather(message)) if text is not None]
+        job = self.job
+        found = [(rank, text) for rank, text in enumerate(job.comm.allgather(message)) if text is not None]
         if found:
             rank, text = found[0]
-            where = f" (rank {rank} on {self.places[rank]['host']})" if rank else ""
-            end_with_one_line(self.comm, f"{text}{where}")
+            where = f" (rank {rank} on {job.places[rank]['host']})" if rank else ""
+            end_with_one_line(job.comm, f"{text}{where}")
 
 
 def end_with_one_line(comm, text: str):
@@ -159,8 +172,11 @@ def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception]
     return world_of(comm, comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
 
 
-def world_of(comm, local_comm) -> World:
-    """The world whose nodes are the local communicators: each holds the ranks that share a memory. Collective."""
+def world_of(comm, local_comm, whole: World | None = None) -> World:
+    """The world whose nodes are the local communicators: each holds the ranks that share a memory. Collective.
+
+    whole: the job's world, if this is that of a group of its ranks.
+    """
     leader = local_comm.bcast(comm.rank)
     everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank))
     leaders = sorted({leader for leader, _, _ in everyone})
@@ -171,7 +187,7 @@ def world_of(comm, local_comm) -> World:
     own = places[comm.rank]
     return World(
         comm, local_comm, comm.rank, comm.size, own["node"], len(leaders), own["local_rank"], local_comm.size,
-        own["host"], places,
+        own["host"], places, whole,
     )  # fmt: skip
 
 

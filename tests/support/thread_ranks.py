@@ -11,11 +11,11 @@ from operator import itemgetter
 
 import numpy as np
 
-from dist.buffers import NodeBuffers
 from dist.mpi import MPI
+from dist.node_memory import NodeMemory
 from dist.waiting import Condition, wait
 from dist.wire import BFLOAT16
-from dist.world import World, world_of
+from dist.world import world_of
 from tests.support.late_mpi import Late
 
 HANGS_S = 30
@@ -222,19 +222,19 @@ def added(arrays: list[np.ndarray]) -> np.ndarray:
     return reduce(np.add, [each.view(BFLOAT16) for each in arrays]).view(np.uint16)
 
 
-def share_in_process(buffers: NodeBuffers, local_comm: ThreadComm, count: int, dtype) -> list[np.ndarray]:
-    """In the place of NodeBuffers._share, for ranks that share all memory."""
-    return local_comm.allgather(np.zeros(count, dtype))
+def share_in_process(memory: NodeMemory, count: int, dtype=np.float32) -> list[np.ndarray]:
+    """In the place of NodeMemory.share, for ranks that share all memory."""
+    return memory._local_comm.allgather(np.zeros(count, dtype))
 
 
 def ending_with_others(arrived):
-    """NodeBuffers.arrived of ranks that look, while they wait, whether another rank has failed."""
+    """NodeMemory.arrived of ranks that look, while they wait, whether another rank has failed."""
 
-    def watched(buffers, local_ranks, count):
-        condition = arrived(buffers, local_ranks, count)
+    def watched(memory, local_ranks, count):
+        condition = arrived(memory, local_ranks, count)
 
         def holds():
-            buffers._local_comm.check()
+            memory._local_comm.check()
             return condition.Test()
 
         return Condition(holds)
@@ -242,5 +242,7 @@ def ending_with_others(arrived):
     return watched
 
 
-def check_no_memory(world: World, size: int) -> None:
-    """In the place of NodeBuffers._check_memory."""
+def share_memory(monkeypatch) -> None:
+    """From here on, and to the end of a test, what a node's ranks share is of this process."""
+    monkeypatch.setattr(NodeMemory, "share", share_in_process)
+    monkeypatch.setattr(NodeMemory, "arrived", ending_with_others(NodeMemory.arrived))

@@ -7,13 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dist.buffers import NodeBuffers
 from gpt2.optimizer import AdamW, AdamWSettings
 from strategies import STRATEGIES
 from strategies.bucketed import plan_buckets
 from tests.ranks import test_overlap as small
-from tests.support import thread_ranks
-from tests.support.thread_ranks import run_ranks
+from tests.support.thread_ranks import run_ranks, share_memory
 
 STEPS, MAX_NORM = 2, 0.3
 DAWDLING_S = 5e-3
@@ -39,9 +37,7 @@ class Training(small.Training):
 
 @pytest.fixture(autouse=True)
 def _shared_in_process(monkeypatch):
-    monkeypatch.setattr(NodeBuffers, "_share", thread_ranks.share_in_process)
-    monkeypatch.setattr(NodeBuffers, "_check_memory", staticmethod(thread_ranks.check_no_memory))
-    monkeypatch.setattr(NodeBuffers, "arrived", thread_ranks.ending_with_others(NodeBuffers.arrived))
+    share_memory(monkeypatch)
 
 
 def train(nodes, name, options, most=0, slow=None):

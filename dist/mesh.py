@@ -1,0 +1,100 @@
+"""Which ranks share a model, and how: each rank's place among parts of tensors, copies of the model, pipeline stages.
+
+Parts speak most, in every layer, so they are neighbours: on one node where its ranks divide by their number. Copies
+come next, and then stages, whose messages are the fewest (Narayanan et al. 2021). Neighbours are counted node by node,
+whatever order the launcher numbered the ranks in.
+"""
+
+from dataclasses import dataclass
+
+from dist.world import World, world_of
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """tensor, data, pipeline: how many parts, copies and stages; part, copy, stage: this rank's.
+
+    data_world: the ranks that hold the same piece, one of each copy, in order: for strategies. model_world: the ranks
+    of this copy. parts_world: the parts of this stage of this copy. stages_world: the stages of this part of this copy.
+    coordinates: of every rank of the job, as `positions` gives them. spans_nodes: whether the parts of a stage lie on
+    several nodes anywhere; then every layer waits for the network.
+    """
+
+    tensor: int
+    data: int
+    pipeline: int
+    part: int
+    copy: int
+    stage: int
+    data_world: World
+    model_world: World
+    parts_world: World
+    stages_world: World
+    coordinates: list
+    spans_nodes: bool
+
+    def close(self) -> None:
+        """Give the groups' communicators back; an MPI has some two thousand for a process. Collective over the job."""
+        for world in (self.data_world, self.model_world, self.parts_world, self.stages_world):
+            if world.whole is not None:
+                world.local_comm.Free()
+                world.comm.Free()
+
+
+def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
+    """The mesh of all ranks of the job, with `tensor` parts and `pipeline` stages. Collective."""
+    coordinates = positions(world.places, tensor, pipeline)
+    own = coordinates[world.rank]
+
+    def group(*axes):
+        """The ranks that differ from this one in these axes only, as a world of their own, ordered by them."""
+        fixed = [axis for axis in ("stage", "copy", "part") if axis not in axes]
+        colors = sorted({tuple(place[axis] for axis in fixed) for place in coordinates})
+        color = colors.index(tuple(own[axis] for axis in fixed))
+        key = _position(own, tensor, world.size // (tensor * pipeline))
+        return world_of(world.comm.Split(color, key), world.local_comm.Split(color, key), whole=world)
+
+    return Mesh(
+        tensor, world.size // (tensor * pipeline), pipeline, own["part"], own["copy"], own["stage"],
+        # Without parts and stages the copies are the job, and stay in its order.
+        data_world=world if tensor * pipeline == 1 else group("copy"),
+        model_world=group("stage", "part"),
+        parts_world=group("part"),
+        stages_world=group("stage"),
+        coordinates=coordinates,
+        spans_nodes=_spans_nodes(world.places, coordinates),
+    )  # fmt: skip
+
+
+def positions(places: list[dict], tensor: int, pipeline: int) -> list[dict]:
+    """[{"rank", "copy", "part", "stage"}, ...] of every rank, by rank. places: World.places.
+
+    ValueError where the ranks do not divide so. Rank 0 is part 0 of stage 0 of copy 0.
+    """
+    ranks, group = len(places), tensor * pipeline
+    if tensor < 1 or pipeline < 1 or ranks % group:
+        raise ValueError(
+            f"{ranks} ranks for {tensor} parts x {pipeline} stages, expected a multiple of {group}: start as many, or "
+            "ask for fewer parts or stages"
+        )
+    order = sorted(places, key=lambda place: (place["node"], place["local_rank"])) if group > 1 else places
+    if order[0]["rank"] != 0:
+        raise ValueError(
+            f"rank {order[0]['rank']} is the first of the first node, expected rank 0: nodes are misnumbered"
+        )
+    found = [{}] * ranks
+    for position, place in enumerate(order):
+        part, copy, stage = position % tensor, position // tensor % (ranks // group), position // (ranks // pipeline)
+        found[place["rank"]] = {"rank": place["rank"], "copy": copy, "part": part, "stage": stage}
+    return found
+
+
+def _position(own: dict, tensor: int, data: int) -> int:
+    """Where a rank stands in the order of `positions`."""
+    return own["part"] + tensor * (own["copy"] + data * own["stage"])
+
+
+def _spans_nodes(places: list[dict], coordinates: list[dict]) -> bool:
+    groups = {(own["copy"], own["stage"]) for own in coordinates}
+    nodes = {(own["copy"], own["stage"], place["node"]) for own, place in zip(coordinates, places, strict=True)}
+    return len(nodes) > len(groups)
