@@ -116,7 +116,7 @@ def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     """Whether the run of these facts adds the same gradients in the same order as the one that left the checkpoint."""
-    names = "ranks", "strategy", "mesh", CUT
+    names = "ranks", "strategy", CUT
     return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
 
 
