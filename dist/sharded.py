@@ -40,7 +40,8 @@ class Slots:
     """Stands in for a flat vector of which a range exists only while its turn lasts.
 
     The first range and the last have memory of their own. Those between, the layers, take turns in LAYER_SLOTS slots,
-    so that a layer and its neighbour never lie in the same one. slot_of: {(start, stop) of a range: its slot}.
+    so that a layer and its neighbour never lie in the same one. slot_of: {(start, stop) of a range: its slot}. A single
+    range, of a pipeline's stage, is the first.
 
     slots[start:stop], within one range, is a view, as of a whole vector. It cannot tell which range's values lie there:
     that is for its users to know.
@@ -49,7 +50,7 @@ class Slots:
     def __init__(self, ranges, zeros=host_zeros):
         self.shape = (ranges[-1][1],)
         turns = [1 + index % LAYER_SLOTS for index in range(len(ranges) - 2)]
-        self.slot_of = dict(zip(ranges, [0, *turns, 1 + LAYER_SLOTS], strict=True))
+        self.slot_of = dict(zip(ranges, [0, *turns, 1 + LAYER_SLOTS], strict=False))
         lengths = [0] * (2 + LAYER_SLOTS)
         for (start, stop), slot in self.slot_of.items():
             lengths[slot] = max(lengths[slot], stop - start)

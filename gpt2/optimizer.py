@@ -23,16 +23,16 @@ class Clipping:
     max_norm: larger norms are brought down to it; 0 never clips. outlier_z: a step is skipped if its norm lies more
     than that many standard deviations above the mean of the last `window` norms (llm.c's -sg); 0 never skips. The rule
     begins when there are so many. `norms` holds them, all finite, and belongs to a run's state. `skips` says whether
-    the last step was skipped.
+    the last step was skipped. over_model(sum of squares): where several ranks share a model, the sum over all of them.
     """
 
-    def __init__(self, max_norm: float, outlier_z: float = 0.0, window: int = NORM_WINDOW):
-        self.max_norm, self.outlier_z = max_norm, outlier_z
+    def __init__(self, max_norm: float, outlier_z: float = 0.0, window: int = NORM_WINDOW, over_model=float):
+        self.max_norm, self.outlier_z, self._over_model = max_norm, outlier_z, over_model
         self.norms, self.skips = deque(maxlen=window), False
 
     def scale(self, sum_of_squares: float) -> tuple[float, float | None]:
-        """(norm, factor for the gradients), or (norm, None) for a step to be skipped."""
-        norm, factor = clip_scale(sum_of_squares, self.max_norm)
+        """(norm, factor for the gradients), or (norm, None) for a step to be skipped. Collective, with over_model."""
+        norm, factor = clip_scale(self._over_model(sum_of_squares), self.max_norm)
         if self.outlier_z:
             self.skips = self._stands_out(norm)
             self.remember([norm])  # outliers, too: a norm that comes again and again is no outlier

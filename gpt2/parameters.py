@@ -109,7 +109,7 @@ class Parameters:
 
     The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the layout's
     `ranges`. Not all of it need exist at once. Of a piece, layers are counted from its first; what it borrows lies in
-    `borrowed` (borrowed_size,), and what it does not compute with is None. ValueError: a buffer has another size.
+    `borrowed` (borrowed_size,), where there is room for that, and what is nowhere is None. ValueError: another size.
     """
 
     def __init__(self, layout: Layout, flat, borrowed=None):
@@ -119,7 +119,7 @@ class Parameters:
         nothing, piece = dict.fromkeys(layer_shapes(layout.config)), layout.piece
         self.layers = [SimpleNamespace(**nothing) for _ in range(piece.first_layer, piece.stop_layer)]
         self.wte = self.wpe = self.lnf_weight = self.lnf_bias = None
-        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.borrowed)):
+        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.borrowed if borrowed is not None else ())):
             for tensor in placed:
                 *path, name = tensor.name.split(".")
                 owner = self.layers[int(path[1]) - piece.first_layer] if path else self

@@ -26,7 +26,7 @@ class Job:
                     their form on a GPU (dist/gpu/buffers.py)
     new_optimizer   (start, stop): an AdamW with state for that range alone
     sum_of_squares  (flat): a float
-    max_norm, outlier_z   as gpt2.optimizer.Clipping's
+    max_norm, outlier_z, over_model   as gpt2.optimizer.Clipping's
     tracer          tracer.phase(name, bytes=, root=) times what is inside
     server          "colocated" or "dedicated", for a strategy that has a server
 
@@ -50,6 +50,7 @@ class Job:
     tracer: object
     server: str = "colocated"
     outlier_z: float = 0.0
+    over_model: Callable[[float], float] = float
     operation: object = field(default_factory=lambda: MPI.SUM)
     new_wire: Callable[[int], Wire] = FLOAT32.new
     new_exchange: Callable = RingExchange
@@ -124,7 +125,8 @@ class Strategy:
     def __init__(self, job: Job):
         self.comm, self.tracer = job.world.comm, job.tracer
         self.parameters, self.gradients = job.buffers.parameters, job.buffers.gradients
-        self.sum_of_squares, self.clipping = job.sum_of_squares, Clipping(job.max_norm, job.outlier_z)
+        self.sum_of_squares = job.sum_of_squares
+        self.clipping = Clipping(job.max_norm, job.outlier_z, over_model=job.over_model)
         self.workers, self.worker = self.comm.size, self.comm.rank
         self.own = slice(0, self.parameters.shape[0])  # what it updates, unless it says otherwise
         self.optimizer = None
@@ -168,3 +170,33 @@ class Strategy:
 
     def resumed(self) -> None:
         """The parameters, and all that `state` gave, were filled from a checkpoint. Collective."""
+
+
+class Around(Strategy):
+    """A strategy around a strategy: it does what that one does, and its subclass something more, between that one and
+    the model."""
+
+    def __init__(self, strategy: Strategy):
+        self.strategy, self.clipping = strategy, strategy.clipping
+        self.worker, self.workers, self.keeps_gradients = strategy.worker, strategy.workers, strategy.keeps_gradients
+
+    def before_use(self, start, stop):
+        self.strategy.before_use(start, stop)
+
+    def gradients_final(self, start, stop):
+        self.strategy.gradients_final(start, stop)
+
+    def poke(self):
+        self.strategy.poke()
+
+    def update(self, lr):
+        return self.strategy.update(lr)
+
+    def state(self):
+        return self.strategy.state()
+
+    def errors(self):
+        return self.strategy.errors()
+
+    def resumed(self):
+        self.strategy.resumed()

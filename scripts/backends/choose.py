@@ -66,6 +66,7 @@ def with_strategy(settings, world, size: int, links: list[dict], wire_format: Wi
         name, why = choose_on_cores(world, settings, size, links, wire_format)
     else:
         name, why = choose_on_gpus(world, settings.strategy, size, wire_format, comm)
+    name, why = world.job.comm.bcast((name, why))  # one choice, where groups of the job have tried each for itself
     world.print(f"--strategy auto takes {name}; {why}")
     return replace(settings, strategy=name)
 

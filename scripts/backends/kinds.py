@@ -37,7 +37,7 @@ class OnCores:
         self.operation, self.new_wire = self.kind.new_operation(wire_format), wire_format.new
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
-        self.buffers = self.kind.buffers(world, layout.size, layout.ranges)
+        self.buffers = self.kind.buffers(world, layout.size, layout.held_ranges)
         self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
         self.host_parameters = self.buffers.parameters
 
@@ -95,7 +95,7 @@ class OnGpu:
         self.new_exchange = exchange_on_gpus(find(settings.strategy), wire_format)
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
         with self.together(UserError):
-            self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.ranges)
+            self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.held_ranges)
             self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
             if settings.dtype != "float32":
                 self.model = model_arrays(
@@ -133,7 +133,7 @@ def model_arrays(buffers, layout, zeros) -> FlatPair:
     """A model's own arrays, of zeros(length), that take turns where those of the exchange do."""
     return FlatPair(
         *(
-            Slots(layout.ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
+            Slots(layout.held_ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
             for flat in (buffers.parameters, buffers.gradients)
         )
     )

@@ -10,6 +10,7 @@ from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
+from scripts.settings.model_parallel import copies, with_layers
 from scripts.settings.training import Settings
 from strategies import find, is_auto
 from strategies.checks import (
@@ -59,8 +60,9 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
             f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
             "lower it, or raise --context"
         )
+    settings = with_layers(settings, config, ranks)
     if settings.preset:
-        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, ranks))
+        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
     return settings, config
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpt2.config import GPT2Config
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
+from scripts.settings.model_parallel import copies
 from scripts.settings.training import Settings, flags
 from strategies.checks import worker_count
 
@@ -30,7 +31,7 @@ def lasting(s: Settings, ranks: int) -> dict:
 
     validation_windows: how many of them a validation takes, 0 for all, None without validations.
     """
-    windows = s.eval_steps * s.batch_size * worker_count(s.server, ranks) if s.eval_every else None
+    windows = s.eval_steps * s.batch_size * worker_count(s.server, copies(s, ranks)) if s.eval_every else None
     kept = {name: getattr(s, name) for name in (*SCHEDULE, *OPTIMIZER, *ROUNDING)}
     return kept | {"validation_windows": windows}
 
@@ -50,4 +51,4 @@ def computing_ranks(s: Settings, ranks: int) -> list[bool]:
 
 def global_batch(s: Settings, ranks: int) -> int:
     """Sequences of one step."""
-    return s.batch_size * s.grad_accum * worker_count(s.server, ranks)
+    return s.batch_size * s.grad_accum * worker_count(s.server, copies(s, ranks))

@@ -9,7 +9,8 @@ from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.tokenizers import TOKENIZERS
-from gpt2.optimizer import SCHEDULES
+from gpt2.optimizer import SCHEDULES as LEARNING_RATES
+from gpt2.pipeline import SCHEDULES
 from scripts.settings import presets
 from strategies import AUTO, DEFAULT, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
@@ -46,6 +47,13 @@ def strategy_name(text: str) -> str:
     return str(Path(text).resolve()) if text.endswith(OWN_FILE) else text
 
 
+def layer_counts(text: str) -> str:
+    """Layers of each stage, numbers with commas between them."""
+    if not all(count.isdecimal() and len(count) < 6 for count in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no list of layers, expected numbers such as 4,4,4,0")
+    return ",".join(str(int(count)) for count in text.split(","))
+
+
 @dataclass(frozen=True)
 class Settings:
     """The flags of scripts/train.py. None means: the other flags decide it, as the help text says.
@@ -72,6 +80,16 @@ class Settings:
         False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"
     )
     overlap: bool = setting(False, "exchange while the model computes; needs one of our own exchanges, or NCCL")
+    tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
+    pipeline_parallel: int = setting(
+        1, "stages: ranks that share a model layer by layer; --grad-accum micro-steps fill them"
+    )
+    pipeline_schedule: str = setting(
+        "1f1b", "order of a stage's forwards and backwards; gpipe holds the activations of all", choices=SCHEDULES
+    )
+    pipeline_layers: str = setting(
+        None, "layers of each stage, such as 4,4,4,0 (equally long stages, with the head's share)", type=layer_counts
+    )
     no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
     model: str = setting(None, "the model's shape by name (baby, or the shape of --init)", choices=PRESETS)
     n_layer: int = setting(None, "layers of the model, if not as in --model")
@@ -103,7 +121,7 @@ class Settings:
     shuffle: bool = setting(True, "read the training data in a random order; --no-shuffle is the order of llm.c")
     lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
     warmup: int = setting(20, "steps over which the learning rate rises to --lr")
-    schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=SCHEDULES)
+    schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=LEARNING_RATES)
     min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)")
     lr_steps: int = setting(None, "step at which the schedule ends, wherever the run stops (as many as --steps)")
     weight_decay: float = setting(0.1, "weight decay of AdamW, on matrices and embeddings")

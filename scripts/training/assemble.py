@@ -12,7 +12,6 @@ from pathlib import Path
 from dist.gpu.topology import gpu_topology
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
-from dist.progress import poking
 from dist.watch.watchdog import Watchdog
 from dist.world import ClosedTogether, end_job, library_name, threads_per_rank
 from gpt2.config import flops_per_token
@@ -21,13 +20,13 @@ from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.formats.checkpoints import Checkpoint, model_facts
-from gpt2.model import GPT2
 from gpt2.optimizer import LearningRateSchedule
-from gpt2.parameters import Layout, Parameters
+from gpt2.parameters import Layout
 from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.settings.checks import check_memory, complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
+from scripts.settings.model_parallel import model_cut
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -35,6 +34,7 @@ from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
 from scripts.training.same_files import check_same_files
+from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, find_peak, measured_peak
@@ -45,8 +45,6 @@ from traces import Tracer
 from traces.record.files import CounterFile
 from traces.record.phases import EXCHANGE, PHASES
 from traces.record.stream_times import GPU_PHASES
-
-SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
 
 
 @dataclass(frozen=True)
@@ -92,42 +90,44 @@ def assemble(settings, world, lock) -> Parts:
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
     code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)
-    layout = Layout(config, multiple_of=SHARD_MULTIPLE * world.size)
-    links, threads = probe_links(world), settings.threads or threads_per_rank(world)
+    shared = SharedModel(model_cut(settings, config), config, world, resources)
+    mesh, layout, whole = shared.mesh, shared.layout, shared.whole
+    links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    s, new_backend, choice = choose_backend(settings, config, world, layout, adamw_settings(settings), threads, links)
+    s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
-    facts = run_facts(s, layout, data, world.size, lock.run)
+    facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = new_utilization(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
-    folder = new_folder(s, world, lock, path, used, steps, layout.count, threads, links, peak, choice, code)
-    tracer, failures = new_tracer(s, world, path / "traces", backend.kernels.device, resources)
-    strategy = backend.new_strategy(new_job(s, backend, layout, tracer, facts["bucket_bytes"]), steps.start - 1)
+    folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
+    tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
+    shared.meet_partners(s.batch_size * s.seq_len, tracer)
+    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
-        restore(checkpoint, strategy, layout, facts, world)
-    with world.together(UserError):
-        worker = new_worker(s, backend, layout, strategy, train, val, tracer)
-    flops = flops_per_token(config, s.seq_len, layout.count)
-    model = WholeModel(parameters, strategy.before_use, backend.fetch)
-    checkpoints = new_checkpoints(s, world, path, strategy, layout, facts, steps, lock)
+        restore(checkpoint, strategy, layout, facts, world, mesh)
+    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer)
+    model = WholeModel(parameters, strategy.before_use, backend.fetch, mesh)
+    checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
-        table=run_table(used, layout, world, strategy.workers, threads, choice, peak, facts["global_batch"], path),
+        table=run_table(
+            used, whole, shared.cut.text(mesh.data), world, threads, choice, peak, facts["global_batch"], path
+        ),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
-        records=StepRecords(facts["global_batch"] * s.seq_len, flops, utilization),
-        progress=ProgressLines(s.steps, world.print, world.places),
+        records=new_records(s, shared, facts, utilization),
+        progress=ProgressLines(s.steps, world.print, world.places, shared.stages),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
-        replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters),
+        replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
         samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
         gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
@@ -210,18 +210,20 @@ def new_utilization(s, world, kernels, choice: dict) -> Utilization:
     return Utilization(peak, partial(measured_peak, world, computes, kernels.device) if peak.is_measured else None)
 
 
-def new_folder(s, world, lock, path, used, steps, count, threads, links, peak, choice, code) -> RunFolder | None:
+def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code) -> RunFolder | None:
     """Rank 0's run folder with its config.json, None on the other ranks. used: the settings as they are used."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
             folder = RunFolder(path, lock.check, resumed_step, s.tensorboard)
             facts = {
-                "parameters": count, "threads_per_rank": threads, "links": links, "resumed_step": resumed_step,
-                "peak": asdict(peak), "code": code.facts(),
+                "parameters": shared.whole.count, "threads_per_rank": threads, "links": links,
+                "resumed_step": resumed_step, "peak": asdict(peak), "code": code.facts(),
             }  # fmt: skip
             if s.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
+            if shared.identity():
+                facts["mesh"] = shared.mesh.coordinates
             folder.write_config(used, world.places, library_name(), facts | choice)
     return folder
 
@@ -234,26 +236,26 @@ def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog 
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
+def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
     """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
     watchdog = new_watchdog(s, world, traces, resources)
-    identity = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy}
+    place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
     clock, counters, gpu = clock_offset(world), None, {}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
         ports = Ports()
-        counters = CounterFile(traces, identity, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+        counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
     if s.backend == "cupy":
         # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
         on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
         gpu = {"device": device, "on_stream": on_stream}
-    tracer = Tracer(traces, identity, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+    tracer = Tracer(traces, place, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
     return tracer, TraceFailures(world, traces, tracer)
 
 
-def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None) -> Job:
+def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job:
     """What the strategy works with."""
     return Job(
         world=backend.world,
@@ -262,26 +264,26 @@ def new_job(s, backend, layout: Layout, tracer: Tracer, bucket_bytes: int | None
         sum_of_squares=backend.sum_of_squares,
         max_norm=s.grad_clip,
         outlier_z=s.skip_outliers,
+        over_model=shared.over_model(tracer),
         tracer=tracer,
         server=s.server,
-        final_ranges=layout.final_ranges(),
+        final_ranges=tuple(part for part in shared.layout.final_ranges() if part[0] < part[1]),
         bucket_bytes=bucket_bytes,
     )
 
 
-def new_worker(s, backend, layout: Layout, strategy, train, val, tracer) -> Worker | Server:
-    """This rank's worker, with the model and its activations; a Server if the strategy has the rank compute nothing."""
-    if strategy.worker is None:
-        return Server()
-    # Exchanges that overlap with compute go on between two kernels: that is when the strategy is poked.
-    kernels = poking(backend.kernels, strategy.poke) if s.overlap else backend.kernels
-    flats = backend.model.parameters, backend.model.gradients
-    model = GPT2(kernels, *(Parameters(layout, flat) for flat in flats), s.batch_size, s.seq_len, strategy.before_use)
-    place = strategy.worker, strategy.workers
-    return Worker(model, train, val, s.grad_accum, *place, tracer, strategy.keeps_gradients)
+def new_worker(s, world, backend, shared, strategy, train, val, tracer) -> tuple:
+    """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
+    with world.together(UserError):
+        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer)
 
 
-def new_checkpoints(s, world, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock) -> Checkpointing:
+def new_records(s, shared, facts: dict, utilization) -> StepRecords:
+    flops = flops_per_token(shared.whole.config, s.seq_len, shared.whole.count)
+    return StepRecords(facts["global_batch"] * s.seq_len, flops, utilization, shared.stages)
+
+
+def new_checkpoints(s, world, mesh, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock):
     """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
     every = s.checkpoint_every if find(s.strategy).exchanges else None
-    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, s.keep, lock.check)
+    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, s.keep, lock.check, mesh)

@@ -23,12 +23,14 @@ from gpt2.inference.generated_text import document_start
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
+from gpt2.pipeline import SCHEDULES
 from scripts.backends.choose import choose_kernels
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.training.same_files import check_same_files
 from scripts.training.worker import Worker
 
 SECONDS_BETWEEN_LINES = 10.0
+PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # of a model that has one stage, and one micro-step
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def of_validation(model: Model, shards: str, world) -> dict:
     with world.together(UserError):
         windows.check_tokens(val.shards, model.config.vocab_size, world.rank, world.size)
         gpt2 = GPT2(model.kernels, model.parameters, None, model.batch_size, model.sequence_length)
-        worker = Worker(gpt2, val, val, 1, world.rank, world.size, None)
+        worker = Worker(gpt2, val, val, PLAIN, world.rank, world.size, None)
         part = worker.validation_loss(0)
     total, tokens = sum_everywhere(world.comm, *part)
     return {"loss": total / tokens, "perplexity": perplexity(total / tokens), "tokens": int(tokens)}

@@ -14,7 +14,8 @@ class Meeting(NamedTuple):
     loss: of the global batch, the mean. asked: the most that a signal asked of any rank. The others are of each rank:
     losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none or has
     skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s: that its
-    gradients took, nan for a server. written: how much of its part of a checkpoint is on disk (Checkpointing.written).
+    gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of its part
+    of a checkpoint is on disk (Checkpointing.written).
     """
 
     loss: float
@@ -25,6 +26,7 @@ class Meeting(NamedTuple):
     compute_s: list[float]
     asked: int
     written: list[int]
+    pipeline_s: list[float] = ()
 
 
 class MeetingPoint:
@@ -43,7 +45,7 @@ class MeetingPoint:
         not known here, or the step was skipped."""
         own = (loss_part, norm or 0.0, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
         *told, untraced = gather_everywhere(self.comm, *own, self.failures.own()).T
-        losses, norms, exchange_s, compute_s, step_s, asked, written = told
+        losses, norms, exchange_s, compute_s, step_s, pipeline_s, asked, written = told
         meeting = Meeting(
             loss=math.fsum(losses),  # exact, so all ranks get the same bits
             losses=losses.tolist(),
@@ -53,6 +55,7 @@ class MeetingPoint:
             compute_s=compute_s.tolist(),
             asked=int(asked.max()),
             written=written.astype(int).tolist(),
+            pipeline_s=pipeline_s.tolist(),
         )
         self.checkpoints.settle(meeting.written)
         self.failures.tell(untraced)

@@ -13,7 +13,9 @@ from dist.console import say
 from dist.probe.links import clock_offset, probe_links
 from dist.world import library_name
 from gpt2.errors import UserError
+from gpt2.parameters import Layout
 from scripts.training.meeting import Meeting
+from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.recorder import tracing_share
 from traces.units import count_text, mfu_text, short_ms
@@ -23,15 +25,19 @@ STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this sha
 WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
 
 
-def run_table(settings: dict, layout, world, workers: int, threads: int, choice: dict, peak, batch: int, path) -> str:
+def run_table(
+    settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path
+) -> str:
     """What rank 0 prints before the first step: what the settings come to on this machine, then all settings.
 
+    whole: of the whole model. cut: how the ranks share it (scripts/settings/model_parallel.py), None where they do not.
     choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
     """
-    config, length = layout.config, settings["seq_len"]
+    config, length, workers = whole.config, settings["seq_len"], worker_count(settings["server"], world.size)
     facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
-        f"{config.vocab_size} tokens: {layout.count:,} parameters",
+        f"{config.vocab_size} tokens: {whole.count:,} parameters",
+        **({"cut": cut} if cut else {}),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(threads, 'thread')} on rank 0",
         **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else {}),
@@ -40,7 +46,7 @@ def run_table(settings: dict, layout, world, workers: int, threads: int, choice:
         "MPI": library_name(),
         "run folder": str(path),
     }
-    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
+    return "\n".join([*(f"{name:<18} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
 
 
 def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
@@ -60,10 +66,14 @@ def two_columns(settings: dict) -> list[str]:
 
 
 class StepRecords:
-    """Makes the lines of log.jsonl. tokens: of a step, by all workers. utilization: a Utilization."""
+    """Makes the lines of log.jsonl. tokens: of a step, by all workers. utilization: a Utilization.
 
-    def __init__(self, tokens: int, flops_per_token: float, utilization):
+    stages: of each rank, the stage of the pipeline; all 0 without one.
+    """
+
+    def __init__(self, tokens: int, flops_per_token: float, utilization, stages: list[int]):
         self.tokens, self.flops_per_token, self.utilization = tokens, flops_per_token, utilization
+        self.stages = stages
 
     def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
         """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
@@ -79,7 +89,8 @@ class StepRecords:
         }
         record |= self.utilization.of_step(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
-        return record | slowest(meeting.compute_s)
+        record |= {"pipeline_wait_s": float(np.mean(meeting.pipeline_s))} if any(self.stages) else {}
+        return record | slowest(meeting.compute_s, self.stages)
 
 
 def exposed_exchange_s(meeting: Meeting, step_s: float) -> float:
@@ -93,29 +104,36 @@ def exposed_exchange_s(meeting: Meeting, step_s: float) -> float:
     return float(within[is_worker].mean())
 
 
-def slowest(compute_s) -> dict[str, float]:
-    """{"slowest_rank", "slowest_excess"}: the rank that took longest for its gradients, and by which share it took
-    longer than the median of the others; {} if fewer than two ranks compute.
+def slowest(compute_s, stages: list[int]) -> dict[str, float]:
+    """{"slowest_rank", "slowest_excess"}: of the ranks that took longest for their gradients in their stage, the one
+    that stands out most, and by which share it took longer than the median of the stage's others; {} if no stage has
+    two ranks that compute.
 
-    compute_s: for each rank its seconds, nan if it computes nothing.
+    compute_s: for each rank its seconds, nan if it computes nothing. stages: of each rank; stages differ by design.
     """
-    seconds = np.asarray(compute_s)
-    if np.isfinite(seconds).sum() < 2:
-        return {}
-    rank = int(np.nanargmax(seconds))
-    others = np.nanmedian(np.delete(seconds, rank))
-    return {"slowest_rank": rank, "slowest_excess": float(seconds[rank] / others - 1) if others > 0 else 0.0}
+    seconds, found = np.asarray(compute_s), {}
+    for stage in sorted(set(stages)):
+        own = np.where(np.asarray(stages) == stage, seconds, np.nan)
+        if np.isfinite(own).sum() < 2:
+            continue
+        rank = int(np.nanargmax(own))
+        others = np.nanmedian(np.delete(own, rank))
+        excess = float(own[rank] / others - 1) if others > 0 else 0.0
+        if not found or excess > found["slowest_excess"]:
+            found = {"slowest_rank": rank, "slowest_excess": excess}
+    return found
 
 
 class ProgressLines:
     """Rank 0 prints a line a step, but at most one a second. The first, the last and validated steps always get one.
 
     A line names a rank that was clearly slower than the others in the steps since the line before. places: World's.
+    stages: as slowest's.
     """
 
-    def __init__(self, last_step: int, print_line, places: list[dict]):
+    def __init__(self, last_step: int, print_line, places: list[dict], stages: list[int]):
         self.last_step, self.print_line, self.places, self.printed_at = last_step, print_line, places, 0.0
-        self.compute_s = []
+        self.compute_s, self.stages = [], stages
 
     def step(self, record: dict, compute_s: list[float]) -> None:
         """record: as StepRecords makes it, with "val_loss" after a validation. compute_s: as slowest's."""
@@ -130,17 +148,20 @@ class ProgressLines:
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
         mfu = f"  MFU {mfu_text(record['mfu'], 'peak_underestimated' in record)}" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
+        pipeline = (
+            f"  pipeline {record['pipeline_wait_s'] / record['step_s']:.0%}" if "pipeline_wait_s" in record else ""
+        )
         self.print_line(
             f"{step}  loss {record['loss']:#.5g}  norm {record['grad_norm']:.2f}  lr {record['lr']:.1e}  "
             f"{short_ms(1e3 * record['step_s'], 4)} ms  {record['tokens_per_s']:,.0f} tok/s{mfu}  "
-            f"exchange {exchange:.0%}{self._slowest()}{skipped}"
+            f"exchange {exchange:.0%}{pipeline}{self._slowest()}{skipped}"
         )
         if "val_loss" in record:
             self.print_line(f"{'':{len(step)}}  val loss {record['val_loss']:.4f}")  # beneath the loss
 
     def _slowest(self) -> str:
         """Names the rank whose median over the steps since the last line stands out, if there is one."""
-        found = slowest(np.median(self.compute_s, axis=0)) if self.compute_s else {}
+        found = slowest(np.median(self.compute_s, axis=0), self.stages) if self.compute_s else {}
         self.compute_s = []
         if not found or found["slowest_excess"] < STANDS_OUT:
             return ""

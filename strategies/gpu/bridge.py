@@ -10,7 +10,7 @@ from dist.gpu.copies import Copies
 from dist.sharded import Slots
 from dist.waiting import Pauses, wait
 from gpt2.rounding import RoundedParameters
-from strategies.base import Strategy
+from strategies.base import Around, Strategy
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,17 @@ class FlatPair:
     gradients: object
 
 
-class Bridge(Strategy):
-    """A strategy around a strategy, which does what it is asked for. model, exchanged: the FlatPairs on either side.
+class Bridge(Around):
+    """Around a strategy that does not work on the model's arrays. model, exchanged: the FlatPairs on either side.
 
     rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
     """
 
-    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
-        self.strategy, self.model, self.exchanged, self.tracer = strategy, model, exchanged, tracer
-        self.clipping, self.rounded = strategy.clipping, rounded
-        self.worker, self.workers, self.keeps_gradients = strategy.worker, strategy.workers, strategy.keeps_gradients
+    def __init__(
+        self, strategy: Strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None
+    ):
+        super().__init__(strategy)
+        self.model, self.exchanged, self.tracer, self.rounded = model, exchanged, tracer, rounded
         self.there = {}  # by place: the range whose parameters the model has had since the update
         slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
         self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
@@ -51,23 +52,11 @@ class Bridge(Strategy):
         """Queue a part of a range of the new parameters for the model."""
         raise NotImplementedError
 
-    def poke(self):
-        self.strategy.poke()
-
     def update(self, lr):
         self.there.clear()
         if self.rounded is not None:
             self.rounded.begin_update()
         return self.strategy.update(lr)
-
-    def state(self):
-        return self.strategy.state()
-
-    def errors(self):
-        return self.strategy.errors()
-
-    def resumed(self):
-        self.strategy.resumed()
 
 
 class CastingBridge(Bridge):

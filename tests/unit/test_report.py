@@ -15,12 +15,21 @@ RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "e
     [([1, 1.5], 1, 0.5), ([2, 4, 2.5, 3], 1, 0.6), ([nan, 1, 3, 1], 2, 2), ([0, 0, 0], 0, 0)],
 )
 def test_slowest_against_the_median_of_the_others(seconds, rank, excess):
-    assert slowest(seconds) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
+    assert slowest(seconds, [0] * len(seconds)) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stages", "rank", "excess"),
+    [([1, 5, 1.5, 5.5], [0, 1, 0, 1], 2, 0.5), ([1, 5, 1, 9], [0, 1, 0, 1], 3, 0.8), ([2, 9, 1], [0, 1, 0], 0, 1.0)],
+)
+def test_a_long_stage_is_not_slow(seconds, stages, rank, excess):
+    assert slowest(seconds, stages) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
+    assert slowest([1, 5, 9], [0, 1, 2]) == {}
 
 
 @pytest.mark.parametrize("seconds", [[1.0], [nan, 1.0]])
 def test_one_rank_alone_is_not_slow(seconds):
-    assert slowest(seconds) == {}
+    assert slowest(seconds, [0] * len(seconds)) == {}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,7 @@ def test_exchange_is_a_part_of_rank_0s_step(exchange_s, step_s, compute_s, expec
 def lines(*steps):
     """A line a step, from step 1 on."""
     printed = []
-    progress = ProgressLines(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)])
+    progress = ProgressLines(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)], [0, 0, 0])
     for step, compute_s in enumerate(steps, start=1):
         progress.step(RECORD | {"step": step}, compute_s)
     return printed
@@ -57,7 +66,7 @@ def test_a_rank_is_named_where_it_stands_out():
 def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     printed = []
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}])
+    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}], [0, 0])
     for step in range(3, 13):
         record = RECORD | {"step": step}
         if step < 12:
@@ -70,7 +79,7 @@ def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
 def test_a_line_fits_into_100_columns():
     """Of a long run at full speed; the validation has a line of its own."""
     printed = []
-    progress = ProgressLines(10_000, printed.append, [{"host": "a"}])
+    progress = ProgressLines(10_000, printed.append, [{"host": "a"}], [0])
     record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
     progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
     assert printed == [

@@ -11,6 +11,7 @@ from gpt2.data.windows import Windows
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, initialize
+from gpt2.pipeline import SCHEDULES
 from scripts.training.worker import Worker
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=4, context=5, vocab_size=9)
@@ -40,7 +41,11 @@ def reference(numbers, scale):
 def new_worker(micro_steps, worker, workers, keeps=True):
     model, gradients, layout = new_model(BATCH)
     windows = Windows([TOKENS], LENGTH)
-    return Worker(model, windows, None, micro_steps, worker, workers, TRACER, keeps), gradients, layout
+    return (
+        Worker(model, windows, None, SCHEDULES["1f1b"](0, 1, micro_steps), worker, workers, TRACER, keeps),
+        gradients,
+        layout,
+    )
 
 
 @pytest.mark.parametrize("step", [1, 3])

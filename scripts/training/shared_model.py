@@ -1,0 +1,108 @@
+"""What a rank needs to hold a piece of a model with others: its place in the mesh, its partners, what it borrows.
+
+Where each rank has a whole model, the mesh is the world, and the rest is nothing.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+
+from dist.mesh import make_mesh
+from dist.parts import new_parts
+from dist.progress import poking
+from dist.stage_links import StageLinks
+from dist.waiting import sum_everywhere
+from dist.world import World
+from gpt2.config import GPT2Config
+from gpt2.model import ALONE, GPT2
+from gpt2.parameters import Layout, Parameters
+from scripts.settings.model_parallel import ModelCut
+from scripts.training.borrowing import Borrowing
+from scripts.training.state import mesh_facts, shares_model
+from scripts.training.worker import NoStageLinks, Server, Worker
+
+SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
+LAYERNORMS = 4  # vectors of a layer that part 0 lends at once
+
+
+class SharedModel:
+    """A rank's place among those that share a model. Collective.
+
+    mesh: dist/mesh.py's. whole, layout: of the whole model, and of this rank's piece. stages: the stage of each rank.
+    parts, stage_links: the partners, once `meet_partners` has been called. resources: closes what this opens.
+    """
+
+    def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
+        self.cut, self._resources = cut, resources
+        self.mesh = resources.enter_context(closing(make_mesh(world, cut.tensor, cut.pipeline)))
+        if self.mesh.spans_nodes:
+            world.print(
+                "warning: parts of --tensor-parallel lie on several nodes, so every layer waits for the network: start "
+                f"a multiple of {cut.tensor} ranks on each node"
+            )
+        piece = cut.pieces[self.mesh.stage * cut.tensor + self.mesh.part]
+        self.whole = Layout(config)
+        self.layout = Layout(config, SHARD_MULTIPLE * self.mesh.data_world.size, piece)
+        self.stages = [place["stage"] for place in self.mesh.coordinates]
+        self.actions, self.in_flight = cut.actions(self.mesh.stage), cut.in_flight(self.mesh.stage)
+        self.parts, self.stage_links = ALONE, NoStageLinks()
+
+    def facts(self) -> dict:
+        """What checkpoints say of how ranks share a model."""
+        return mesh_facts(self.mesh, self.whole.config, self.cut.layers)
+
+    def identity(self) -> dict:
+        """What a rank's traces say of its place: nothing where it has a whole model."""
+        mesh = self.mesh
+        if not shares_model(mesh):
+            return {}
+        place = {"copy": mesh.copy, "part": mesh.part, "stage": mesh.stage}
+        return place | {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]}
+
+    def over_model(self, tracer) -> Callable[[float], float]:
+        """Clipping's: the sum of squares over the pieces of a model, the same bits on all ranks that share it."""
+        model_world = self.mesh.model_world
+
+        def total(squares: float) -> float:
+            with tracer.interruption("norm", bytes=8):
+                return sum_everywhere(model_world.comm, squares)[0]
+
+        return total if model_world.size > 1 else float
+
+    def meet_partners(self, rows: int, tracer) -> None:
+        """Set up what parts and neighbouring stages exchange: activations of so many rows. Collective."""
+        mesh, C = self.mesh, self.whole.config.n_embd
+        if mesh.tensor > 1:
+            parts = new_parts(mesh.parts_world, C * max(rows, LAYERNORMS), tracer.interruption)
+            self.parts = self._resources.enter_context(closing(parts))
+        if mesh.pipeline > 1:
+            parts = self.parts if mesh.tensor > 1 else None
+            self.stage_links = StageLinks(mesh.stages_world, (rows, C), tracer.interruption, parts)
+
+    def views(self, parameters, gradients) -> tuple[Parameters, Parameters]:
+        """Of a model's flat arrays, each with room for what the piece borrows."""
+        rooms = (np.zeros(self.layout.borrowed_size, np.float32) if self.layout.borrowed else None for _ in range(2))
+        return tuple(Parameters(self.layout, *pair) for pair in zip((parameters, gradients), rooms, strict=True))
+
+    def new_worker(self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer) -> tuple:
+        """(the strategy as training calls it; this rank's worker, with the model and its activations, or a Server if
+        the strategy has the rank compute nothing). train, val: Windows."""
+        views = self.views(backend.model.parameters, backend.model.gradients)
+        strategy = self.borrowing(strategy, views)
+        if strategy.worker is None:
+            return strategy, Server()
+        # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
+        pokes = overlap or self.mesh.pipeline > 1
+        kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
+        model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.parts, self.in_flight)
+        place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
+        return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
+
+    def borrowing(self, strategy, views: tuple[Parameters, Parameters]):
+        """The strategy as training calls it: with what the ranks of a model lend each other, if several share one."""
+        if not shares_model(self.mesh):
+            return strategy
+        parts = self.parts if self.mesh.tensor > 1 else None
+        stage_links = self.stage_links if self.mesh.pipeline > 1 else None
+        return Borrowing(strategy, *views, parts, stage_links, self.cut.micro_steps)

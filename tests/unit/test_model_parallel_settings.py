@@ -1,0 +1,95 @@
+"""--tensor-parallel, --pipeline-parallel and their siblings: what they come to, and what is refused in one line."""
+
+import pytest
+
+from gpt2.errors import UserError
+from scripts.settings.checks import complete
+from scripts.settings.derived import global_batch, lasting
+from scripts.settings.model_parallel import model_cut
+from scripts.settings.training import parse_settings
+
+pytestmark = pytest.mark.any_mpi
+
+
+def completed(flags: str, ranks: int):
+    return complete(parse_settings("", flags.split()), ranks)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "says"),
+    [
+        (
+            "--tensor-parallel 3",
+            4,
+            "4 ranks with --tensor-parallel 3 and --pipeline-parallel 1, expected a multiple of 3",
+        ),
+        ("--tensor-parallel 2 --pipeline-parallel 2", 6, "expected a multiple of 4: start 8"),
+        ("--tensor-parallel 5", 5, "--tensor-parallel 5, expected at most the model's 4 heads"),
+        ("--pipeline-parallel 6", 6, "--pipeline-parallel 6, expected at most 5: the model has 4 layers, and a last"),
+        ("--pipeline-parallel 5 --tensor-parallel 2", 10, "expected at most 4: the model has 4 layers: lower it"),
+        ("--tensor-parallel 0", 1, "--tensor-parallel is 0, expected a number of at least 1"),
+        ("--pipeline-parallel -1", 1, "--pipeline-parallel is -1, expected"),
+        ("--pipeline-parallel 2 --pipeline-layers 4", 2, "--pipeline-layers 4 has 1 stages, expected 2"),
+        ("--pipeline-parallel 2 --pipeline-layers 3,2", 2, "--pipeline-layers 3,2 come to 5, expected the model's 4"),
+        ("--pipeline-parallel 2 --pipeline-layers 0,4", 2, "--pipeline-layers 0,4 leaves a stage empty"),
+        ("--pipeline-parallel 2 --tensor-parallel 2 --pipeline-layers 4,0", 4, "leaves a stage empty"),
+        ("--pipeline-layers 4,0", 1, "--pipeline-layers 4,0 has 2 stages, expected 1"),
+        ("--strategy reduce-bcast --server dedicated --tensor-parallel 2", 4, "--server dedicated where several ranks"),
+        ("--backend cupy --pipeline-parallel 2", 2, "--backend cupy with --tensor-parallel or --pipeline-parallel"),
+    ],
+)
+def test_what_does_not_go_together(flags, ranks, says):
+    with pytest.raises(UserError) as refused:
+        completed(flags, ranks)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["4,,4", "4;4", "-1,5", "", "a", "99999999"])
+def test_layers_that_are_no_list(text, capsys):
+    with pytest.raises(SystemExit):
+        parse_settings("", [f"--pipeline-layers={text}"])
+    assert "expected numbers such as 4,4,4,0" in capsys.readouterr().err
+
+
+def test_layers_are_chosen_by_operations_unless_given():
+    s, config = completed("--pipeline-parallel 4 --model gpt2-124M", 4)
+    assert model_cut(s, config).layers == (4, 4, 4, 0)
+    assert [model_cut(s, config).in_flight(stage) for stage in range(4)] == [1, 1, 1, 1]  # of one micro-step
+    s, config = completed("--pipeline-parallel 2 --pipeline-layers 03,1 --grad-accum 8", 4)
+    assert (s.pipeline_layers, model_cut(s, config).layers) == ("3,1", (3, 1))
+    assert [model_cut(s, config).in_flight(stage) for stage in range(2)] == [2, 1]
+    s, config = completed("--pipeline-parallel 2 --pipeline-schedule gpipe --grad-accum 8", 2)
+    assert model_cut(s, config).in_flight(0) == 8
+    assert completed("", 4)[0].pipeline_layers is None
+
+
+def test_copies_alone_share_the_global_batch():
+    """8 ranks as two models take as many sequences as 2 ranks that have a model each."""
+    cut, _ = completed("--tensor-parallel 2 --pipeline-parallel 2 --grad-accum 3 --batch-size 5", 8)
+    plain, _ = completed("--grad-accum 3 --batch-size 5", 2)
+    assert global_batch(cut, 8) == global_batch(plain, 2) == 30
+    assert lasting(cut, 8) == lasting(plain, 2)
+
+
+def test_a_preset_keeps_its_tokens():
+    flags = "--preset llmc-fineweb-124M --train-data x --val-data y --batch-size 8"
+    s, _ = completed(flags + " --tensor-parallel 2 --pipeline-parallel 2", 8)
+    plain, _ = completed(flags, 2)
+    assert (s.batch_size, s.grad_accum) == (plain.batch_size, plain.grad_accum)
+
+
+def test_a_cut_model_computes_on_cores():
+    assert completed("--tensor-parallel 2", 2)[0].backend == "numpy"
+    assert completed("", 2)[0].backend == "auto"
+
+
+def test_the_table_says_what_the_cut_costs():
+    s, config = completed("--tensor-parallel 2 --pipeline-parallel 2 --grad-accum 3", 8)
+    assert model_cut(s, config).text(2) == (
+        "2 copies x 2 parts x 2 stages of 2, 2 layers; 1f1b, 3 micro-steps, bubble 25% of a step"
+    )
+    s, config = completed("--pipeline-parallel 2", 2)
+    assert "bubble 50% of a step, as there are fewer micro-steps than stages" in model_cut(s, config).text(1)
+    assert len(model_cut(s, config).pieces) == 2
+    assert model_cut(*completed("", 2)).text(2) is None
