@@ -2,6 +2,7 @@
 
 config.py       the five numbers that make a GPT-2, and the presets
 parameters.py   one flat buffer, named views, initialization
+boxes.py        from the numbering of one piece of a model to another's
 model.py        forward and backward over the layers
 optimizer.py    what an update needs: AdamW on any flat range, clipping, the learning rate
 rounding.py     bfloat16 parameters from float32

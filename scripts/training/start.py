@@ -88,7 +88,8 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
     """UserError if a checkpoint is of another run than the one of these facts, which is to go on from it."""
     flags = {
-        "model": "--model, or what shapes it", "global_batch": "--batch-size times --grad-accum times the ranks",
+        "model": "--model, or what shapes it",
+        "global_batch": "--batch-size times --grad-accum times the ranks, or the model's copies where ranks share one",
         "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed",
         "data": "the training data (of older versions without --text or --train-data: --corpus python)",
     }  # fmt: skip
@@ -116,7 +117,7 @@ def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     """Whether the run of these facts adds the same gradients in the same order as the one that left the checkpoint."""
-    names = "ranks", "strategy", "mesh", CUT
+    names = "ranks", "strategy", CUT
     return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
 
 

@@ -33,7 +33,8 @@ class WholeModel:
         """Yield the ranges of what this rank holds, each while its parameters are there. Collective."""
         for start, stop in self.held.layout.ranges:
             self._bring(start, stop)
-            yield start, stop
+            if start < stop:
+                yield start, stop
 
     def ranges(self):
         """Yield the whole model's ranges, each while its parameters are there: where several ranks share a model, on
@@ -50,8 +51,9 @@ class WholeModel:
             yield start, stop
 
     def _bring(self, start: int, stop: int) -> None:
-        self._before_use(start, stop)
-        self._fetch(start, stop)
+        self._before_use(start, stop)  # of an empty range, too, as the model does: others may wait for this rank there
+        if start < stop:
+            self._fetch(start, stop)
 
 
 def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:

@@ -20,6 +20,7 @@ from gpt2.formats.llmc import read_config, read_parameters, write_parameters
 from gpt2.inference.evaluation_choices import read_examples
 from gpt2.parameters import Layout, Parameters, initialize
 from tests.ranks.test_evaluate import write_evaluation
+from tests.support import cut_models
 from tests.support.mutations import Damaged, Mutator
 
 SMALL = GPT2Config(n_layer=2, n_head=2, n_embd=4, context=3, vocab_size=5)
@@ -165,6 +166,17 @@ def checkpoint(folder: Path, name: str, mutate) -> Damaged:
         ranges = [(array, cut.start, values[cut]) for array, values in arrays.items()]
         files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, 7, rank, ranges)
     whole = checkpoints.complete(part, {"step": 7, "next_window": 28} | checkpoints.model_facts(layout), files)
+    return of_checkpoint(whole, name, mutate, SMALL, arrays)
+
+
+def checkpoint_in_pieces(folder: Path, name: str, mutate) -> Damaged:
+    """Of two parts of two stages, read as a whole model."""
+    arrays = cut_models.arrays()
+    whole = cut_models.write(folder, arrays, (3, 2), 2, copies=1)
+    return of_checkpoint(whole, name, mutate, cut_models.CONFIG, arrays)
+
+
+def of_checkpoint(whole: Path, name: str, mutate, config, arrays: dict) -> Damaged:
     facts, size = Checkpoint(whole).facts, (whole / name).stat().st_size
 
     def read():
@@ -178,7 +190,7 @@ def checkpoint(folder: Path, name: str, mutate) -> Damaged:
     def judge(mutant, value):
         if value is not None:
             found, read = value
-            assert (found.facts, found.config) == (facts, SMALL)
+            assert (found.facts, found.config) == (facts, config)
             assert all(np.array_equal(read[array], values) for array, values in arrays.items())
             assert len(mutant) == size or name == checkpoints.MARKER
 

@@ -41,6 +41,12 @@ KINDS = {
     "checkpoint, bytes": Kind(partial(llmc.checkpoint, name=RANK, mutate=partial(llmc.of_bytes, head=800)), NOTHING),
     "checkpoint, header": Kind(partial(llmc.checkpoint, name=RANK, mutate=Mutator.of_sized_header), NOTHING),
     "checkpoint, marker": Kind(partial(llmc.checkpoint, name=MARKER, mutate=Mutator.of_json), NOTHING),
+    "checkpoint in pieces, header": Kind(
+        partial(llmc.checkpoint_in_pieces, name=RANK, mutate=Mutator.of_sized_header), NOTHING
+    ),
+    "checkpoint in pieces, marker": Kind(
+        partial(llmc.checkpoint_in_pieces, name=MARKER, mutate=Mutator.of_json), NOTHING
+    ),
     "Hugging Face, bytes": Kind(partial(huggingface.tensors, mutate=huggingface.of_tensors), WEIGHTS),
     "Hugging Face, header": Kind(partial(huggingface.tensors, mutate=Mutator.of_sized_header), WEIGHTS),
     "Hugging Face, config.json": Kind(huggingface.config, "heads, and what no reader needs: the tensors say the rest"),

@@ -1,0 +1,38 @@
+"""A model that ranks share, brought to rank 0 by messages too large to be sent before somebody receives them."""
+
+import numpy as np
+import pytest
+
+from dist.world import start_world
+from gpt2.config import GPT2Config
+from gpt2.parameters import Layout, Parameters, initialize
+from gpt2.pieces import pieces
+from scripts.training.between_steps import ReplicaCheck
+from scripts.training.whole_model import WholeModel
+from tests.support.stand_in_mesh import mesh_of
+
+CONFIG = GPT2Config(n_layer=3, n_head=3, n_embd=192, context=8, vocab_size=2000)
+
+
+@pytest.mark.ranks(2, 4)
+def test_rank_0_sees_the_whole_model(comm):
+    world, whole = start_world(), Parameters.zeros(Layout(CONFIG))
+    initialize(whole, 5)
+    shapes = [((3,), 2), ((1, 2), 1)] + ([((2, 1), 2), ((1, 1, 1, 0), 1)] if comm.size == 4 else [])
+    for layers, parts in shapes:
+        mesh = mesh_of(world, parts, len(layers))
+        layout = Layout(CONFIG, 16, pieces(layers, parts)[mesh.stage * parts + mesh.part])
+        held = Parameters.zeros(layout)
+        initialize(held, 5)
+        model = WholeModel(held, lambda start, stop: None, lambda start, stop: None, mesh)
+        for _ in range(2):
+            for start, stop in model.ranges():
+                if world.rank == 0:
+                    np.testing.assert_array_equal(model.parameters.flat[start:stop], whole.flat[start:stop])
+        ReplicaCheck(world, model, 1, True, mesh).after(1, False)
+        held.flat[-1] += mesh.copy + mesh.part + 3 * mesh.stage  # pieces differ, copies only where there are several
+        if mesh.data == 1:
+            ReplicaCheck(world, model, 1, True, mesh).after(1, False)
+        else:
+            with pytest.raises(SystemExit):
+                ReplicaCheck(world, model, 1, True, mesh).after(1, False)
