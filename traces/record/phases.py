@@ -3,12 +3,18 @@
 # In the order in which a step meets them.
 PHASES = (
     "data",
+    "recv",
+    "lend",
+    "borrow",
     "forward",
+    "tensor",
     "backward",
+    "send",
     "copy_out",
     "reduce",
     "reduce_scatter",
     "allreduce",
+    "norm",
     "wait",
     "update",
     "bcast",
@@ -25,7 +31,8 @@ NAMES = (*PHASES, STEP)
 INDEX = {name: index for index, name in enumerate(NAMES)}
 
 COMPUTE = ("forward", "backward", "update")
-EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather")
+EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
+PIPELINE = ("send", "recv")
 COPY = ("copy_out", "copy_in")
 
 

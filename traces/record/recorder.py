@@ -8,7 +8,7 @@ import numpy as np
 
 from traces.record import files
 from traces.record.files import RECORD, RunError
-from traces.record.phases import EXCHANGE, INDEX, NAMES, STEP, check_phase
+from traces.record.phases import EXCHANGE, INDEX, NAMES, PIPELINE, STEP, check_phase
 from traces.record.stream_times import GPU_PHASES, StreamTimes
 
 # Short steps write between steps, so that the writing is in nobody's step; long ones write inside, so that a crash
@@ -71,13 +71,13 @@ class Tracer:
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
     @contextmanager
-    def interruption(self, name: str, bytes: int = 0):
+    def interruption(self, name: str, bytes: int = 0, root: int | None = None):
         """Context manager: a phase inside another, which ends here and begins again after it: no time counts twice."""
         interrupted = self._phase
         if interrupted:
             interrupted.__exit__()
         try:
-            with self.phase(name, bytes):
+            with self.phase(name, bytes, root):
                 yield
         finally:
             if interrupted:
@@ -100,6 +100,9 @@ class Tracer:
     def exchange_seconds(self) -> float:
         """Seconds spent in all exchange phases, of the same step as `seconds`."""
         return self.seconds(*EXCHANGE)
+
+    def pipeline_seconds(self) -> float:
+        return self.seconds(*PIPELINE)
 
     @property
     def counters_ns(self) -> int:
