@@ -206,6 +206,7 @@ def test_a_phase_is_the_state_that_bscs_tools_take_it_for():
     labels = {name: paraver.STATES[paraver.STATE_OF[name]][0] for name in NAMES if name != STEP}
     assert {name for name, label in labels.items() if label == "Running"} == {*COMPUTE, "eval"}
     assert {name for name, label in labels.items() if label == "Group Communication"} == set(EXCHANGE)
+    assert (labels["recv"], labels["send"]) == ("Waiting a message", "Immediate Send")
     assert (labels["wait"], labels["data"], labels["copy_in"]) == ("Synchronization", "I/O", "Memory transfer")
 
 

@@ -15,12 +15,13 @@ import numpy as np
 from traces.export.line_merge import Lines, text_file, write_merged
 from traces.export.spans import RankSpans, lay_out
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
 # Of slices that begin together the outer one comes first.
 STEP, PHASE, WAIT, TRANSFER, RATE = range(5)
-MOVES = (*EXCHANGE, *COPY)
+MOVES = (*EXCHANGE, *PIPELINE, *COPY)
 CATEGORY_OF = dict.fromkeys(COMPUTE, "compute") | dict.fromkeys(EXCHANGE, "exchange") | dict.fromkeys(COPY, "copy")
+CATEGORY_OF |= dict.fromkeys(PIPELINE, "pipeline")
 
 
 def export(run: Run, path) -> list[Path]:
@@ -56,7 +57,7 @@ def _names(places: list[dict]) -> list[dict]:
 def _slices(rank: RankSpans) -> list[Lines]:
     """A rank's steps and phases, and of each exchange the part spent waiting and the part that moved data."""
     steps, phases = rank.steps, rank.phases
-    exchanges = _chosen(phases, EXCHANGE)
+    exchanges = _chosen(phases, (*EXCHANGE, *PIPELINE))
     waits = exchanges[exchanges["waited"] > 0]
     transfers = exchanges[exchanges["waited"] < exchanges["end"] - exchanges["start"]]
     arrived = transfers["start"] + transfers["waited"]

@@ -18,7 +18,7 @@ import numpy as np
 from traces.export.line_merge import Lines, text_file, write_merged
 from traces.export.spans import RankSpans, Spans, lay_out
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
 WORLD = 1  # the communicator of all ranks
 # Among records of equal time: what ends comes before what begins, the inner before the outer, or after it.
@@ -32,12 +32,15 @@ PHASE, STEP_NUMBER, STRATEGY = 90000001, 90000002, 90000003
 RATE_IN, RATE_OUT, RATE_STALLED = 90000010, 90000011, 90000012
 WAITED = 90000020
 
-IDLE, RUNNING, SYNCHRONIZATION, INPUT_OUTPUT, GROUP_COMMUNICATION, OTHERS, MEMORY_TRANSFER = 0, 1, 5, 12, 13, 15, 17
+IDLE, RUNNING, WAITING, SYNCHRONIZATION, IMMEDIATE_SEND = 0, 1, 3, 5, 10
+INPUT_OUTPUT, GROUP_COMMUNICATION, OTHERS, MEMORY_TRANSFER = 12, 13, 15, 17
 # Extrae's names and colours.
 STATES = {
     IDLE: ("Idle", (117, 195, 255)),
     RUNNING: ("Running", (0, 0, 255)),
+    WAITING: ("Waiting a message", (255, 0, 0)),
     SYNCHRONIZATION: ("Synchronization", (179, 0, 0)),
+    IMMEDIATE_SEND: ("Immediate Send", (59, 0, 117)),
     INPUT_OUTPUT: ("I/O", (172, 174, 41)),
     GROUP_COMMUNICATION: ("Group Communication", (255, 144, 26)),
     OTHERS: ("Others", (119, 119, 119)),
@@ -46,7 +49,7 @@ STATES = {
 # Running is what counts as useful in BSC's configurations and POP metrics.
 STATE_OF = dict.fromkeys((*COMPUTE, "eval"), RUNNING) | dict.fromkeys(EXCHANGE, GROUP_COMMUNICATION)
 STATE_OF |= dict.fromkeys(COPY, MEMORY_TRANSFER) | dict.fromkeys(("data", "checkpoint"), INPUT_OUTPUT)
-STATE_OF["wait"] = SYNCHRONIZATION
+STATE_OF |= dict(zip(PIPELINE, (IMMEDIATE_SEND, WAITING), strict=True)) | {"wait": SYNCHRONIZATION}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from traces.record.phases import COPY
+from traces.record.phases import COPY, PIPELINE
 from traces.units import count_text, short_count
 from traces.verdict.summary import TimedRun
 
@@ -31,6 +31,8 @@ GROUPS = (
     (("backward",), BLUE, "white"),
     (COPY, PURPLE, INK),
     (("reduce", "reduce_scatter", "allreduce"), VERMILLION, "white"),
+    (("tensor", "lend", "borrow", "norm"), "#A23B00", "white"),
+    (PIPELINE, "#F0E442", INK),
     (("update",), GREEN, "white"),
     (("bcast", "allgather"), ORANGE, INK),
     (("eval",), "#6B6B6B", "white"),

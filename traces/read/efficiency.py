@@ -8,7 +8,8 @@ T_ideal the runtime on a network that takes no time:
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
 T_ideal comes from a replay of the recorded steps. What a rank does between two exchanges takes as long as it did; an
-exchange lasts until those it waits for have come, and no longer. What a step was longer is what moving data cost.
+exchange lasts until those it waits for have come, and no longer: a stage's receive until its sender comes to send.
+What a step was longer is what moving data cost.
 """
 
 from collections import Counter, defaultdict
@@ -18,10 +19,11 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, cells
 from traces.read.runs import Run
-from traces.read.waits import SYNCHRONIZING
-from traces.record.phases import COMPUTE, INDEX, NAMES
+from traces.read.waits import SYNCHRONIZING, groups
+from traces.record.phases import COMPUTE, INDEX, NAMES, PIPELINE
 
-_IS_SYNCHRONIZING = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in SYNCHRONIZING])
+_IS_SYNCHRONIZING = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in (*SYNCHRONIZING, *PIPELINE)])
+SEND, RECV = (INDEX[name] for name in PIPELINE)
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,15 @@ class _RankCalls:
         self.records = records[order[: (step < len(times.steps)).sum()]]
         self.first = np.searchsorted(step[order], np.arange(len(times.steps) + 1))
         self.number, self.start, self.end = run.ranks[place].identity["rank"], start, end
-        self._kinds = self.records[["phase", "root"]].tolist()
+        # Of a message the group is this rank: with the root, it says between whom.
+        group = groups(run)[self.records["phase"], place]
+        group = np.where(np.isin(self.records["phase"], (SEND, RECV)), self.number, group)
+        self._kinds = list(
+            zip(*(each.tolist() for each in (self.records["phase"], self.records["root"], group)), strict=True)
+        )
 
-    def calls(self, step: int) -> tuple[tuple[int, int], ...]:
-        """The (phase, root) of each call in the step of this index."""
+    def calls(self, step: int) -> tuple[tuple[int, int, int], ...]:
+        """The (phase, root, group) of each call in the step of this index."""
         return tuple(self._kinds[self.first[step] : self.first[step + 1]])
 
     def seconds(self, steps: list[int]) -> np.ndarray:
@@ -126,7 +133,7 @@ class _Replayed:
             seen[call] += 1
 
     @property
-    def next_call(self) -> tuple[int, int, int] | None:
+    def next_call(self) -> tuple[int, int, int, int] | None:
         return self.calls[self._done] if self._done < len(self.calls) else None
 
     def leave(self, moment: np.ndarray) -> None:
@@ -136,7 +143,7 @@ class _Replayed:
 
 def _replay(ranks: list[_Replayed]) -> np.ndarray:
     """(S,) seconds until the last rank has ended its step, on a network that takes no time."""
-    members = Counter(call for rank in ranks for call in rank.calls)
+    members, sent = Counter(call for rank in ranks for call in rank.calls), {}
     while True:
         waiting = defaultdict(list)
         for rank in ranks:
@@ -145,14 +152,28 @@ def _replay(ranks: list[_Replayed]) -> np.ndarray:
         if not waiting:
             return np.max([rank.clock for rank in ranks], axis=0)
         # Ranks that made other calls than the rest (a torn trace) must not hold the replay up.
-        complete = [call for call, present in waiting.items() if len(present) == members[call]]
+        complete = [
+            call for call, present in waiting.items()
+            if len(present) == members[call] and (call[0] != RECV or _send_of(call) in sent)
+        ]  # fmt: skip
         for call in complete or list(waiting)[:1]:
-            _pass(call, waiting[call])
+            _pass(call, waiting[call], sent)
 
 
-def _pass(call: tuple[int, int, int], ranks: list[_Replayed]) -> None:
-    """All leave a call: who must wait for others, when they have come."""
-    phase, root, _ = call
+def _send_of(call: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """The sender's call that a receive is of."""
+    _, sender, receiver, order = call
+    return SEND, receiver, sender, order
+
+
+def _pass(call: tuple[int, int, int, int], ranks: list[_Replayed], sent: dict) -> None:
+    """All leave a call: who must wait for others, when they have come. sent: when each message was, by its send."""
+    phase, root, *_ = call
+    if phase in (SEND, RECV):
+        (rank,) = ranks
+        if phase == SEND:
+            sent[call] = rank.clock
+        return rank.leave(np.maximum(rank.clock, sent.get(_send_of(call), 0.0)) if phase == RECV else rank.clock)
     last = np.max([rank.clock for rank in ranks], axis=0)
     at_root = next((rank.clock for rank in ranks if rank.number == root), None)
     for rank in ranks:

@@ -66,6 +66,15 @@ class Run:
     def clock_error_ns(self) -> int:
         return max(trace.clock["error_ns"] for trace in self.ranks)
 
+    @cached_property
+    def mesh(self) -> tuple[int, int, int]:
+        """How many copies of the model, parts of its tensors and stages of a pipeline; (ranks, 1, 1) without a cut."""
+        return tuple(self.ranks[0].identity.get("mesh") or (self.ranks[0].identity["ranks"], 1, 1))
+
+    def places_in(self, *axes: str) -> list[tuple[int, ...]]:
+        """Of each rank, its numbers on these axes of the mesh: "copy", "part", "stage"; 0 without a cut."""
+        return [tuple(trace.identity.get(axis, 0) for axis in axes) for trace in self.ranks]
+
     @property
     def label(self) -> str:
         return label_of(self.config["settings"])

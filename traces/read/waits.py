@@ -1,7 +1,11 @@
 """How long each exchange waited for another rank before its data could move: which kind of waiting, and for whom.
 
-The calls of one collective are found by their step, phase, root and order: the second "reduce" to root 3 in step 17 is
-the same call on every rank that made one. A rank that skips a phase is in no call of it.
+The calls of one collective are found by their group, step, phase, root and order: the second "reduce" to root 3 in
+step 17 is the same call on every rank that made one. A rank that skips a phase is in no call of it. Where ranks share a
+model, those that hold the same piece of it exchange gradients, and each phase has a group of its own (`groups`).
+
+A stage's receive waits until its sender begins to send: the third receive from rank 1 in step 17 is of the third send
+of rank 1 to it. That is a late_sender, too.
 
 The kinds are Scalasca's wait states:
 
@@ -19,11 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.read.runs import Run
-from traces.record.phases import EXCHANGE, INDEX, NAMES
+from traces.record.phases import BETWEEN_TWO, EXCHANGE, INDEX, NAMES
 
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
+COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
 # The phases in which ranks meet.
-SYNCHRONIZING = (*EXCHANGE, "wait")
+SYNCHRONIZING = (*COLLECTIVE, "wait")
+# Who meets in a phase: the ranks that are alike in these. In all others of EXCHANGE, those with the same piece.
+ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,24 @@ def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
     records = np.concatenate([trace.records[one] for trace, one in zip(run.ranks, index, strict=True)])
     place = np.repeat(np.arange(len(index)), counts)
     rank = np.array(run.rank_numbers)[place]
-    return Calls(records, place, rank, np.concatenate(index), _match(records, np.cumsum(counts)[:-1]))
+    group = groups(run)[records["phase"], place]
+    return Calls(records, place, rank, np.concatenate(index), _match(records, group, np.cumsum(counts)[:-1]))
 
 
-def _match(calls: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+def groups(run: Run) -> np.ndarray:
+    """(phases, R) int64: the number of the group in which a rank meets others in a phase; equal in one group alone."""
+    found = np.zeros((len(NAMES), len(run.ranks)), np.int64)
+    for name in SYNCHRONIZING:
+        places = run.places_in(*ALIKE.get(name, ("part", "stage")))
+        found[INDEX[name]] = [sorted(set(places)).index(place) for place in places]
+    return found
+
+
+def _match(calls: np.ndarray, group: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """The number of the collective that each call belongs to: int64, equal on the ranks that met in it."""
     roots = int(calls["root"].max(initial=0)) + 2
     kind = (calls["step"].astype(np.int64) * len(NAMES) + calls["phase"]) * roots + calls["root"] + 1
+    kind = kind * (int(group.max(initial=0)) + 1) + group
     order = np.concatenate([_occurrence(part) for part in np.split(kind, bounds)])
     return np.unique(kind * (order.max(initial=0) + 1) + order, return_inverse=True)[1]
 
@@ -103,13 +121,57 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
 
 def find_waits(run: Run) -> list[np.ndarray]:
     """Nanoseconds each record spent waiting: per rank an int64 array as long as its records, 0 outside exchanges."""
-    calls = collect_calls(run, EXCHANGE)
-    waits = calls.until_ns(calls.waited_for(last=True))
+    calls, received = collect_calls(run, COLLECTIVE), find_receives(run)
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
-    for place, all_waits in enumerate(result):
-        own = calls.place == place
-        all_waits[calls.index[own]] = waits[own]
+    for found, waits in ((calls, calls.until_ns(calls.waited_for(last=True))), (received, received.waits_ns)):
+        for place, all_waits in enumerate(result):
+            own = found.place == place
+            all_waits[found.index[own]] = waits[own]
     return result
+
+
+@dataclass(frozen=True)
+class Receives:
+    """All ranks' receives from neighbouring stages whose send is known, C of them.
+
+    step: (C,); place, sender: (C,) indices in run.ranks; index: (C,) the record's index among its rank's; waits_ns:
+    (C,) from each receive's entry until its send began, at most its duration.
+    """
+
+    step: np.ndarray
+    place: np.ndarray
+    sender: np.ndarray
+    index: np.ndarray
+    waits_ns: np.ndarray
+
+
+def find_receives(run: Run) -> Receives:
+    """A rank's n-th receive from another in a step is of the n-th that the other sent to it in that step."""
+    sends, receives = (_messages(run, name) for name in ("send", "recv"))
+    place_of = {rank: place for place, rank in enumerate(run.rank_numbers)}
+    found = []
+    for (step, sender, receiver, order), (place, index, begun, end) in receives.items():
+        if (sent := sends.get((step, sender, receiver, order))) is not None:
+            waits = min(max(0, sent[2] - begun), end - begun)
+            found.append((step, place, place_of[sender], index, waits))
+    columns = np.array(found, np.int64).reshape(-1, 5).T
+    return Receives(*columns)
+
+
+def _messages(run: Run, phase: str) -> dict[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """{(step, sender, receiver, order): (place, index, start, end)} of all ranks' records of "send" or "recv"."""
+    found = {}
+    for place, trace in enumerate(run.ranks):
+        own = run.rank_numbers[place]
+        index = np.flatnonzero(trace.records["phase"] == INDEX[phase])
+        records = trace.records[index]
+        step, root = (records[name].astype(np.int64) for name in ("step", "root"))
+        order = _occurrence(step * (int(root.max(initial=0)) + 1) + root)
+        columns = (step, root, order, index, records["start"], records["end"])
+        for number, other, nth, at, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            ends = (own, other) if phase == "send" else (other, own)
+            found[number, *ends, nth] = place, at, start, end
+    return found
 
 
 @dataclass(frozen=True)
@@ -159,6 +221,13 @@ def find_wait_states(run: Run) -> WaitStates:
     cause = calls.place[np.concatenate([last, first])]
     kept = nanoseconds > 0
     call = call[kept]
-    return WaitStates(
-        calls.records["step"][call], calls.place[call], cause[kept], state[kept], nanoseconds[kept] * 1e-9
-    )
+    waits = calls.records["step"][call], calls.place[call], cause[kept], state[kept], nanoseconds[kept] * 1e-9
+    return WaitStates(*map(np.concatenate, zip(waits, _receive_states(run), strict=True)))
+
+
+def _receive_states(run: Run) -> tuple[np.ndarray, ...]:
+    """Of the receives that waited: step, place, cause, state and seconds."""
+    found = find_receives(run)
+    kept = found.waits_ns > 0
+    state = np.full(kept.sum(), STATES.index("late_sender"))
+    return found.step[kept], found.place[kept], found.sender[kept], state, found.waits_ns[kept] * 1e-9

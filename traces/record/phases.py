@@ -31,8 +31,13 @@ NAMES = (*PHASES, STEP)
 INDEX = {name: index for index, name in enumerate(NAMES)}
 
 COMPUTE = ("forward", "backward", "update")
+# Of the last four, between the ranks that share a model: sums over parts of tensors, LayerNorms that part 0 lends, the
+# token embedding between first and last stage, squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
+# Between neighbouring stages of a pipeline; a receive's root is the rank that sends, a send's the one that receives.
 PIPELINE = ("send", "recv")
+# What exactly two ranks do: the root of one is the other.
+BETWEEN_TWO = ("borrow", *PIPELINE)
 COPY = ("copy_out", "copy_in")
 
 

@@ -102,6 +102,7 @@ class Tracer:
         return self.seconds(*EXCHANGE)
 
     def pipeline_seconds(self) -> float:
+        """Seconds of sending to neighbouring stages and, mostly, of waiting for them, of the same step."""
         return self.seconds(*PIPELINE)
 
     @property
