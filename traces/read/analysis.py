@@ -48,6 +48,10 @@ class StepTimes:
         """(S, R) float64: seconds in these phases together."""
         return self.seconds[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
+    def waiting_in(self, *names: str) -> np.ndarray:
+        """(S, R) float64: seconds of `phase` spent waiting for another rank."""
+        return self.waiting[:, :, [INDEX[name] for name in names]].sum(axis=2)
+
     def representative(self) -> int:
         """Index into `steps` of the step whose duration is nearest to the median."""
         return int(np.argmin(np.abs(self.step_seconds - np.median(self.step_seconds))))

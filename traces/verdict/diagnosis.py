@@ -12,7 +12,7 @@ from traces.read.analysis import StepTimes, check_sums
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, PHASES
 from traces.units import range_text, seconds_text
-from traces.verdict import network_rules, rank_rules
+from traces.verdict import model_rules, network_rules, rank_rules
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
 
 FAULTS = (
@@ -21,7 +21,10 @@ FAULTS = (
     rank_rules.stalls,
     rank_rules.data,
     rank_rules.imbalance,
+    model_rules.stage_imbalance,
 )
+# How the model is cut, where that costs much: the costliest first.
+CUTS = (model_rules.tensor_exchange, model_rules.pipeline_bubble)
 # The first that applies: each is a special case of what follows.
 SHAPES = (network_rules.latency_bound, network_rules.server_hotspot, network_rules.network_congestion)
 COMPUTE_BOUND = 0.5  # of the step
@@ -85,7 +88,8 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
     """predicted: what the strategy's messages say, from who knows the strategies; None to go without."""
     evidence = gather(run, times, predicted)
     faults = sorted((one for rule in FAULTS for one in rule(evidence)), key=lambda one: -one.seconds)
-    chosen, *others = [*faults, *_shape(evidence, faults)] or [compute_or_none(evidence)]
+    cuts = sorted((one for rule in CUTS for one in rule(evidence)), key=lambda one: -one.seconds)
+    chosen, *others = [*faults, *cuts, *_shape(evidence, faults)] or [compute_or_none(evidence)]
     return Diagnosis(chosen, others, evidence)
 
 

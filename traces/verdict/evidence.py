@@ -11,10 +11,11 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, check_sums, rates
 from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
+from traces.read.pipeline import Pipeline, pipeline_of
 from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
 from traces.read.waits import STATES, WaitStates, find_wait_states
-from traces.record.phases import COMPUTE, EXCHANGE, INDEX, STEP
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE, STEP
 from traces.units import bytes_text, count_text
 
 FEW_STEPS = 5
@@ -30,6 +31,9 @@ KINDS = (
     "data",
     "compute-bound",
     "latency-bound",
+    "stage-imbalance",
+    "pipeline-bubble",
+    "tensor-exchange",
     "none",
 )
 
@@ -114,7 +118,17 @@ class Evidence:
     @cached_property
     def own(self) -> np.ndarray:
         """(S, R) seconds that a rank spent by itself: neither in an exchange nor waiting."""
-        return self.phase(STEP) - self.phase(*EXCHANGE, "wait")
+        return self.phase(STEP) - self.phase(*EXCHANGE, *PIPELINE, "wait")
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        return pipeline_of(self.run, self.times)
+
+    @cached_property
+    def alike(self) -> list[np.ndarray]:
+        """The workers, as indices, by stage: those of one stage have equal work, stages differ by design."""
+        stages = np.array([stage for (stage,) in self.run.places_in("stage")])[self.workers]
+        return [self.workers[stages == stage] for stage in sorted(set(stages.tolist()))]
 
     @cached_property
     def transfer_s(self) -> float:
@@ -192,6 +206,7 @@ class Evidence:
             "waiting_s": _medians(STATES, self.wait_states.per_step(self.times.steps, ranks).mean(axis=1)),
             "waited_for_s": _medians(self.run.rank_numbers, self.wait_states.caused(self.times.steps, ranks)),
             "efficiency": self.efficiency.as_dict(),
+            "pipeline": self.pipeline and self.pipeline.as_dict(),
             "ranks": self._rank_rows(),
             "nodes": self._node_rows(),
         }

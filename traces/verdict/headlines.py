@@ -21,6 +21,9 @@ SHOWN_IN = {
     "data": ("waits",),
     "compute-bound": ("ranks",),
     "latency-bound": ("ports",),
+    "stage-imbalance": ("ranks", "waits"),
+    "pipeline-bubble": ("waits",),
+    "tensor-exchange": (),
     "none": (),
 }
 
@@ -102,6 +105,20 @@ def _latency_bound(finding: Finding, evidence: Evidence) -> str:
     return f"{finding.facts['calls']:.0f} small exchanges take {_share(finding, evidence)}"
 
 
+def _stage_imbalance(finding: Finding, evidence: Evidence) -> str:
+    own, mean = (seconds_text(finding.facts[name]) for name in ("tau_s", "mean_tau_s"))
+    return f"stage {finding.facts['stage']} is long: {own} a micro-step, on average stages take {mean}"
+
+
+def _pipeline_bubble(finding: Finding, evidence: Evidence) -> str:
+    facts = finding.facts
+    return f"stages wait {_share(finding, evidence)}: {facts['stages']} stages, {facts['micro_steps']} micro-steps"
+
+
+def _tensor_exchange(finding: Finding, evidence: Evidence) -> str:
+    return f"sums over parts take {_share(finding, evidence)}"
+
+
 def _none(finding: Finding, evidence: Evidence) -> str:
     return "nothing stands out"
 
@@ -115,5 +132,8 @@ HEADLINES: dict[str, Callable[[Finding, Evidence], str]] = {
     "data": _data,
     "compute-bound": _compute_bound,
     "latency-bound": _latency_bound,
+    "stage-imbalance": _stage_imbalance,
+    "pipeline-bubble": _pipeline_bubble,
+    "tensor-exchange": _tensor_exchange,
     "none": _none,
 }

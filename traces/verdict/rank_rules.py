@@ -32,8 +32,9 @@ def straggler(evidence: Evidence) -> list[Finding]:
     if len(slow) == 1:
         rank, whom = run.rank_numbers[slow[0]], "it"
         who = f"rank {rank} on {run.hosts[node]} computes"
-        _, excess = against_others(evidence.compute[:, evidence.workers])
-        lost_s = float(np.median(excess[:, evidence.workers == slow[0]]))
+        own_stage = next(workers for workers in evidence.alike if slow[0] in workers)
+        _, excess = against_others(evidence.compute[:, own_stage])
+        lost_s = float(np.median(excess[:, own_stage == slow[0]]))
         others_s = own_s - lost_s
     else:
         others = [place for place in evidence.workers if place not in slow]
@@ -53,16 +54,21 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
 def slow_ranks(evidence: Evidence) -> list[int]:
     """Indices of the ranks whose computing takes longer than the others', by so much and so often that it counts."""
-    if len(evidence.workers) < 2:
+    return [place for workers in evidence.alike for place in _slow_among(evidence, workers)]
+
+
+def _slow_among(evidence: Evidence, workers: np.ndarray) -> list[int]:
+    """Those among workers that have equal work."""
+    if len(workers) < 2:
         return []
-    ratio, excess = against_others(evidence.compute[:, evidence.workers])
+    ratio, excess = against_others(evidence.compute[:, workers])
     usual = np.median(ratio, axis=0)
     # Two ranks differ from each other and from nobody else.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
     enough = 1 + max(SLOW - 1, CHANCE * deviation)
     slow = (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
     slow &= np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s
-    return evidence.workers[slow].tolist()
+    return workers[slow].tolist()
 
 
 def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,8 +83,8 @@ def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
-    """Several ranks compute much longer than several others, in almost every step."""
-    if len(evidence.workers) < 2 or straggler(evidence):
+    """Several ranks compute much longer than several others, in almost every step. Stages are another rule's."""
+    if len(evidence.workers) < 2 or len(evidence.alike) > 1 or straggler(evidence):
         return []
     compute = evidence.compute[:, evidence.workers]
     medians = np.median(compute, axis=0)
