@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.support.make_run import Cluster, write_run
+from tests.support.pipeline_runs import make_shared
 from traces import read_run
 
 NODES = [0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -45,7 +46,9 @@ class Setting:
 
 
 def make(folder, **changes):
-    """Write the run of a Setting and read it back."""
+    """Write the run of a Setting and read it back; with a mesh, that of a Shared."""
+    if "mesh" in changes:
+        return make_shared(folder, **changes)
     setting = Setting(**changes)
     cluster = PortCluster(setting)
     for step in range(1, setting.steps + 1):

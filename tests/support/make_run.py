@@ -26,14 +26,17 @@ def write_run(
     links=None,
     samples=None,
     parameters=124439808,
+    places=None,
     **settings,
 ) -> Path:
     """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock; bytes may
-    follow. links: as in config.json; samples: per node a list of (time_ms, bytes in, bytes out) of its counters.
+    follow. links: as in config.json; places: per rank what its trace says of a mesh; samples: per node a list of
+    (time_ms, bytes in, bytes out) of its counters.
     """
     folder = Path(folder)
     offsets_ns = offsets_ns or [0] * len(nodes)
     identities = identify(nodes, strategy)
+    identities = [own | (places[rank] if places else {}) for rank, own in enumerate(identities)]
     for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
         clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
         with files.create(folder / "traces", identity, clock) as file:

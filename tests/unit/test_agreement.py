@@ -30,6 +30,9 @@ WORDS = {
     "data": r"\bdata:|for its data|reading data takes|file system",
     "compute-bound": r"compute-bound|computing takes|faster kernels",
     "latency-bound": r"latency-bound|small exchanges|exchange more at once",
+    "stage-imbalance": r"stage-imbalance|is long:|the stages on average|--pipeline-layers",
+    "pipeline-bubble": r"pipeline-bubble|stages wait|raise --grad-accum",
+    "tensor-exchange": r"tensor-exchange|sums over (the \d+ )?parts",
     "none": r"none: \d+% of the step|nothing stands out",
 }
 # What figures once found by rules of their own.
@@ -44,6 +47,9 @@ CASES = {
     "data": [{"data_ms": {2: 200.0}}, {"data_ms": dict.fromkeys(range(9), 80.0), "rate": FAST}],
     "compute-bound": [{"rate": FAST}, {"nodes": [0], "strategy": "none"}],
     "latency-bound": [{"vector": 600.0 * 40, "calls": 40, "compute_ms": 10.0}],
+    "stage-imbalance": [{"mesh": (1, 1, 4), "micro_steps": 16, "tau_ms": (30, 30, 30, 60)}],
+    "pipeline-bubble": [{"mesh": (1, 1, 4), "micro_steps": 2}],
+    "tensor-exchange": [{"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None, "tensor_ms": 12.0}],
     "none": [None],
 }
 THREE = ("straggler", "server-hotspot", "network-congestion")

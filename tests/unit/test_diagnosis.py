@@ -31,7 +31,13 @@ def said(folder, **changes):
 
 
 NOBODY = (None, None, None)
+TENSOR = {"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None, "tensor_ms": 12.0}
 CASES = {
+    "few micro-steps": ({"mesh": (1, 1, 4), "micro_steps": 2}, ("pipeline-bubble", *NOBODY)),
+    "a long stage": (
+        {"mesh": (1, 1, 4), "micro_steps": 16, "tau_ms": (30, 30, 30, 60)}, ("stage-imbalance", *NOBODY),
+    ),
+    "parts of a small model": (TENSOR, ("tensor-exchange", *NOBODY)),
     "clean": ({"rate": FAST}, ("compute-bound", *NOBODY)),
     "clean, sharded": ({"rate": FAST, "strategy": "hierarchical-sharded"}, ("compute-bound", *NOBODY)),
     "clean, little computing": ({}, ("network-congestion", *NOBODY)),
