@@ -91,7 +91,7 @@ def _train(setting: Shared, step: int, copy: int, spans, clock, random) -> None:
 
 
 def _act(setting, step, action, ranks, ways, came, spans, clock, random) -> float:
-    """One action on the parts of a stage; the moment at which its result was sent. ways: stages it comes from, goes to."""
+    """One action on the parts of a stage; when its result was sent. ways: the stages it comes from and goes to."""
     copies, parts, _ = setting.mesh
     stage = ranks[0] // (parts * copies)
     share = (1 / 3 if action == "forward" else 2 / 3) * setting.tau_ms[stage]

@@ -26,7 +26,7 @@ WORDS = {
     "server-hotspot": r"hot ?spot|where the server is|(receives|sends) \S+ \S+ a step through",
     "slow-link": r"slow-link|port carries [\d.]+ [kMG]?B/s|port of \S+ is slow|cable|link out of|one way of the link",
     "straggler": r"straggler|computes? \S+ m?s a step, the others|stalls|clock rate",
-    "imbalance": r"\bimbalance|uneven|equal work",
+    "imbalance": r"(?<!stage-)\bimbalance|uneven|equal work",
     "data": r"\bdata:|for its data|reading data takes|file system",
     "compute-bound": r"compute-bound|computing takes|faster kernels",
     "latency-bound": r"latency-bound|small exchanges|exchange more at once",

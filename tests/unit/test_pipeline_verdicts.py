@@ -66,19 +66,16 @@ def test_groups_do_not_wait_for_one_another(tmp_path):
     assert own.max() < 0.01, "parts of a copy are as fast as each other"
 
 
+PARTS = {"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None}
 CASES = {
     "too few micro-steps": ({"micro_steps": 2}, "pipeline-bubble", None),
     "gpipe's bubble": ({"micro_steps": 4, "schedule": "gpipe"}, "pipeline-bubble", None),
     "enough micro-steps": ({"micro_steps": 32}, "compute-bound", None),
     "a long last stage": ({"tau_ms": (30, 30, 30, 50), "micro_steps": 16}, "stage-imbalance", None),
     "a long first stage": ({"tau_ms": (60, 30, 30, 30), "micro_steps": 16}, "stage-imbalance", None),
-    "sums of small parts": (
-        {"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None, "tensor_ms": 12.0}, "tensor-exchange", None
-    ),
-    "sums across nodes": (
-        {"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None, "tensor_ms": 12.0, "nodes": (0, 1)}, "tensor-exchange", None
-    ),
-    "sums that are cheap": ({"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None, "tensor_ms": 1.0}, "compute-bound", None),
+    "sums of small parts": (PARTS | {"tensor_ms": 12.0}, "tensor-exchange", None),
+    "sums across nodes": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "tensor-exchange", None),
+    "sums that are cheap": (PARTS | {"tensor_ms": 1.0}, "compute-bound", None),
     "a slow part": (
         {"mesh": (1, 2, 2), "tau_ms": (30, 30), "layers": "2,2", "tensor_ms": 0.5, "slow": {2: 1.6}, "micro_steps": 16},
         "straggler", 2,
@@ -101,7 +98,7 @@ def test_the_verdict_says_what_to_do(tmp_path):
     assert "with 2 micro-steps the bubble of 4 equal stages is 60%, with 4 it would be 43%" in few
     long = said(tmp_path / "long", tau_ms=(30, 30, 30, 75), layers="4,4,4,4", micro_steps=16)[2]
     assert "use --pipeline-layers 5,5,6,0" in long  # 7.5 ms a layer; the head is 45 ms
-    across = said(tmp_path / "across", mesh=(1, 2, 1), tau_ms=(30,), layers=None, tensor_ms=12.0, nodes=(0, 1))[2]
+    across = said(tmp_path / "across", **PARTS, tensor_ms=12.0, nodes=(0, 1))[2]
     assert "parts lie on several nodes" in across
 
 
