@@ -35,13 +35,15 @@ class Stall:
 class Observation:
     """What one rank has seen of the others' positions, and for how long each has not changed.
 
-    is_meeting: by phase number, whether ranks wait for each other in it. after_s: a longer wait is too long. longest_s:
+    is_meeting: by phase number, whether ranks wait for each other in it. in_groups: whether groups of ranks meet, each
+    as often as it needs, so that who has met less often need not be behind. after_s: a longer wait is too long. longest_s:
     the most that counts of the time between two looks. So nobody is accused after the whole job was suspended, or the
     thread that looks was starved.
     """
 
-    def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float):
+    def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, in_groups: bool = False):
         self._is_meeting, self._after_s, self._longest_s = is_meeting, after_s, longest_s
+        self._in_groups = in_groups
         self._positions = self._looked_at = None
 
     def look(self, positions: np.ndarray, now: float) -> None:
@@ -80,6 +82,8 @@ class Observation:
         # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
         # Of those that have come the least far, one that moves on may be long by design, as workers are for a server.
         stuck = behind & (progress == progress.min()) & (self._still_s >= self._after_s)
+        if self._in_groups:  # most that are behind wait for another rank of their group: who waits for nobody is named
+            stuck = ~self._is_meeting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
         held_by = next((mask for mask in (silent, cut_off) if mask.any()), stuck)
         if not held_by.any():
             return None

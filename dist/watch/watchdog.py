@@ -35,22 +35,23 @@ class Watchdog:
     """Made and closed by all ranks together. Tell it of phases by `on_phase(name or None, step)`.
 
     folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
-    which ranks wait for each other. after_s: how long they may wait. ends_job: whether a longer wait ends the job; else
+    which ranks wait for each other; counted: those of them that all ranks come to equally often, all of them if None.
+    after_s: how long they may wait. ends_job: whether a longer wait ends the job; else
     it prints a line on stderr.
     """
 
-    def __init__(self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False):
+    def __init__(self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, counted=None):
         self._world, self._names, self._after_s, self._ends_job = world, ("no phase", *phases), after_s, ends_job
-        self._live = LivePositions(world, folder, phases, meetings)
+        self._live = LivePositions(world, folder, phases, counted or meetings)
         self.on_phase = self._live.enter
         self._pause_s = min(LONGEST_PAUSE_S, after_s / LOOKS)
         is_meeting = np.array([name in meetings for name in self._names])
-        self._all = Observation(is_meeting, after_s, 2 * self._pause_s)
+        self._all = Observation(is_meeting, after_s, 2 * self._pause_s, counted is not None)
         self._node = Observation(is_meeting, SILENT_PAUSES * self._pause_s, 2 * self._pause_s)
         watchers = [place["rank"] for place in world.places if place["rank"] < 2 or place["local_rank"] == 0]
         self._before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
         self._first_nodes = {place["node"] for place in world.places[:2]}
-        self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
+        self._first = Observation(is_meeting, after_s, 2 * self._pause_s, counted is not None)
         self._told = None
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")

@@ -43,7 +43,7 @@ from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from traces import Tracer
 from traces.record.files import CounterFile
-from traces.record.phases import EXCHANGE, PHASES
+from traces.record.phases import EXCHANGE, PHASES, PIPELINE
 from traces.record.stream_times import GPU_PHASES
 
 
@@ -228,11 +228,14 @@ def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, 
     return folder
 
 
-def new_watchdog(s, world, traces: Path, resources: ClosedTogether) -> Watchdog | None:
+def new_watchdog(s, world, shared, traces: Path, resources: ClosedTogether) -> Watchdog | None:
     """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
     if not s.stall_after or world.size == 1:
         return None
-    watchdog = Watchdog(world, traces, PHASES, (*EXCHANGE, "wait"), s.stall_after, s.end_on_stall)
+    # Stages, and parts of unequal stages, meet unequally often: of ranks that share models only "wait" is all ranks'.
+    counted = ("wait",) if shared.identity() else None
+    meetings = (*EXCHANGE, *PIPELINE, "wait")
+    watchdog = Watchdog(world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, counted)
     return resources.enter_context(closing(watchdog))
 
 
@@ -241,7 +244,7 @@ def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
-    watchdog = new_watchdog(s, world, traces, resources)
+    watchdog = new_watchdog(s, world, shared, traces, resources)
     place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
     clock, counters, gpu = clock_offset(world), None, {}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":

@@ -19,9 +19,9 @@ def seen(*rows) -> np.ndarray:
     return positions
 
 
-def watched(positions, seconds=100, silent=(), bytes_s=0, every=1.0) -> Observation:
+def watched(positions, seconds=100, silent=(), bytes_s=0, every=1.0, in_groups=False) -> Observation:
     """After so many seconds without a change. bytes_s: through each rank's node's ports."""
-    observation = Observation(IS_MEETING, 60, 2)
+    observation = Observation(IS_MEETING, 60, 2, in_groups)
     for look in range(round(seconds / every)):
         positions["pulse"] += 1
         positions["pulse"][list(silent)] = 0
@@ -81,3 +81,11 @@ def test_ports_that_never_carried_anything_prove_nothing():
         positions["moved"][0] += 10**7 if second == 1 else 0
         observation.look(positions, second)
     assert observation.find_standstill() is None
+
+
+def test_of_ranks_that_share_a_model_who_waits_for_nobody_is_named():
+    """Stage 1 hangs in backward: stage 0 and its copy wait in receives, having met fewer or more times than it."""
+    positions = seen((17, 0, WAITS), (17, 0, COMPUTES), (17, 0, WAITS), (17, 0, WAITS))
+    assert watched(positions, in_groups=True).find_stall().ranks == [1]
+    assert watched(positions).find_stall() is None
+    assert watched(seen((17, 0, WAITS), (17, 0, WAITS)), in_groups=True).find_stall() is None
