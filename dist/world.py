@@ -42,6 +42,7 @@ class World:
     host: str
     places: list  # of every rank: [{"rank", "node", "host", "local_rank"}, ...]
     whole: "World | None" = None
+    job_ranks: tuple[int, ...] = ()  # of each rank here, its number in the job
 
     @property
     def job(self) -> "World":
@@ -178,16 +179,16 @@ def world_of(comm, local_comm, whole: World | None = None) -> World:
     whole: the job's world, if this is that of a group of its ranks.
     """
     leader = local_comm.bcast(comm.rank)
-    everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank))
-    leaders = sorted({leader for leader, _, _ in everyone})
+    everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank, (whole or comm).rank))
+    leaders = sorted({leader for leader, *_ in everyone})
     places = [
         {"rank": rank, "node": leaders.index(leader), "host": host, "local_rank": local_rank}
-        for rank, (leader, host, local_rank) in enumerate(everyone)
+        for rank, (leader, host, local_rank, _) in enumerate(everyone)
     ]
     own = places[comm.rank]
     return World(
         comm, local_comm, comm.rank, comm.size, own["node"], len(leaders), own["local_rank"], local_comm.size,
-        own["host"], places, whole,
+        own["host"], places, whole, tuple(job_rank for *_, job_rank in everyone),
     )  # fmt: skip
 
 

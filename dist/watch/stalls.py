@@ -36,9 +36,9 @@ class Observation:
     """What one rank has seen of the others' positions, and for how long each has not changed.
 
     is_meeting: by phase number, whether ranks wait for each other in it. in_groups: whether groups of ranks meet, each
-    as often as it needs, so that who has met less often need not be behind. after_s: a longer wait is too long. longest_s:
-    the most that counts of the time between two looks. So nobody is accused after the whole job was suspended, or the
-    thread that looks was starved.
+    as often as it needs, so that who has met less often need not be behind. after_s: a longer wait is too long.
+    longest_s: the most that counts of the time between two looks. So nobody is accused after the whole job was
+    suspended, or the thread that looks was starved.
     """
 
     def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, in_groups: bool = False):

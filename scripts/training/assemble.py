@@ -111,12 +111,10 @@ def assemble(settings, world, lock) -> Parts:
     if checkpoint:
         restore(checkpoint, strategy, layout, facts, world, mesh)
     strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer)
-    model = WholeModel(parameters, strategy.before_use, backend.fetch, mesh)
+    model, cut = WholeModel(parameters, strategy.before_use, backend.fetch, mesh), shared.cut.text(mesh.data)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
-        table=run_table(
-            used, whole, shared.cut.text(mesh.data), world, threads, choice, peak, facts["global_batch"], path
-        ),
+        table=run_table(used, whole, cut, world, threads, choice, peak, facts["global_batch"], path),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
@@ -268,7 +266,7 @@ def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job
         max_norm=s.grad_clip,
         outlier_z=s.skip_outliers,
         over_model=shared.over_model(tracer),
-        tracer=tracer,
+        tracer=shared.group_tracer(tracer),
         server=s.server,
         final_ranges=tuple(part for part in shared.layout.final_ranges() if part[0] < part[1]),
         bucket_bytes=bucket_bytes,

@@ -26,6 +26,18 @@ SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on 
 LAYERNORMS = 4  # vectors of a layer that part 0 lends at once
 
 
+class GroupTracer:
+    """A tracer for the ranks of a group (job_ranks: their numbers in the job), who number roots among themselves."""
+
+    def __init__(self, tracer, job_ranks: tuple[int, ...]):
+        self._tracer, self._job_ranks = tracer, job_ranks
+        self.interruption, self.seconds = tracer.interruption, tracer.seconds
+
+    def phase(self, name: str, bytes: int = 0, root: int | None = None):
+        """As Tracer.phase."""
+        return self._tracer.phase(name, bytes, None if root is None else self._job_ranks[root])
+
+
 class SharedModel:
     """A rank's place among those that share a model. Collective.
 
@@ -59,6 +71,10 @@ class SharedModel:
             return {}
         place = {"copy": mesh.copy, "part": mesh.part, "stage": mesh.stage}
         return place | {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]}
+
+    def group_tracer(self, tracer):
+        """What a strategy times its phases with, among the ranks that hold the same piece."""
+        return GroupTracer(tracer, self.mesh.data_world.job_ranks) if shares_model(self.mesh) else tracer
 
     def over_model(self, tracer) -> Callable[[float], float]:
         """Clipping's: the sum of squares over the pieces of a model, the same bits on all ranks that share it."""

@@ -1,5 +1,7 @@
 """--tensor-parallel, --pipeline-parallel and their siblings: what they come to, and what is refused in one line."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gpt2.errors import UserError
@@ -7,6 +9,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
 from scripts.settings.model_parallel import model_cut
 from scripts.settings.training import parse_settings
+from scripts.training.shared_model import GroupTracer
 
 pytestmark = pytest.mark.any_mpi
 
@@ -93,3 +96,11 @@ def test_the_table_says_what_the_cut_costs():
     assert "bubble 50% of a step, as there are fewer micro-steps than stages" in model_cut(s, config).text(1)
     assert len(model_cut(s, config).pieces) == 2
     assert model_cut(*completed("", 2)).text(2) is None
+
+
+def test_a_groups_roots_are_traced_by_their_numbers_in_the_job():
+    seen = []
+    tracer = SimpleNamespace(phase=lambda *call: seen.append(call), interruption=None, seconds=None)
+    GroupTracer(tracer, (1, 5, 9)).phase("reduce", bytes=8, root=2)
+    GroupTracer(tracer, (1, 5, 9)).phase("update")
+    assert seen == [("reduce", 8, 9), ("update", 0, None)]
