@@ -18,6 +18,7 @@ from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
 
 ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
+SHARED = "several ranks share a model, and it knows exchanges of whole models"
 NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
@@ -36,7 +37,10 @@ def item_bytes(settings: dict) -> int:
 
 
 def cluster_of(run: Run) -> Cluster | None:
-    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
+    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports, and for
+    one whose ranks share models."""
+    if run.config.get("mesh"):
+        return None
     links, placement = run.links, placement_of(run)
     nodes = sorted(set(placement))
     if not nodes or not links or set(nodes) - set(links):
@@ -150,6 +154,8 @@ def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
     """Why the model has nothing to say of a run."""
     if kind is None:
         return f"strategy {run.strategy} exchanges nothing, or is a file that is gone"
+    if run.config.get("mesh"):
+        return SHARED
     if len(set(placement_of(run))) == 1:
         return ONE_NODE
     return NO_LINKS
@@ -165,7 +171,7 @@ def message_matrix(run: Run) -> np.ndarray | None:
     """(N, N) bytes from rank (row) to rank (column) in one exchange; None for a run whose config.json does not tell,
     or one rank."""
     kind, places, parameters = strategy_of(run), run.config.get("ranks"), run.config.get("parameters")
-    if not places or not parameters or len(places) < 2 or kind is None or kind.messages is None:
+    if run.config.get("mesh") or not places or not parameters or len(places) < 2 or kind is None or not kind.messages:
         return None
     item = kind.item_bytes(item_bytes(run.config["settings"]))
     try:

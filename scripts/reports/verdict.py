@@ -90,7 +90,18 @@ def _step_rows(evidence: dict) -> dict[str, str]:
         "exchange": exchange or "none",
         "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
         "waiting": f"{waits or 'none'}, mean over ranks",
+        **({"pipeline": _pipeline_text(evidence["pipeline"])} if evidence["pipeline"] else {}),
     }
+
+
+def _pipeline_text(pipeline: dict) -> str:
+    """What its stages take, and what their waiting is made of."""
+    stages = ", ".join(seconds_text(seconds) for seconds in pipeline["tau_s"])
+    waits, structure, uneven = (seconds_text(pipeline[f"{name}_s"]) for name in ("wait", "structure", "imbalance"))
+    return (
+        f"{pipeline['micro_steps']} micro-steps, which take the stages {stages}; receives wait {waits}: the bubble of "
+        f"equal stages is {structure}, what unequal ones add {uneven}"
+    )
 
 
 def _node_lines(nodes: list[dict]) -> list[str]:
