@@ -2,12 +2,10 @@
 
 from dataclasses import asdict, replace
 
-from dist.cost.memory import VECTOR_BYTES
-from gpt2.activations import activation_count
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
-from gpt2.formats import llmc, weights
+from gpt2.formats import weights
 from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from scripts.settings.model_parallel import copies, with_layers
@@ -176,23 +174,3 @@ def check_numbers(settings: Settings) -> None:
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:
             raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")
-
-
-def check_memory(settings: Settings, config: GPT2Config, world) -> None:
-    """UserError if a node certainly lacks the memory: before anything is planned, which takes time for each layer.
-
-    Of a strategy or a backend that is still to be chosen only the least is known: each parameter lies on some rank.
-    """
-    count = llmc.parameter_count(config, config.padded_vocab_size)
-    needed = VECTOR_BYTES * count * world.local_size // world.size
-    if settings.backend == "numpy" and not is_auto(settings.strategy):
-        needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
-        activations = activation_count(config, settings.batch_size, settings.seq_len)
-        needed += VECTOR_BYTES * activations * max(1, world.local_size - (settings.server == "dedicated"))
-    available = weights.available_bytes()
-    if available is not None and needed > available:
-        raise UserError(
-            f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
-            f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
-            "available: choose a smaller model or batch, or more nodes"
-        )

@@ -24,8 +24,9 @@ from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout
 from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
-from scripts.settings.checks import check_memory, complete
+from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
+from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing

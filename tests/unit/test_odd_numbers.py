@@ -14,7 +14,8 @@ from gpt2.formats import weights
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
 from scripts.settings import units
-from scripts.settings.checks import MOST, check_memory, complete
+from scripts.settings.checks import MOST, complete
+from scripts.settings.memory import check_memory
 from scripts.settings.training import parse_settings
 
 pytestmark = pytest.mark.any_mpi

@@ -1,0 +1,75 @@
+"""How much memory a run takes on a node: what its ranks hold of models, and what their strategy adds."""
+
+from collections import Counter
+
+from dist.cost.memory import VECTOR_BYTES
+from dist.mesh import positions
+from gpt2.activations import activation_count
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.formats import llmc, weights
+from gpt2.parameters import Layout
+from scripts.settings.model_parallel import is_cut, model_cut
+from scripts.settings.training import Settings
+from strategies import find, is_auto
+
+
+def check_memory(settings: Settings, config: GPT2Config, world) -> None:
+    """UserError if a node certainly lacks the memory: before anything is planned, which takes time for each layer.
+
+    Of a strategy or a backend that is still to be chosen only the least is known: each parameter lies on some rank.
+    """
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    if settings.backend != "numpy" or is_auto(settings.strategy):
+        needed = VECTOR_BYTES * count * world.local_size // world.size
+    elif is_cut(settings):
+        needed = bytes_of_pieces(settings, config, world)
+    else:
+        needed = bytes_of_wholes(settings, config, count, world)
+    available = weights.available_bytes()
+    if available is not None and needed > available:
+        raise UserError(
+            f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
+            f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
+            "available: choose a smaller model or batch, or more nodes"
+        )
+
+
+def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
+    """On this rank's node, where each rank has a whole model of so many parameters."""
+    needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
+    activations = activation_count(config, settings.batch_size, settings.seq_len)
+    return needed + VECTOR_BYTES * activations * max(1, world.local_size - (settings.server == "dedicated"))
+
+
+def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
+    """On this rank's node, where ranks share models: of each piece as its strategy holds it among the ranks that have
+    the same one, and what a rank needs beside (bytes_beside)."""
+    cut = model_cut(settings, config)
+    seats = positions(world.places, cut.tensor, cut.pipeline)
+    number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # of each rank, its piece's
+    nodes = [place["node"] for place in world.places]
+    members = Counter(number for number, node in zip(number_of, nodes, strict=True) if node == world.node)
+    memory, needed = find(settings.strategy).memory, 0
+    for number, here in members.items():
+        layout = Layout(config, 1, cut.pieces[number])
+        on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
+        needed += memory.of_node(layout.count, here, world.size // len(cut.pieces), on_nodes)
+        needed += here * bytes_beside(
+            layout, cut.in_flight(number // cut.tensor), settings.batch_size, settings.seq_len
+        )
+    return needed
+
+
+def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int) -> int:
+    """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps,
+    what it borrows and its gradients, where the head's gradient lands, and where parts and stages put rows."""
+    piece, rows = layout.piece, batch_size * length * layout.config.n_embd
+    numbers = activation_count(layout.config, batch_size, length, piece, in_flight) + 2 * layout.borrowed_size
+    if piece.parts > 1:
+        numbers += rows + rows // piece.parts  # a room, and a share of the sum
+    if not (piece.is_first and piece.is_last):
+        numbers += 4 * rows // piece.parts  # receives posted ahead, sends under way
+    if piece.is_first and not piece.is_last:
+        numbers += piece.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
+    return VECTOR_BYTES * numbers
