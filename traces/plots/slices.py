@@ -73,7 +73,8 @@ def draw(measured: list[TimedRun]) -> Figure | None:
         title = "; ".join(f"{one.label}: {text}" for (one, _), text in zip(shown, facts, strict=True)), ""
     kinds = {name for _, calls in shown for name in calls.kinds}
     inches = lane * sum(counts) + (0.45 if len(shown) > 1 else 0.25) * len(shown) + 0.45
-    notes = [*look.facts([one for one, _ in shown]), "in each lane a line a rank, rank 0's on top; dark: the root's"]
+    lines = "a lane: the slice whose root that rank is; in it a line a rank, rank 0's on top, dark the root's"
+    notes = [*look.facts([one for one, _ in shown]), lines]
     with look.page(9, inches, *title, look.legend_handles(kinds), notes) as figure:
         rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=counts)[:, 0]
         for axes, (one, calls) in zip(rows, shown, strict=True):
