@@ -21,9 +21,7 @@ from dist.waiting import Condition
 from dist.wire import WireFormat
 
 # A library's call goes through its steps one after another, so a slice in pieces has several steps under way. A piece
-# is longer than a segment of our own messages, as each of its steps waits for the next test of its request. 64 MB on 9
-# ranks and 5 hosts of 400 Mbit/s took 1.88 times the bound so under MPICH, in whole slices 2.23; under Open MPI 3.24
-# and 3.92.
+# is longer than a segment of our own messages, as each of its steps waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls under way: the library holds a buffer for each
 
