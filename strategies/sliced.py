@@ -40,4 +40,5 @@ class Sliced(Sharded):
 
     def _new_exchange(self, job):
         placement = [place["node"] for place in job.world.places]
-        return job.new_exchange(self.comm, self.buckets, placement=placement, operation=job.operation)
+        seen = {"placement": placement, "operation": job.operation, "on_call": self.tracer.call}
+        return job.new_exchange(self.comm, self.buckets, **seen)

@@ -34,11 +34,10 @@ class SlicedInTurn(OfCalls):
         with self.tracer.phase("reduce", bytes=self.gradients.nbytes):
             for root, bounds in enumerate(self.slices):
                 sent = self.wire.packed(self.gradients, *bounds)
-                if root == self.comm.rank:
-                    self.comm.Reduce(MPI.IN_PLACE, sent, self.operation, root=root)
-                    self.wire.arrived(self.gradients, *bounds)
-                else:
-                    self.comm.Reduce(sent, None, self.operation, root=root)
+                own = (MPI.IN_PLACE, sent) if root == self.comm.rank else (sent, None)
+                with self.tracer.call("reduce", sent.nbytes, root):
+                    self.comm.Reduce(*own, self.operation, root=root)
+            self.wire.arrived(self.gradients, self.own.start, self.own.stop)
         with self.tracer.phase("allreduce", bytes=8):
             squares = self.comm.allreduce(self.sum_of_squares(self.gradients[self.own]))
         with self.tracer.phase("update"):
@@ -51,5 +50,7 @@ class SlicedInTurn(OfCalls):
     def _share(self):
         self._round_own()
         for root, bounds in enumerate(self.slices):
-            self.comm.Bcast(self.wire.gathered(self.parameters, *bounds), root=root)
+            shared = self.wire.gathered(self.parameters, *bounds)
+            with self.tracer.call("bcast", shared.nbytes, root):
+                self.comm.Bcast(shared, root=root)
             self.wire.arrived(self.parameters, *bounds)

@@ -10,10 +10,10 @@ A non-blocking collective moves on only while this process is inside MPI: poke (
 that moves on all that are under way.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from dist.host.together import CallsTogether
 from dist.mpi import MPI
 from dist.progress import Progress
 from dist.ranges import cut_by_node, cut_range, local_ranks, longest
@@ -21,9 +21,7 @@ from dist.waiting import Condition
 from dist.wire import WireFormat
 
 # A library's call goes through its steps one after another, so a slice in pieces has several steps under way. A piece
-# is longer than a segment of our own messages, as each of its steps waits for the next test of its request. 64 MB on 9
-# ranks and 5 hosts of 400 Mbit/s took 1.88 times the bound so under MPICH, in whole slices 2.23; under Open MPI 3.24
-# and 3.92.
+# is longer than a segment of our own messages, as each of its steps waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls under way: the library holds a buffer for each
 
@@ -32,33 +30,31 @@ class RootedExchange:
     """Among the ranks of comm, by calls that add with `operation`, an MPI.Op. placement: node of each. Collective.
 
     ranges: all that will be exchanged. Whose each part is, and in which calls it goes, is found once, for all steps.
-
-    All ranks must begin a communicator's collectives in one order. So the calls of all ranges stand in one queue, and
-    each begins when fewer than WINDOW are under way.
+    on_call: hears of each call's beginning and end, as CallsTogether's notice.
     """
 
     errors = None
 
-    def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
+    def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation, on_call=None):
         self._comm, self._operation = comm.Dup(), operation
         self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
         length = max(1, PIECE_SEGMENTS * wire_format.segment_bytes // wire_format.item_bytes)
         self._own = {part: cut_by_node(placement, *part)[comm.rank] for part in ranges}
         self._pieces = {part: pieces_of(placement, *part, length) for part in ranges}
-        self.progress, self._queue, self._under_way, self._queued, self._done = Progress(WINDOW), deque(), deque(), 0, 0
+        self.progress, self._calls = Progress(WINDOW), CallsTogether(WINDOW, on_call)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return self._own[start, stop]
 
     def reduce_scatter(self, vector, start: int, stop: int) -> Iterator:
         sent = self._wire.packed(vector, start, stop)
-        yield from self._for_each_piece(start, stop, lambda root, piece: self._reduce(sent[piece], root))
+        yield from self._for_each_piece("reduce", self._reduce, sent, start, stop)
         self._wire.arrived(vector, *self.own_part(start, stop))
 
     def all_gather(self, vector, start: int, stop: int) -> Iterator:
         self._wire.rounded(vector, *self.own_part(start, stop))
         shared = self._wire.gathered(vector, start, stop)
-        yield from self._for_each_piece(start, stop, lambda root, piece: self._comm.Ibcast(shared[piece], root))
+        yield from self._for_each_piece("bcast", self._comm.Ibcast, shared, start, stop)
         self._wire.arrived(vector, start, stop)
 
     def _reduce(self, piece, root: int):
@@ -66,23 +62,14 @@ class RootedExchange:
             return self._comm.Ireduce(MPI.IN_PLACE, piece, self._operation, root)
         return self._comm.Ireduce(piece, None, self._operation, root)
 
-    def _for_each_piece(self, start: int, stop: int, begin: Callable) -> Iterator:
-        """begin(root, piece of the range) of each, behind those of the ranges before."""
-        first = self._queued
+    def _for_each_piece(self, name: str, begin: Callable, vector, start: int, stop: int) -> Iterator:
+        """begin(piece, its root) of each, behind those of the ranges before. vector: of the range alone."""
+        first = self._calls.count
         for root, (low, high) in self._pieces[start, stop]:
-            self._queue.append(partial(begin, root, slice(low - start, high - start)))
-            self._queued += 1
-        for count in range(first + 1, self._queued + 1):  # one by one: each that ends shows that something moves
-            yield Condition(partial(self._are_done, count))
-
-    def _are_done(self, count: int) -> bool:
-        """Whether the first so many calls are complete; others begin meanwhile."""
-        while self._under_way and self._under_way[0].Test():
-            self._under_way.popleft()
-            self._done += 1
-        while self._queue and len(self._under_way) < WINDOW:
-            self._under_way.append(self._queue.popleft()())
-        return self._done >= count
+            piece = vector[low - start : high - start]
+            self._calls.queue(partial(begin, piece, root), name, piece.nbytes, root)
+        for count in range(first + 1, self._calls.count + 1):  # one by one: each that ends shows that something moves
+            yield Condition(partial(self._calls.are_done, count))
 
 
 def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[tuple[int, tuple[int, int]]]:

@@ -30,13 +30,13 @@ def main():
 
 
 def parse():
-    listed = "\n".join(f"    {name:<18} {part['takes']}" for name, part in PARTS.items())
+    listed = "\n".join(f"    {name:<20} {part['takes']}" for name, part in PARTS.items())
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART")
     parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
-    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies: with the MPI of each")
+    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies...: with the MPI of each")
     parser.add_argument("--cases", metavar="NAME,...", help="failures: run these alone, the rows of others stay (all)")
     options = parser.parse_args()
     if "learning" in options.parts and not options.text:

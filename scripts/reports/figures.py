@@ -1,7 +1,7 @@
 """Which figures are drawn of one run and of several, and what each is given."""
 
 from scripts.prediction.of_run import message_matrix, own_exchange, own_schedule
-from traces.plots import comparison, expected, loss_curves, ranks, timeline, traffic
+from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
@@ -15,6 +15,8 @@ def of_one(measured: TimedRun) -> dict:
         "waits": ranks.draw_waits(measured),
         "loss": loss_curves.draw([measured]),
     }
+    if (by_slice := slices.draw([measured])) is not None:
+        figures["slices"] = by_slice
     if counted := node_traffic(measured.run, measured.times):
         links = [measured.run.links.get(node) for node in counted.nodes]
         predicted = own_schedule(measured.run)
@@ -31,6 +33,8 @@ def of_several(measured: list[TimedRun]) -> dict:
     figures = {"comparison": comparison.draw_comparison(measured), "phases": comparison.draw_phases(measured)}
     figures["loss"] = loss_curves.draw(measured)
     figures |= {f"timeline-{file_name(one.label)}": timeline.draw(one) for one in measured}
+    if (by_slice := slices.draw(measured)) is not None:
+        figures["slices"] = by_slice
     points = [point for one in measured if (point := _model_point(one))]
     if points:
         figures["model"] = expected.draw_model(points)

@@ -29,6 +29,8 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 CAPTIONS = {
     "timeline": "Three steps, the median one among them, a row a rank. Hatched: waiting for other ranks. Below, each "
     "node's port: bytes a second in and out, and dashed what was probed.",
+    "slices": "One step's slices, a lane for each root: when every rank had its part of them under way. On the right: "
+    "the slice's bytes.",
     "phases": "The median step, cut into its phases.",
     "ports": "Bytes through each node's port in a step. Dashed: what the port carries in that time. Diamonds: what the "
     "strategy's messages add up to.",

@@ -1,12 +1,20 @@
 """Rooted calls under way together: sums and parameters of any range, in pieces, behind a window; and who owns what."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from dist.host import rooted
 from dist.host.operation import new_operation
+from dist.mpi import MPI
 from dist.ranges import cut_by_node
 from dist.wire import WireFormat
+from tests.ranks import test_overlap as small
+from traces import Tracer
+from traces.read.trace_files import read_calls
+from traces.record.files import calls_path
+from traces.record.phases import NAMES
 
 PLACEMENTS = {
     (0,): [(0, 11)],
@@ -56,3 +64,53 @@ def test_sums_come_to_their_owners_and_from_them_to_all(comm, monkeypatch):
             np.testing.assert_allclose(shared[slice(*part)], exact[slice(*part)], atol=1e-5 + close * comm.size)
             assert len(set(comm.allgather(shared.tobytes()))) == 1
         operation.close()
+
+
+def spying(comm, given):
+    """The ranks of comm: `given` gets (call, root, bytes) of each Reduce and Bcast that is handed to MPI."""
+
+    def spied(name, buffer_of):
+        def call(self, *arguments, root=None):
+            root = arguments[-1] if root is None else root
+            given.append((name.lower().removeprefix("i"), root, buffer_of(arguments).nbytes))
+            return getattr(MPI.Intracomm, name)(self, *arguments[: 3 if "educe" in name else 1], root)
+
+        return call
+
+    def summed(arguments):
+        return arguments[1] if arguments[0] is MPI.IN_PLACE else arguments[0]
+
+    calls = {name: spied(name, summed) for name in ("Reduce", "Ireduce")}
+    calls |= {name: spied(name, lambda arguments: arguments[0]) for name in ("Bcast", "Ibcast")}
+    return type("Spy", (MPI.Intracomm,), calls)(comm)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("name", ["sliced", "sliced-in-turn"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_the_traces_have_each_call_that_mpi_was_given(comm, tmp_path_factory, monkeypatch, name, wire):
+    """Roots and bytes as a communicator saw them that knows no tracer, and the whole vector each way in every step."""
+    folder, given = comm.bcast(tmp_path_factory.mktemp("calls")), []
+    identity = {"rank": comm.rank, "ranks": comm.size, "node": 0, "host": "a", "local_rank": comm.rank}
+    tracer = Tracer(folder, identity)
+    monkeypatch.setattr(small, "Tracer", lambda: tracer)
+    sizes = {1: [1], 2: [1, 1], 3: [1, 2]}[comm.size]
+    overlap = {"bucket_bytes": 400} if name == "sliced" else {}
+    training = small.Training(small.nodes_of(spying(comm, given), sizes), name, wire=wire, **overlap)
+    for number, batch in enumerate(small.TOKENS[:2], start=1):
+        with tracer.step(number):
+            training.step(batch)
+    training.whole()
+    tracer.close()
+    _, calls = read_calls(calls_path(folder, comm.rank), {})
+    found = [(NAMES[phase], root, size) for _, phase, root, _, _, size in calls.tolist()]
+    rooted_calls = [one for one in given if one[0] in ("reduce", "bcast")]
+    assert Counter(found) == Counter(rooted_calls)
+    vector = training.layout.size * (2 if wire == "bfloat16" else 4)
+    for phase in ("reduce", "bcast"):
+        assert sum(size for kind, _, size in found if kind == phase) == 2 * vector
+    of_nodes = np.zeros(len(sizes))
+    for kind, root, size in found:
+        of_nodes[np.repeat(np.arange(len(sizes)), sizes)[root]] += size * (kind == "reduce")
+    if name == "sliced":
+        np.testing.assert_allclose(of_nodes, 2 * vector / len(sizes), rtol=0.1)

@@ -56,6 +56,20 @@ def write_run(
     return folder
 
 
+def write_calls(run, rank: int, calls, offset_ns=0) -> Path:
+    """A rank's calls, such spans as write_run's, beside its trace."""
+    identity, clock = identity_of(run, rank), {"offset_ns": offset_ns, "error_ns": 0}
+    path = files.calls_path(Path(run) / "traces", rank)
+    header = files.header_of(files.CALLS_FORMAT, identity, clock)
+    path.write_bytes(json.dumps(header).encode() + b"\n" + records_of(calls, offset_ns).tobytes())
+    return path
+
+
+def identity_of(run, rank: int) -> dict:
+    with files.trace_path(Path(run) / "traces", rank).open("rb") as file:
+        return json.loads(file.readline())["identity"]
+
+
 def write_counters(folder, node: int, rows) -> None:
     records = np.array([(round(ms * MS), into, out, 0) for ms, into, out in rows], COUNTERS)
     header = {"format": files.COUNTERS_FORMAT, "version": files.VERSION, "node": node, "host": f"cn{node:02d}"}

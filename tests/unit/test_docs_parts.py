@@ -105,6 +105,7 @@ def make(monkeypatch, tmp_path):
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
     monkeypatch.setattr("scripts.makers.pages.strategies.draw", lambda *unused: None)  # it needs a cluster's counters
+    monkeypatch.setattr("scripts.makers.pages.cluster.draw_slices", lambda *unused: None)  # it needs traces
     for module in ("training", "exchange"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
@@ -140,6 +141,8 @@ def make(monkeypatch, tmp_path):
                   "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
         ("strategies", "| MPICH | `ring` | 100 | 1.25 | 99 | 3.0 / 4.0 | 3.1 / 4.0 |\n"
                        "| MPICH | `tree` | 200 | 2.50 | - | 3.0 / 4.0 | - |\n"),
+        ("strategies_training", "| MPICH | `sliced` | 2000 | 2000, 2000 | 500 |\n"
+                                "| MPICH | `sliced --overlap` | 1200 | 1200, 1200 | 100 |\n"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
     ],
 )  # fmt: skip

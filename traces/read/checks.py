@@ -77,6 +77,14 @@ def one_of(*values) -> Rule:
     return Rule(lambda value: (type(value), value) in known, " or ".join(map(shown, values)))
 
 
+def one_of_each(known) -> Rule:
+    """A list of some of them, none twice."""
+    return Rule(
+        lambda value: type(value) is list and all(name in known for name in value) and len(set(value)) == len(value),
+        f"a list of some of {', '.join(known)}",
+    )
+
+
 def _is_number(value) -> bool:
     return type(value) in (int, float)
 
@@ -206,10 +214,8 @@ def check_clock(clock) -> None:
 
 def check_records(records: np.ndarray, ranks: int) -> None:
     """Array of files.RECORD as a tracer leaves it: by their ends, phases after each other, steps around phases."""
-    start, end, step, root = (records[name] for name in ("start", "end", "step", "root"))
-    is_times = (start >= 0) & (start <= end) & (end <= LATEST_NS)
-    _demand(is_times, "a span ends before it begins, or its times are none")
-    _demand((step >= 0) & (records["bytes"] >= 0) & (root >= -1) & (root < ranks), "a step, root or size is impossible")
+    step, end = records["step"], records["end"]
+    _check_spans(records, ranks)
     _demand(np.diff(step) >= 0, "a step comes after a later one")
     _demand(np.diff(end) >= 0, "a span was written before an earlier one")
     is_step = records["phase"] == INDEX[STEP]
@@ -219,6 +225,21 @@ def check_records(records: np.ndarray, ranks: int) -> None:
     _demand(np.diff(steps["step"]) > 0, "a step is there twice")
     _demand(steps["end"] > steps["start"], "a step took no time")
     _check_edges(phases, steps, np.flatnonzero(is_step).searchsorted(np.flatnonzero(~is_step)))
+
+
+def check_calls(calls: np.ndarray, ranks: int) -> None:
+    """Array of files.RECORD of calls that may overlap: by their ends, each with a root."""
+    _check_spans(calls, ranks)
+    _demand(calls["root"] >= 0, "a call has no root")
+    _demand(np.diff(calls["end"]) >= 0, "a call was written before an earlier one")
+
+
+def _check_spans(spans: np.ndarray, ranks: int) -> None:
+    start, end, root = (spans[name] for name in ("start", "end", "root"))
+    is_times = (start >= 0) & (start <= end) & (end <= LATEST_NS)
+    _demand(is_times, "a span ends before it begins, or its times are none")
+    known = (spans["step"] >= 0) & (spans["bytes"] >= 0) & (root >= -1) & (root < ranks)
+    _demand(known, "a step, root or size is impossible")
 
 
 def _check_edges(phases: np.ndarray, steps: np.ndarray, following: np.ndarray) -> None:

@@ -1,14 +1,14 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from traces.read import checks
 from traces.read.checks import PLACE
-from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_counters, read_trace
-from traces.record.files import END_CLOCKS, END_LINKS, RunError, counters_path, trace_path
+from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_calls, read_counters, read_trace
+from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ def read_run(path, allow_missing: bool = False) -> Run:
     config, log = read_config(path, gaps), _read_log(path, gaps)
     end_clocks, end_links = (_read_at_end(path / "traces", name, gaps) for name in (END_CLOCKS, END_LINKS))
     ranks = _read_traces(path / "traces", end_clocks, gaps)
+    ranks = [_with_calls(path / "traces", trace, end_clocks, gaps) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
     counters = _read_all_counters(path / "traces", end_clocks, ranks, gaps)
@@ -203,6 +204,21 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
             f"copy them from the nodes, or put --out on a file system that all nodes share"
         )
     return list(traces.values())
+
+
+def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrace:
+    """The trace with its rank's calls, where there is a file of them."""
+    path = calls_path(folder, trace.identity["rank"])
+    if not path.exists():
+        return trace
+    try:
+        identity, calls = read_calls(path, end_clocks)
+        if identity != trace.identity:
+            raise ValueError("another rank or another run wrote it")
+    except (OSError, ValueError) as error:
+        gaps.left_out(path, error)
+        return trace
+    return replace(trace, calls=calls)
 
 
 def _read_all_counters(

@@ -3,13 +3,14 @@
 All times that come from here are in nanoseconds on rank 0's clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from traces.read import checks
 from traces.record.files import (
+    CALLS_FORMAT,
     COUNTERS,
     COUNTERS_FORMAT,
     END_CLOCKS,
@@ -28,6 +29,12 @@ COUNTERS_HEADER = {
     "host": checks.NAME,
     "ports": checks.TEXT.listed(),
 }
+CALLS_HEADER = {
+    "format": checks.one_of(CALLS_FORMAT),
+    "version": checks.one_of(VERSION),
+    "phases": checks.one_of_each(NAMES),
+    "fields": checks.Rule(lambda value: value == [list(field) for field in RECORD.descr], "a record's fields"),
+}
 AT_END = {END_CLOCKS: checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS}, END_LINKS: checks.LINK}
 LONGEST_HEADER = 1 << 20
 MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
@@ -35,11 +42,13 @@ MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so w
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank's trace. `records`: array of RECORD in the order of their ends."""
+    """One rank's trace. `records`: array of RECORD in the order of their ends; `calls`: such of the calls that were
+    under way beside each other, and so lie inside phases or across them."""
 
     identity: dict
     clock: dict
     records: np.ndarray
+    calls: np.ndarray = field(default_factory=lambda: np.empty(0, RECORD))
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,21 @@ def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
         return _on_rank_0s_clock(header, records, end_clocks or {})
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}; run the training again") from None
+
+
+def read_calls(path, end_clocks: dict[int, dict]) -> tuple[dict, np.ndarray]:
+    """One rank's calls: who made them, and array of RECORD. OSError, or ValueError if it is no such file."""
+    header, calls = _read_file(path, RECORD, checks.parse)
+    checks.check_fields("its header", header, CALLS_HEADER)
+    identity, clock = header.get("identity"), header.get("clock")
+    checks.check_identity(identity)
+    checks.check_clock(clock)
+    if len(calls) and not (calls["phase"].min() >= 0 and calls["phase"].max() < len(header["phases"])):
+        raise ValueError("a call is of a phase that its header does not list")
+    calls["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[calls["phase"]]
+    checks.check_calls(calls, identity["ranks"])
+    _move(calls, clock, end_clocks.get(identity["node"]))
+    return identity, calls
 
 
 def read_counters(path, end_clocks: dict[int, dict]) -> NodeCounters:
@@ -110,11 +134,16 @@ def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, d
         records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
     checks.check_records(records, identity["ranks"])
     end_clock = end_clocks.get(identity["node"])
-    for name in ("start", "end"):
-        records[name] = to_rank_0(records[name], clock, end_clock)
+    _move(records, clock, end_clock)
     # Between the two measurements the larger of their errors bounds the interpolated offset's.
     error_ns = max(clock["error_ns"], end_clock["error_ns"] if end_clock else 0)
     return RankTrace(identity, clock | {"error_ns": error_ns}, records)
+
+
+def _move(records: np.ndarray, start: dict, end: dict | None) -> None:
+    """Bring spans onto rank 0's clock; as to_rank_0."""
+    for name in ("start", "end"):
+        records[name] = to_rank_0(records[name], start, end)
 
 
 def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:

@@ -4,6 +4,8 @@ rank-00000.trace, one file per rank: a line of JSON, "\\n", then records of 36 b
 `format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names that a record's
 `phase` counts into; `fields`, the record's layout as NumPy writes it; and `clock`. A record is `RECORD`.
 
+rank-00000.calls, of a rank that has several calls under way at once: calls.py.
+
 node-00000.counters, one file per node, of its network counters: a line of JSON (`format`, `version`, `node`, `host`,
 `ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
 
@@ -29,7 +31,7 @@ import numpy as np
 
 from traces.record.phases import NAMES
 
-TRACE_FORMAT, COUNTERS_FORMAT = "gpt2-mpi trace", "gpt2-mpi counters"
+TRACE_FORMAT, CALLS_FORMAT, COUNTERS_FORMAT = "gpt2-mpi trace", "gpt2-mpi calls", "gpt2-mpi counters"
 END_CLOCKS, END_LINKS = "clocks.json", "links.json"
 VERSION = 1
 SAMPLE_NS = 5_000_000  # a reading takes 5 to 20 us: at this distance below half a percent of the time
@@ -51,31 +53,33 @@ def trace_path(folder, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.trace"
 
 
+def calls_path(folder, rank: int) -> Path:
+    return Path(folder) / f"rank-{rank:05d}.calls"
+
+
 def counters_path(folder, node: int) -> Path:
     return Path(folder) / f"node-{node:05d}.counters"
 
 
 def create(folder, identity: dict, clock: dict):
     """Start one rank's trace file: make the folder, write the header. Returns the open binary file."""
-    header = {
-        "format": TRACE_FORMAT,
-        "version": VERSION,
-        "identity": identity,
-        "phases": NAMES,
-        "fields": RECORD.descr,
-        "clock": clock,
-    }
     path = trace_path(folder, identity["rank"])
     path.parent.mkdir(parents=True, exist_ok=True)
     if identity["rank"] == 0:
         # What an earlier run in the same folder left: of its end, and files of ranks that this one does not have.
         for name in (END_CLOCKS, END_LINKS):
             (path.parent / name).unlink(missing_ok=True)
-        for earlier in path.parent.glob("rank-*.trace"):
+        for earlier in path.parent.glob("rank-*.*"):
             rank = earlier.stem.removeprefix("rank-")
-            if rank.isdecimal() and int(rank) >= identity["ranks"]:
+            if earlier.suffix in (".trace", ".calls") and rank.isdecimal() and int(rank) >= identity["ranks"]:
                 earlier.unlink()
-    return begin(path, header)
+    return begin(path, header_of(TRACE_FORMAT, identity, clock))
+
+
+def header_of(kind: str, identity: dict, clock: dict) -> dict:
+    """What stands before the records of one rank."""
+    header = {"format": kind, "version": VERSION, "identity": identity}
+    return header | {"phases": NAMES, "fields": RECORD.descr, "clock": clock}
 
 
 def begin(path: Path, header: dict):

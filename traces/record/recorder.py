@@ -7,6 +7,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from traces.record import files
+from traces.record.calls import Call, CallFile
 from traces.record.files import RECORD, RunError
 from traces.record.phases import EXCHANGE, INDEX, NAMES, PIPELINE, STEP, check_phase
 from traces.record.stream_times import GPU_PHASES, StreamTimes
@@ -45,7 +46,7 @@ class Tracer:
     ):  # fmt: skip
         self._on_phase = on_phase
         self._first, self._last = parse_steps(steps)
-        self._file, self._counters = None, counters
+        self._file, self._calls, self._counters = None, None, counters
         self._records = []
         self.spans = self.traced_ns = 0  # written so far, and the time of the steps that they are from
         self._spent = dict.fromkeys(NAMES, 0)
@@ -56,8 +57,10 @@ class Tracer:
         self._written_at = perf_counter_ns()
         self.failure: OSError | None = None
         if folder is not None and steps != "off":
+            clock = clock or {"offset_ns": 0, "error_ns": 0}
             with self._or_stop():
-                self._file = files.create(folder, identity, clock or {"offset_ns": 0, "error_ns": 0})
+                self._file = files.create(folder, identity, clock)
+                self._calls = CallFile(folder, identity, clock)
                 if counters is not None:
                     counters.begin()
         self._writing = self._is_traced(0)
@@ -69,6 +72,15 @@ class Tracer:
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
         """Context manager: one phase. bytes: what this rank hands to the exchange; root: a world rank, or None."""
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
+
+    def call(self, name: str, bytes: int, root: int) -> Call:
+        """A call that begins now, and goes on beside others: `ended()` when it is complete, or a with block around it.
+
+        It counts in no phase's seconds. name: the phase that it is a part of; bytes, root: as `phase`'s, of this call
+        alone. Beside a GPU nothing is written: what is queued there takes its time later.
+        """
+        is_written = self._writing and self._stream is None
+        return Call(self._calls if is_written else None, self._step_number, name, bytes, root)
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
@@ -133,6 +145,8 @@ class Tracer:
         self._records.clear()
         if file is not None:
             file.close()
+            if self._calls is not None:
+                self._calls.close()
             if self._counters is not None:
                 self._counters.close()
 
@@ -148,6 +162,8 @@ class Tracer:
                 files.append(self._file, np.array(self._records, RECORD).tobytes())
                 self.spans += len(self._records)
                 self._records.clear()
+            if self._calls is not None:
+                self.spans += self._calls.write()
             if self._counters is not None:
                 self._counters.write()
         self._written_at = perf_counter_ns()

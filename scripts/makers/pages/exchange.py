@@ -6,11 +6,6 @@ from pathlib import Path
 
 from scripts.makers.pages.page import FIGURES, ROOT, Part, fenced, measured_on, on_hosts, read, shown
 
-OWN = "hierarchical,hierarchical-sharded,hierarchical/bfloat16,hierarchical-sharded/bfloat16"
-# What MPI's collectives make, with its own sum and with ours.
-CALLS = "sliced,sliced/own,sliced/bfloat16,reduce-scatter,reduce-scatter/own,reduce-scatter/bfloat16,allreduce/bfloat16"
-# What takes several times as long at 64 MB is left to 8 MB, but for what MPI's two usual ways take.
-CHOSEN = f"{OWN},ring,{CALLS},MPI_Allreduce,MPI_Reduce+Bcast"
 LIBRARIES = {
     "exchange": "MPICH", "exchange_64MB": "MPICH", "exchange_even": "MPICH", "exchange_openmpi": "Open MPI",
     "exchange_even_openmpi": "Open MPI",
@@ -25,7 +20,6 @@ def exchange(part: Part, folder: Path) -> str:
     """Each command of the part, its tables, and how far apart the ways are."""
     file, texts = folder / "exchange.json", []
     for flags in part.flags:
-        flags = flags.format(own=OWN, chosen=CHOSEN)
         drawn = ["--figure", folder / "exchange.png"] if part.name == "exchange" else []
         tables = on_hosts(part.hosts, "bench_exchange.py", *flags.split(), "--json", file, *drawn)
         command = f"sudo python scripts/virtual_cluster.py run {part.hosts} -- python scripts/bench_exchange.py {flags}"

@@ -99,6 +99,11 @@ def measured_with(machine: dict, *libraries: str, **versions: str) -> str:
     return f"Measured on {machine['processor']}, {machine['cores']} cores, with {', '.join([*libraries, *named])}."
 
 
+def library_name(text: str) -> str:
+    """ "MPICH" or "Open MPI", of what the library says of itself."""
+    return text.split()[0].replace("Open", "Open MPI")
+
+
 def replace_block(page: str, name: str, text: str) -> None:
     """Put `text` between the page's two marks of this name."""
     path = ROOT / page

@@ -16,7 +16,7 @@ from threading import Event, Thread
 import numpy as np
 
 from scripts.cluster.hosts import HEAD_MARK, child_processes, command_line, head_keepers
-from scripts.makers.pages.page import FIGURES, Part, measured_with, on_hosts, read
+from scripts.makers.pages.page import FIGURES, Part, library_name, measured_with, on_hosts, read
 from scripts.settings.units import bytes_per_s
 
 FIGURE_OF = {"Open MPI": "strategies", "MPICH": "strategies-mpich"}
@@ -43,7 +43,7 @@ def strategies(part: Part, folder: Path) -> dict[str, str]:
 
 def rows_of(report: dict) -> list[dict]:
     """A row of the table for each strategy, what it takes and what the model says of it."""
-    library, (size,), rows = library_of(report), report["sizes"], []
+    library, (size,), rows = library_name(report["mpi_library"]), report["sizes"], []
     for name, one in size["strategies"].items():
         ms, predicted = one["measured_s"] * 1e3, one["predicted_s"]
         row = {"library": library, "name": name, "ms": ms, "bound": one["measured_s"] / one["bound_s"]}
@@ -61,10 +61,6 @@ def busiest(node_bytes: list | None) -> str:
     return f"{into:.1f} / {out:.1f}"
 
 
-def library_of(report: dict) -> str:
-    return report["mpi_library"].split()[0].replace("Open", "Open MPI")
-
-
 def draw(part: Part, folder: Path, python: str) -> None:
     """The library's figure: the ports during one exchange of each strategy that it shows."""
     from traces.plots import look, ports_in_time
@@ -72,7 +68,7 @@ def draw(part: Part, folder: Path, python: str) -> None:
     found = [watched(part, folder, python, name, seen) for name, seen in part.drawn.items()]
     report = read(folder / WATCHED)
     facts = {key: report[key] for key in ("mpi_library", "machine", "ranks")} | {"rate": bytes_per_s(part.rate)}
-    stem = FIGURE_OF[library_of(report)]
+    stem = FIGURE_OF[library_name(report["mpi_library"])]
     look.save(ports_in_time.draw(found, facts), folder / stem)
     shutil.copy(folder / f"{stem}.png", FIGURES / f"{stem}.png")
 

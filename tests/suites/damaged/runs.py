@@ -4,13 +4,13 @@ What is right, where a folder is read at all:
   a rank's trace       what a reference reader finds, moved by its clock; each span after the one before, as a tracer
                        writes them, and seated where config.json says
   configuration, log   the JSON that stands there; what a crash may leave out is left out and said
+  a rank's calls       as its trace, or left out and said
   counters, clocks     the numbers that stand there, or left out and said; clocks that contradict all traces are refused
 and all that is made of a run (table, verdict, exports, prediction) has finite numbers and passes the exports' checkers.
 A time or a rate has no checksum: another value is another value.
 """
 
 import json
-import struct
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.record.files import COUNTERS, END_CLOCKS, END_LINKS, RECORD, counters_path, trace_path, write_at_end
+from traces.record.files import END_CLOCKS, END_LINKS, trace_path, write_at_end
 from traces.record.phases import INDEX, NAMES, STEP
 from traces.verdict.diagnosis import find_bottleneck
 from traces.verdict.summary import measure_runs
@@ -102,6 +102,7 @@ class Following:
     def read(self):
         run = read_both_ways(self.folder)
         parts = [run.config, run.log, *(one.records.tobytes() for one in (*run.ranks, *run.counters))]
+        parts += [one.calls.tobytes() for one in run.ranks]
         if (content := repr(parts)) not in self.seen:
             self.seen.add(content)
             check_run(run)
@@ -157,19 +158,12 @@ def of_lines(mutator: Mutator, content: bytes) -> bytes:
     return mutator.of_lines(content)
 
 
-def of_trace(mutator: Mutator, content: bytes) -> bytes:
-    return mutator.of_header_and_records(content, RECORD.itemsize)
-
-
-def of_counters(mutator: Mutator, content: bytes) -> bytes:
-    return mutator.of_header_and_records(content, COUNTERS.itemsize)
-
-
 def case(run: Path, path: Path, mutate, following: Following, judge, least: int) -> Damaged:
     """named: the folder, as a file may be at odds with another."""
 
     def content(value):
-        return repr([value.config, value.log, [one.records.tobytes() for one in (*value.ranks, *value.counters)]])
+        parts = [one.records.tobytes() for one in (*value.ranks, *value.counters)]
+        return repr([value.config, value.log, parts, [one.calls.tobytes() for one in value.ranks]])
 
     return Damaged(
         path, mutate, following.read, RunError, judge, run, content, lacks=lambda value: bool(value.missing),
@@ -209,83 +203,6 @@ def log(folder: Path) -> Damaged:
             assert str(value.log) == str([rows[step] for step in sorted(rows)])
 
     return case(run, run / "log.jsonl", of_lines, FollowingLog(run, folder), judge, least=10)
-
-
-def spans_in(content: bytes, end: dict | None) -> list[tuple]:
-    """(step, phase's name, root, start, end, bytes) of a trace file's whole records, on rank 0's clock."""
-    line, _, records = content.partition(b"\n")
-    header = json.loads(line)
-    clock, names = header["clock"], header["phases"]
-    end = end or {"at_ns": 0, "offset_ns": 0} | clock
-    elapsed = end["at_ns"] - clock.get("at_ns", end["at_ns"])
-    drift = (end["offset_ns"] - clock["offset_ns"]) / elapsed if elapsed else 0
-
-    def moved(time):
-        return time + clock["offset_ns"] + (round((time - clock["at_ns"]) * drift) if drift else 0)
-
-    whole = records[: len(records) // 36 * 36]
-    rows = [struct.unpack("<3i3q", whole[at : at + 36]) for at in range(0, len(whole), 36)]
-    return [(step, names[phase], root, moved(a), moved(b), size) for step, phase, root, a, b, size in rows]
-
-
-def trace(folder: Path) -> Damaged:
-    run = measured_run(folder)
-    end = {clock["node"]: clock for clock in json.loads((run / "traces" / "clocks.json").read_text())}
-
-    def judge(mutant, value):
-        if value is not None and not value.missing:
-            records = [(step, NAMES[phase], *rest) for step, phase, *rest in value.ranks[1].records.tolist()]
-            assert records == spans_in(mutant, end[value.ranks[1].identity["node"]])
-
-    return case(run, trace_path(run / "traces", 1), of_trace, Following(run, folder), judge, least=10)
-
-
-def counters(folder: Path) -> Damaged:
-    run = measured_run(folder)
-    path = counters_path(run / "traces", 1)
-
-    def judge(mutant, value):
-        if len(value.counters) < 2:
-            assert str(path) in str(value.missing)
-            return
-        whole = mutant.partition(b"\n")[2]
-        expected = np.frombuffer(whole[: len(whole) // 32 * 32], COUNTERS)
-        for name in COUNTERS.names[1:]:
-            assert np.array_equal(value.counters[1].records[name], expected[name])
-
-    return case(run, path, of_counters, Following(run, folder), judge, least=10)
-
-
-def end_clocks(folder: Path) -> Damaged:
-    run = measured_run(folder)
-    without_end = [trace.clock["offset_ns"] for trace in read_run(run).ranks]
-
-    def judge(mutant, value):
-        if value is None:  # the clocks of all nodes contradict the traces
-            return
-        assert [trace.clock["offset_ns"] for trace in value.ranks] == without_end[: len(value.ranks)]
-        if not value.missing:
-            ends = {clock["node"]: clock for clock in json.loads(mutant)}
-            for one in value.ranks:
-                content = trace_path(run / "traces", one.identity["rank"]).read_bytes()
-                first, at = spans_in(content, ends.get(one.identity["node"]))[0], one.records[0].tolist()
-                assert (first[3], first[4]) == (at[3], at[4])
-
-    return case(run, run / "traces" / "clocks.json", of_json, Following(run, folder), judge, least=5)
-
-
-def end_links(folder: Path) -> Damaged:
-    run = measured_run(folder)
-    before = read_run(run).start_links
-
-    def judge(mutant, value):
-        expected = {} if value.missing else {link["node"]: link for link in json.loads(mutant)}
-        assert value.end_links == expected
-        for node, link in before.items():
-            at_end = value.end_links.get(node, link)
-            assert all(value.links[node][way] == max(link[way], at_end[way]) for way in ("in", "out"))
-
-    return case(run, run / "traces" / END_LINKS, of_json, Following(run, folder), judge, least=5)
 
 
 def lock(folder: Path) -> Damaged:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpt2.data.tokenizers import GPT2_FILES
 from gpt2.formats import checkpoint_files, checkpoints
-from tests.suites.damaged import huggingface, llmc, runs, texts
+from tests.suites.damaged import huggingface, llmc, runs, texts, trace_files
 from tests.support.mutations import Damaged, Mutator
 from tests.unit.test_tokenizers import CACHE
 
@@ -53,10 +53,11 @@ KINDS = {
     "Hugging Face, index": Kind(huggingface.index, "nothing: the tensors say where they are"),
     "run, config.json": Kind(runs.config, MEASURED),
     "run, log.jsonl": Kind(runs.log, MEASURED),
-    "run, trace": Kind(runs.trace, MEASURED),
-    "run, counters": Kind(runs.counters, MEASURED),
-    "run, clocks.json": Kind(runs.end_clocks, MEASURED),
-    "run, links.json": Kind(runs.end_links, MEASURED),
+    "run, trace": Kind(trace_files.trace, MEASURED),
+    "run, calls": Kind(trace_files.calls, MEASURED),
+    "run, counters": Kind(trace_files.counters, MEASURED),
+    "run, clocks.json": Kind(trace_files.end_clocks, MEASURED),
+    "run, links.json": Kind(trace_files.end_links, MEASURED),
     "run, lock.json": Kind(runs.lock, "a lock has no checksum: it is the one that stands there"),
     "log.jsonl on --resume": Kind(texts.resumed_log, "lines that are gone: the log is for people to read"),
     "config.json's tokenizer": Kind(texts.tokenizer_of_run, "nothing"),
