@@ -1,8 +1,9 @@
-"""Train a GPT-2 data-parallel under MPI.
+"""Train a GPT-2 under MPI: data-parallel, and over parts and stages of one model.
 
 mpirun -n 4 python scripts/train.py                                  a minute on a laptop: six plays, a small model
 mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
 srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-124M --train-data '...'
+mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8
 
 Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
 """

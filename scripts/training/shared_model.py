@@ -37,6 +37,10 @@ class GroupTracer:
         """As Tracer.phase."""
         return self._tracer.phase(name, bytes, None if root is None else self._job_ranks[root])
 
+    def call(self, name: str, bytes: int, root: int):
+        """As Tracer.call."""
+        return self._tracer.call(name, bytes, self._job_ranks[root])
+
 
 class SharedModel:
     """A rank's place among those that share a model. Collective.
