@@ -32,7 +32,8 @@ def one_node(comm):
 def few(ranks):
     """All cuts with three strategies that differ most, and every other strategy with the most mixed cut."""
     main = ("reduce-scatter", "hierarchical-sharded", "zero-3")
-    yield from cuts(ranks, main)
+    yield from cuts(ranks, main, schedules=("1f1b",))
+    yield from (cut for cut in cuts(ranks, main[:1], schedules=("gpipe",)) if cut.stages > 1)
     mixed = max((cut.copies > 1) + (cut.parts > 1) + (cut.stages > 1) for cut in cuts(ranks, main))
     for cut in cuts(ranks, schedules=("1f1b",)):
         if cut.strategy not in main and (cut.copies > 1) + (cut.parts > 1) + (cut.stages > 1) == mixed:

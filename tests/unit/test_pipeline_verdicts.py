@@ -1,10 +1,13 @@
 """Runs of models that several ranks share: what their stages wait for, by hand and as found, and the verdicts on it."""
 
+import json
+
 import numpy as np
 import pytest
 
 from scripts.reports.verdict import diagnose
 from tests.support.pipeline_runs import make_shared
+from traces import RunError, read_run
 from traces.read.analysis import measure
 from traces.read.efficiency import ideal_runtimes
 from traces.read.pipeline import Pipeline, better_layers, pipeline_of
@@ -80,6 +83,7 @@ CASES = {
         {"mesh": (1, 2, 2), "tau_ms": (30, 30), "layers": "2,2", "tensor_ms": 0.5, "slow": {2: 1.6}, "micro_steps": 16},
         "straggler", 2,
     ),
+    "a slow host of a middle stage": ({"slow": {1: 1.8}, "micro_steps": 16}, "straggler", 1),
     "a slow copy of a stage": (
         {"mesh": (3, 1, 2), "tau_ms": (30, 30), "layers": "2,2", "slow": {4: 1.6}, "micro_steps": 16}, "straggler", 4
     ),
@@ -112,3 +116,26 @@ def test_better_layers_against_every_cut(seed):
     cost = {cut: max(*(layer * n for n in cut[:3]), layer * cut[3] + head) for cut in cuts if cut[3] >= 0}
     best = min(cost.values())
     assert cost[found or (3, 3, 3, 3)] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"mesh": [2, 2, 3]},
+        {"mesh": [1, 1, 4, 1]},
+        {"mesh": "x"},
+        {"stage": 4},
+        {"part": -1},
+        {"copy": None},
+        {"mesh": [4]},
+    ],
+)
+def test_a_place_that_cannot_be_is_damage(damage, tmp_path):
+    run = make_shared(tmp_path, steps=3)
+    path = tmp_path / "traces" / "rank-00002.trace"
+    header, _, rest = path.read_bytes().partition(b"\n")
+    header = json.loads(header)
+    header["identity"] |= damage
+    path.write_bytes(json.dumps(header).encode() + b"\n" + rest)
+    with pytest.raises(RunError, match=r"rank-00002\.trace"):
+        read_run(run.path)

@@ -102,6 +102,11 @@ def _is_moment(value) -> bool:
     return True
 
 
+def _is_layers(value) -> bool:
+    counts = value.split(",") if type(value) is str else value
+    return type(counts) is list and all(str(count).isdecimal() and len(str(count)) < 6 for count in counts)
+
+
 def _is_plain(value) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
@@ -118,6 +123,11 @@ STEP_NUMBER = integer(0, np.iinfo(np.int32).max)
 
 PLACE = {"rank": RANK, "node": RANK, "host": NAME}
 IDENTITY = {"rank": RANK, "ranks": integer(1, MOST_RANKS), "node": RANK, "host": NAME}
+MESH_PLACE = dict.fromkeys(("copy", "part", "stage"), RANK)
+COUNTS = Rule(
+    lambda value: type(value) is list and len(value) == 3 and all(integer(1, MOST_RANKS).accepts(one) for one in value),
+    "how many copies, parts and stages there are",
+)
 CLOCK = {"offset_ns": OFFSET_NS, "error_ns": TIME_NS}
 RATE, LATENCY = number(1e3, 1e13), number(0, 10)  # from a modem to 10 TB/s; the slowest satellite
 LINK = {"node": RANK, "host": NAME, "latency_s": LATENCY, "in": RATE, "out": RATE, "both": RATE}
@@ -128,6 +138,7 @@ SETTINGS = {
     "overlap": one_of(False, True),
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
+    "pipeline_layers": Rule(_is_layers, "numbers of layers, as in 4,4,4,0").or_none(),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 # in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
@@ -146,7 +157,7 @@ DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none(
 LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
-LOG_ROW |= {"peak_underestimated": one_of(True)}
+LOG_ROW |= {"peak_underestimated": one_of(True), "pipeline_wait_s": NOT_NEGATIVE}
 
 
 def parse(text: bytes):
@@ -186,8 +197,8 @@ def check_config(config) -> None:
     for name, required, optional in (("peak", PEAK, {"in_log": POSITIVE}), ("code", {}, CODE)):
         if config.get(name) is not None:
             check_fields(name, config[name], required, optional)
-    places, links = (config.get(name) or [] for name in ("ranks", "links"))
-    for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK)):
+    places, links, mesh = (config.get(name) or [] for name in ("ranks", "links", "mesh"))
+    for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK), ("mesh", mesh, MESH_PLACE)):
         if type(found) is not list:
             raise ValueError(f"{name} is {shown(found)}, expected a list")
         for one in found:
@@ -206,6 +217,17 @@ def check_identity(identity) -> None:
     check_fields("its header", identity, IDENTITY, {"local_rank": RANK, "strategy": NAME})
     if max(identity["rank"], identity["node"]) >= identity["ranks"]:
         raise ValueError(f"its header says rank and node {identity['rank']}, {identity['node']} of {identity['ranks']}")
+    if {"mesh", *MESH_PLACE} & identity.keys():
+        _check_mesh_place(identity)
+
+
+def _check_mesh_place(identity: dict) -> None:
+    """Of a rank that shares a model: among so many copies, parts and stages, where it is."""
+    check_fields("its header", identity, MESH_PLACE | {"mesh": COUNTS})
+    counts, place = identity["mesh"], [identity[name] for name in MESH_PLACE]
+    if math.prod(counts) != identity["ranks"] or any(at >= count for at, count in zip(place, counts, strict=True)):
+        found = f"copy, part and stage {place} of {counts}"
+        raise ValueError(f"its header says {found}, which is no place among {identity['ranks']} ranks")
 
 
 def check_clock(clock) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from traces.read.pipeline import better_layers
 from traces.units import count_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
+from traces.verdict.rank_rules import slow_ranks
 
 BUBBLE = 0.15  # of a step: what receives wait before it is worth saying
 MOSTLY = 0.5  # of the waiting
@@ -22,7 +23,8 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     if pipeline is None or pipeline.tau_s.max() < LONGER * pipeline.tau_s.mean():
         return []
     lost_s, stage = pipeline.imbalance_s, int(np.argmax(pipeline.tau_s))
-    if lost_s < LEAST_SHARE * evidence.step_s:
+    is_a_host = any(evidence.run.places_in("stage")[place] == (stage,) for place in slow_ranks(evidence))
+    if lost_s < LEAST_SHARE * evidence.step_s or is_a_host:
         return []
     own_s, mean_s = float(pipeline.tau_s[stage]), float(pipeline.tau_s.mean())
     layers = better_layers(pipeline, least_last=0 if evidence.run.mesh[1] == 1 else 1)

@@ -13,6 +13,7 @@ from traces.verdict.evidence import Evidence, Finding
 SLOW = 1.12  # times the others' time
 CHANCE = 4.0  # so many deviations of the ranks among each other are chance
 UNEVEN = 1.25  # the median time of several ranks over that of the rest
+FEWEST_ALIKE = 2  # other stages that have as much to do
 ALMOST_ALWAYS = 0.75  # of the steps
 LEAST_SHARE = 0.05  # of a step: what is worth naming a rank for
 # A stall is longer than this part of a step, and than so many of the rank's usual deviations.
@@ -33,6 +34,8 @@ def straggler(evidence: Evidence) -> list[Finding]:
         rank, whom = run.rank_numbers[slow[0]], "it"
         who = f"rank {rank} on {run.hosts[node]} computes"
         own_stage = next(workers for workers in evidence.alike if slow[0] in workers)
+        if len(own_stage) == 1:  # the only rank of its stage: the others are other stages' (_slow_stage)
+            own_stage = evidence.workers
         _, excess = against_others(evidence.compute[:, own_stage])
         lost_s = float(np.median(excess[:, own_stage == slow[0]]))
         others_s = own_s - lost_s
@@ -54,7 +57,23 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
 def slow_ranks(evidence: Evidence) -> list[int]:
     """Indices of the ranks whose computing takes longer than the others', by so much and so often that it counts."""
-    return [place for workers in evidence.alike for place in _slow_among(evidence, workers)]
+    found = [place for workers in evidence.alike for place in _slow_among(evidence, workers)]
+    return found or _slow_stage(evidence)
+
+
+def _slow_stage(evidence: Evidence) -> list[int]:
+    """Of stages that have one rank each: a middle one that is slower than FEWEST_ALIKE others with as many layers. The
+    first stage may be slower by its embedding, and the last one by its head; of two, nobody knows which is slow."""
+    layers = evidence.pipeline.layers if evidence.pipeline else ()
+    if len(layers) != len(evidence.alike) or any(len(workers) != 1 for workers in evidence.alike):
+        return []
+    for stage in range(1, len(layers) - 1):
+        others = [other for other in range(len(layers) - 1) if other != stage and layers[other] == layers[stage]]
+        if len(others) >= FEWEST_ALIKE:
+            group = np.array([evidence.alike[one][0] for one in (stage, *others)])
+            if evidence.alike[stage][0] in (slow := _slow_among(evidence, group)) and len(slow) == 1:
+                return slow
+    return []
 
 
 def _slow_among(evidence: Evidence, workers: np.ndarray) -> list[int]:
