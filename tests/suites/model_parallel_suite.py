@@ -9,10 +9,6 @@ training gives other bits.
 """
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 

@@ -2,11 +2,15 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gpt2.errors import UserError
+from gpt2.model import GPT2
+from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
+from scripts.settings.memory import bytes_of_pieces
 from scripts.settings.model_parallel import model_cut
 from scripts.settings.training import parse_settings
 from scripts.training.shared_model import GroupTracer
@@ -104,3 +108,36 @@ def test_a_groups_roots_are_traced_by_their_numbers_in_the_job():
     GroupTracer(tracer, (1, 5, 9)).phase("reduce", bytes=8, root=2)
     GroupTracer(tracer, (1, 5, 9)).phase("update")
     assert seen == [("reduce", 8, 9), ("update", 0, None)]
+
+
+@pytest.mark.parametrize(
+    "flags", ["--tensor-parallel 2 --pipeline-parallel 2", "--pipeline-parallel 4", "--tensor-parallel 4"]
+)
+def test_memory_of_pieces_is_that_of_their_arrays(flags):
+    """On one node, with gradients, moments and all that a model allocates; links and rooms are small beside them."""
+    flags += " --grad-accum 4 --batch-size 2 --seq-len 32 --strategy allreduce --n-layer 8 --n-embd 256"
+    s, config = completed(flags, 4)
+    world = SimpleNamespace(places=[{"rank": r, "node": 0, "local_rank": r} for r in range(4)], node=0, size=4)
+    allocated, cut = 0, model_cut(s, config)
+    for number, piece in enumerate(cut.pieces):
+        counted, layout = [], Layout(config, 1, piece)
+        kernels = SimpleNamespace(
+            empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1")
+        )
+        parts = {"parts": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if piece.parts > 1 else {}
+        parameters = Parameters.zeros(layout)
+        GPT2(kernels, parameters, parameters, 2, 32, **parts, in_flight=cut.in_flight(number // cut.tensor))
+        allocated += 4 * (4 * layout.count + 2 * layout.borrowed_size + sum(int(np.prod(shape)) for shape in counted))
+    assert bytes_of_pieces(s, config, world) == pytest.approx(allocated, rel=0.03)
+    assert bytes_of_pieces(s, config, world) >= allocated
+
+
+def test_memory_is_that_of_the_own_node():
+    s, config = completed("--pipeline-parallel 2 --grad-accum 4 --strategy allreduce", 4)
+    places = [{"rank": r, "node": r // 2, "local_rank": r % 2} for r in range(4)]
+    first, second = (bytes_of_pieces(s, config, SimpleNamespace(places=places, node=node, size=4)) for node in range(2))
+    together = SimpleNamespace(
+        places=[place | {"node": 0, "local_rank": place["rank"]} for place in places], node=0, size=4
+    )
+    assert first + second == bytes_of_pieces(s, config, together)
+    assert first > second  # stage 0 holds more micro-steps, and where the head's gradient lands
