@@ -28,7 +28,8 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 # What each picture shows, in the order of the report. What it means for this run is for the verdict to say.
 CAPTIONS = {
     "timeline": "Three steps, the median one among them, a row a rank. Hatched: waiting for other ranks. Below, each "
-    "node's port: bytes a second in and out, and dashed what was probed.",
+    "node's port: bytes a second in and out, and dashed what was probed. Of a pipeline one step, its stages below each "
+    "other: numbers are micro-steps, white is where a stage waits for another one.",
     "slices": "One step's slices, a lane for each root: when every rank had its part of them under way. On the right: "
     "the slice's bytes.",
     "phases": "The median step, cut into its phases.",
@@ -149,7 +150,8 @@ def _ranks(evidence: dict) -> str:
     for row in evidence["ranks"]:
         compute = row["compute_s"]
         spread = f"{short_ms(compute['low'] * 1e3)} to {short_ms(compute['high'] * 1e3)}"
-        cells = [row["rank"], row["node"], short_ms(compute["median"] * 1e3), spread]
+        rank = f"{row['rank']} · {row['place']}" if "place" in row else row["rank"]
+        cells = [rank, row["node"], short_ms(compute["median"] * 1e3), spread]
         cells += [short_ms(row["data_s"]["median"] * 1e3), short_ms(waited.get(str(row["rank"]), 0.0) * 1e3)]
         rows.append(cells)
     head = [

@@ -5,13 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import diagnose
 from tests.support.pipeline_runs import make_shared
 from traces import RunError, read_run
+from traces.plots import timeline
 from traces.read.analysis import measure
 from traces.read.efficiency import ideal_runtimes
-from traces.read.pipeline import Pipeline, better_layers, pipeline_of
+from traces.read.pipeline import BACKWARD, FORWARD, Pipeline, better_layers, passes_of, pipeline_of
 from traces.read.waits import find_receives, find_wait_states
+from traces.verdict.summary import measure_runs
 
 EVEN = (30.0, 30.0, 30.0, 30.0)
 
@@ -139,3 +142,30 @@ def test_a_place_that_cannot_be_is_damage(damage, tmp_path):
     path.write_bytes(json.dumps(header).encode() + b"\n" + rest)
     with pytest.raises(RunError, match=r"rank-00002\.trace"):
         read_run(run.path)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_micro_steps_are_found_and_numbered_in_the_timeline(schedule, tmp_path):
+    """Sums over parts cut each pass into pieces; it is one pass with one number all the same."""
+    run = make_shared(
+        tmp_path, mesh=(1, 2, 2), tau_ms=(30, 30), layers="2,2", tensor_ms=1.0, steps=4, schedule=schedule
+    )
+    for stage, trace in zip(run.mesh.stage, run.ranks, strict=True):
+        passes = passes_of(trace.records)
+        for step in range(1, 5):
+            own = passes.step == step
+            for phase in (FORWARD, BACKWARD):
+                assert passes.micro_step[own & (passes.phase == phase)].tolist() == list(range(8)), (stage, step)
+    (one,) = measure_runs([run], own_schedule)
+    figure = timeline.draw(one)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert {str(number) for number in range(1, 9)} <= set(texts)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "stage 0 part 0 (rank 0)", "stage 0 part 1 (rank 1)", "stage 1 part 0 (rank 2)", "stage 1 part 1 (rank 3)",
+    ]  # fmt: skip
+
+
+def test_lanes_are_ordered_by_copy_stage_and_part(tmp_path):
+    run = make_shared(tmp_path, mesh=(2, 1, 2), tau_ms=(30, 30), layers="2,2", steps=3)
+    assert run.mesh.order.tolist() == [0, 2, 1, 3]
+    assert run.mesh.name(2) == "copy 0 stage 1"

@@ -9,7 +9,7 @@ import textwrap
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
+from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
 from traces.units import mfu_text, ratio_text, short_ms
 from traces.verdict import ranking
 from traces.verdict.headlines import headline, title_lines
@@ -108,7 +108,7 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
         _draw_bars(top, measured, cuts, limit)
         for axes, one, steps, height in zip(panels, stepped, lanes, lane, strict=True):
             draw_lanes(axes, steps, len(one.run.ranks), height)
-            label_nodes(axes, one, height)
+            label_lanes(axes, one, height)
             number = one.times.steps[one.times.representative()]
             axes.set_title(f"{one.label}, step {number}: {headline(one.diagnosis)}", loc="left", size=9, pad=3)
             axes.tick_params(axis="x", length=0)

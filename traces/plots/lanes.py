@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from traces.plots.look import BAND, COLOUR, FAINT, WAITING_STYLE
+from traces.plots.look import BAND, BUBBLE_STYLE, COLOUR, FAINT, WAITING_STYLE
+from traces.plots.stage_lanes import label_places, lane_order, waits_for_stage
 from traces.record.phases import COMPUTE, INDEX, PHASES, STEP
 from traces.verdict.summary import TimedRun
 
@@ -25,20 +26,24 @@ NUMBER_POINTS = 20
 class Lanes:
     """All ranks' phases in some steps, n of them: (n,) arrays. Times are in ms from the first step's start.
 
-    rank: index in run.ranks; phase: index into PHASES; wait: how much of the span, at its beginning, was waiting
+    row: the rank's lane, the top one 0; phase: index into PHASES; wait: how much of the span, at its beginning, was
+    waiting; is_bubble: whether that is for another stage of its copy
     """
 
-    rank: np.ndarray
+    row: np.ndarray
     phase: np.ndarray
     start: np.ndarray
     wait: np.ndarray
     end: np.ndarray
+    is_bubble: np.ndarray
     length: float
 
     @property
     def parts(self) -> set[str]:
         """What is drawn, for the legend."""
-        return {PHASES[index] for index in np.unique(self.phase)} | ({"waiting"} if self.wait.any() else set())
+        found, waits = {PHASES[index] for index in np.unique(self.phase)}, self.wait > 0
+        found |= {"waiting"} if (waits & ~self.is_bubble).any() else set()
+        return found | ({"bubble"} if (waits & self.is_bubble).any() else set())
 
 
 def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
@@ -57,32 +62,46 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
     duration = records["end"] - records["start"]
     wait = np.where(records["phase"] == INDEX["wait"], duration, waits) * 1e-6
     rank = np.repeat(np.arange(len(ranks)), [np.count_nonzero(keep) for keep in chosen])
+    row, is_bubble = np.argsort(lane_order(measured.run))[rank], waits_for_stage(measured.run.mesh, records, rank)
     start, end = ((records[edge] - begin) * 1e-6 for edge in ("start", "end"))
-    return Lanes(rank, records["phase"], start, wait, end, (int(times.end_ns[first + count - 1].max()) - begin) * 1e-6)
+    length = (int(times.end_ns[first + count - 1].max()) - begin) * 1e-6
+    return Lanes(row, records["phase"], start, wait, end, is_bubble, length)
 
 
 def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None:
-    """Rank 0 is on top; the axis of time is in milliseconds."""
+    """The axis of time is in milliseconds."""
     is_high = lane_inches >= LOWEST_WITH_GAP
     height = 0.78 if is_high else 1.0
-    pixels = len(lanes.rank) > MOST_VECTOR_SPANS
+    pixels = len(lanes.row) > MOST_VECTOR_SPANS
     arrived = lanes.start + lanes.wait
 
     def fill(chosen, left, right, **style):
-        left, right, row = left[chosen], right[chosen], lanes.rank[chosen]
+        left, right, row = left[chosen], right[chosen], lanes.row[chosen]
         low, high = row - height / 2, row + height / 2
         x, y = np.stack([left, right, right, left], axis=1), np.stack([low, low, high, high], axis=1)
         axes.add_collection(PolyCollection(np.stack([x, y], axis=2), rasterized=pixels, **style), autolim=False)
 
     for name in PHASES:
-        # The phases a strategy puts side by side get an edge, so that they are two in a grey print as well.
-        edge = {"edgecolor": "white", "linewidth": 0.5} if name in COMPUTE and is_high else {"linewidth": 0}
-        fill(lanes.phase == INDEX[name], arrived, lanes.end, facecolor=COLOUR[name], **edge)
-    is_wide = lanes.wait > NARROWEST_HATCHED * lanes.length
+        chosen = lanes.phase == INDEX[name]
+        # The phases a strategy puts side by side get an edge, so that they are two in a grey print as well. Sums over
+        # parts cut them into pieces so small that edges would be all there is to see.
+        has_edge = name in COMPUTE and is_high and "tensor" not in lanes.parts
+        edge = {"edgecolor": "white", "linewidth": 0.5} if has_edge else {"linewidth": 0}
+        fill(chosen, arrived, lanes.end, facecolor=COLOUR[name], **edge)
+    is_wide, is_bubble = lanes.wait > NARROWEST_HATCHED * lanes.length, lanes.is_bubble
     fill((lanes.wait > 0) & ~is_wide, lanes.start, arrived, facecolor=COLOUR["waiting"], linewidth=0)
-    fill(is_wide, lanes.start, arrived, **WAITING_STYLE)
+    fill(is_wide & ~is_bubble, lanes.start, arrived, **WAITING_STYLE)
+    fill(is_wide & is_bubble, lanes.start, arrived, **BUBBLE_STYLE)
     axes.set_xlim(0, lanes.length)
     axes.set_ylim(ranks - 0.4, -0.6)
+
+
+def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
+    """Left of the lanes, as `lanes_of` orders them: nodes and ranks, or where ranks share models their places there."""
+    if measured.run.mesh is None:
+        label_nodes(axes, measured, lane_inches, hosts)
+    else:
+        label_places(axes, measured.run, lane_inches)
 
 
 def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:

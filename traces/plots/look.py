@@ -39,9 +39,11 @@ GROUPS = (
     (("checkpoint",), "#4D4D4D", "white"),
     (("other",), "#CFCFCF", INK),
     (("wait", "waiting"), "#F0F0F0", INK),
+    (("bubble",), "#FFFFFF", INK),
 )
 COLOUR = {part: colour for names, colour, _ in GROUPS for part in names}
 WAITING_STYLE = {"facecolor": COLOUR["waiting"], "edgecolor": "#9A9A9A", "hatch": "//////", "linewidth": 0}
+BUBBLE_STYLE = {"facecolor": COLOUR["bubble"], "edgecolor": "#B8B8B8", "hatch": "....", "linewidth": 0.6}
 
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -85,6 +87,8 @@ def legend_handles(parts, between: str = " / ") -> list[Patch]:
     for names, colour, _ in stack_order(parts):
         if "waiting" in names or "wait" in names:
             handles.append(Patch(**WAITING_STYLE, label="waiting for other ranks"))
+        elif "bubble" in names:
+            handles.append(Patch(**BUBBLE_STYLE, label="bubble"))
         else:
             handles.append(Patch(facecolor=colour, label=between.join(names)))
     return handles

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.plots.lanes import label_nodes, lane_height
+from traces.plots.lanes import label_lanes, lane_height
+from traces.plots.stage_lanes import lane_order
 from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
-from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, STEP
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, PIPELINE, STEP
 from traces.units import short_ms
 from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
@@ -31,7 +32,8 @@ PLAIN = {"data": look.COLOUR["data"], "computing": look.BLUE, "copies": look.PUR
 
 def draw_map(measured: TimedRun) -> Figure:
     times = measured.times
-    waiting = times.waiting[:, :, [INDEX[name] for name in EXCHANGE]].sum(axis=2) + times.phase("wait")
+    exchanges = [INDEX[name] for name in (*EXCHANGE, *PIPELINE)]
+    waiting = times.waiting[:, :, exchanges].sum(axis=2) + times.phase("wait")
     tables = {"computing": times.phase(*COMPUTE) * 1e3, "waiting for others": waiting * 1e3}
     ranks = len(measured.run.ranks)
     lane = lane_height(ranks, 4.0)
@@ -54,7 +56,7 @@ def _range(milliseconds: np.ndarray) -> tuple[str, str]:
 
 def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: float) -> None:
     steps = measured.times.steps
-    columns = average_columns(table)
+    columns = average_columns(table[:, lane_order(measured.run)])
     # One stall of a second must not leave all else one colour, nor microseconds of waiting look like much.
     highest = max(float(np.quantile(columns, 0.995)), LEAST_SCALE_MS)
     image = axes.imshow(
@@ -64,7 +66,7 @@ def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: fl
     axes.set_title(f"{text}, median {short_ms(float(np.median(table)))} ms", loc="left", size=9, pad=3)
     axes.spines[:].set_visible(False)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    label_nodes(axes, measured, lane)
+    label_lanes(axes, measured, lane)
     look.draw_colours(axes, image, "ms")
 
 
@@ -85,14 +87,14 @@ def draw_waits(measured: TimedRun) -> Figure:
     title = title_lines(measured.diagnosis, measured.label, "waits", _waits(bars, ranks))
     with look.page(9, lane * ranks + 0.52, *title, handles, notes) as figure:
         axes = figure.subplots()
-        left = np.zeros(ranks)
+        left, order = np.zeros(ranks), lane_order(measured.run)
         for name, milliseconds in bars.items():
-            axes.barh(range(ranks), milliseconds, 0.78, left, **_style(name))
-            left += milliseconds
+            axes.barh(range(ranks), milliseconds[order], 0.78, left, **_style(name))
+            left += milliseconds[order]
         axes.set_ylim(ranks - 0.4, -0.6)
         axes.set_xlim(0, left.max() * 1.01)
         axes.set_xlabel("milliseconds of the median step", labelpad=2)
-        label_nodes(axes, measured, lane)
+        label_lanes(axes, measured, lane)
     return figure
 
 

@@ -1,14 +1,15 @@
 """Plot: what every rank does when, over a few steps around the representative one, and the ports' rates below.
 
 Who waits for whom, and is a port full meanwhile? A port's lane has its node's rate in (upwards) and out (downwards)
-against its link's rate.
+against its link's rate. Of a pipeline one step is drawn, with the micro-steps' numbers.
 """
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_nodes, lane_height, lanes_of
+from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
+from traces.plots.stage_lanes import LANE_INCHES, number_micro_steps
 from traces.read.trace_files import NodeCounters
 from traces.read.traffic import WAYS
 from traces.units import count_text, short_ms
@@ -22,11 +23,12 @@ MOST_PORTS = 16  # beyond that the lanes would be hairs; the plot of ports shows
 
 
 def draw(measured: TimedRun) -> Figure:
-    """The timeline of one run, ranks grouped by node."""
-    ranks = len(measured.run.ranks)
+    """The timeline of one run, ranks grouped by node; where they share models, by copy, stage and part."""
+    ranks, has_stages = len(measured.run.ranks), measured.diagnosis.evidence.pipeline is not None
     lane, ports = lane_height(ranks, 9.0), _shown_ports(measured)
+    lane = min(LANE_INCHES, 9.0 / ranks) if has_stages else lane
     heights = [lane * ranks, *([PORT_INCHES * len(ports)] if ports else [])]
-    first, count = _window(measured)
+    first, count = _window(measured, 1 if has_stages else STEPS)
     lanes = lanes_of(measured, first, count)
     notes, error_ns = look.facts([measured]), measured.run.clock_error_ns
     if error_ns:
@@ -36,7 +38,9 @@ def draw(measured: TimedRun) -> Figure:
     with look.page(9, inches, *title, look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         draw_lanes(top, lanes, ranks, lane)
-        label_nodes(top, measured, lane, hosts=True)
+        label_lanes(top, measured, lane, hosts=True)
+        if has_stages:
+            number_micro_steps(top, measured, first, count)
         _mark_steps(top, measured, first, count)
         for axes in below:
             _draw_ports(axes, measured, first, count, ports)
@@ -49,12 +53,12 @@ def _facts(measured: TimedRun) -> str:
     return f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
 
 
-def _window(measured: TimedRun) -> tuple[int, int]:
-    """Index of the first step drawn, and how many: consecutive ones, the representative among them, in the middle if
-    possible; but not beside a step that is so long that all others would be hairs."""
+def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
+    """Index of the first step drawn, and how many, at most `most`: consecutive ones, the representative among them, in
+    the middle if possible; but not beside a step that is so long that all others would be hairs."""
     steps, seconds = measured.times.steps, measured.times.step_seconds
     middle = measured.times.representative()
-    count = min(STEPS, len(steps))
+    count = min(most, len(steps))
     places = range(max(0, middle - count + 1), min(middle, len(steps) - count) + 1)
     # Steps that are not consecutive (a resumed run, say) may lie minutes apart.
     places = [first for first in places if steps[first + count - 1] - steps[first] == count - 1]

@@ -14,6 +14,10 @@ import numpy as np
 
 from traces.read.analysis import StepTimes
 from traces.read.runs import Run
+from traces.record.phases import INDEX, PIPELINE
+
+FORWARD, BACKWARD = INDEX["forward"], INDEX["backward"]
+BETWEEN_PASSES = [INDEX[name] for name in ("data", *PIPELINE)]
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,12 @@ class Pipeline:
 def pipeline_of(run: Run, times: StepTimes) -> Pipeline | None:
     """None of a run without stages. A stage's time is that of its median rank, so that one slow rank does not make it
     a long stage; medians over the steps."""
-    if run.mesh[2] == 1:
+    if run.mesh is None or run.mesh.stages == 1:
         return None
     settings = run.config["settings"]
     micro_steps = int(settings.get("grad_accum") or 1)
     computing = times.phase("forward", "backward", "tensor") - times.waiting_in("tensor")
-    stage_of = np.array([stage for (stage,) in run.places_in("stage")])
-    of_stages = [np.median(computing[:, stage_of == stage], axis=1) for stage in range(run.mesh[2])]
+    of_stages = [np.median(computing[:, run.mesh.stage == stage], axis=1) for stage in range(run.mesh.stages)]
     received = times.phase("recv")
     return Pipeline(
         micro_steps,
@@ -74,6 +77,37 @@ def pipeline_of(run: Run, times: StepTimes) -> Pipeline | None:
         float(np.median(times.waiting_in("recv").mean(axis=1))),
         tuple(map(int, filter(None, (settings.get("pipeline_layers") or "").split(",")))),
     )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The forwards and backwards of one rank, n of them by time: (n,) arrays; times in ns.
+
+    step: its number; phase: FORWARD or BACKWARD; micro_step: counted from 0 in each step.
+    """
+
+    step: np.ndarray
+    phase: np.ndarray
+    micro_step: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def passes_of(records: np.ndarray) -> Passes:
+    """Of one rank's records. Exchanges interrupt a pass, and are inside it; data and messages are between two."""
+    is_pass = np.isin(records["phase"], [FORWARD, BACKWARD])
+    own = records[is_pass | np.isin(records["phase"], BETWEEN_PASSES)]
+    changes = (np.diff(own["phase"], prepend=-1) != 0) | (np.diff(own["step"], prepend=-1) != 0)
+    first = np.flatnonzero(np.isin(own["phase"], [FORWARD, BACKWARD]) & changes)
+    following = np.append(np.flatnonzero(changes), len(own))
+    last = following[np.searchsorted(following, first, side="right")] - 1
+    step, phase = own["step"][first], own["phase"][first]
+    micro_step = np.zeros(len(first), np.int64)
+    for kind in (FORWARD, BACKWARD):
+        of_kind = np.flatnonzero(phase == kind)
+        steps = step[of_kind]
+        micro_step[of_kind] = np.arange(len(of_kind)) - np.searchsorted(steps, steps)
+    return Passes(step, phase, micro_step, own["start"][first], own["end"][last])
 
 
 def better_layers(pipeline: Pipeline, least_last: int) -> tuple[int, ...] | None:

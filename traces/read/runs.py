@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traces.read import checks
 from traces.read.checks import PLACE
+from traces.read.mesh import Mesh, mesh_of
 from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_calls, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
 
@@ -67,9 +68,9 @@ class Run:
         return max(trace.clock["error_ns"] for trace in self.ranks)
 
     @cached_property
-    def mesh(self) -> tuple[int, int, int]:
-        """How many copies of the model, parts of its tensors and stages of a pipeline; (ranks, 1, 1) without a cut."""
-        return tuple(self.ranks[0].identity.get("mesh") or (self.ranks[0].identity["ranks"], 1, 1))
+    def mesh(self) -> Mesh | None:
+        """How the ranks share models; None where each has its own."""
+        return mesh_of([trace.identity for trace in self.ranks])
 
     def places_in(self, *axes: str) -> list[tuple[int, ...]]:
         """Of each rank, its numbers on these axes of the mesh: "copy", "part", "stage"; 0 without a cut."""

@@ -214,7 +214,9 @@ class Evidence:
     def _rank_rows(self) -> list[dict]:
         columns = (self.run.rank_numbers, self.run.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
         names = ("rank", "node", "compute_s", "data_s")
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        mesh = self.run.mesh
+        return rows if mesh is None else [row | {"place": mesh.name(place)} for place, row in enumerate(rows)]
 
     def _node_rows(self) -> list[dict]:
         """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""

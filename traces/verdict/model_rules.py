@@ -27,7 +27,7 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     if lost_s < LEAST_SHARE * evidence.step_s or is_a_host:
         return []
     own_s, mean_s = float(pipeline.tau_s[stage]), float(pipeline.tau_s.mean())
-    layers = better_layers(pipeline, least_last=0 if evidence.run.mesh[1] == 1 else 1)
+    layers = better_layers(pipeline, least_last=0 if evidence.run.mesh.parts == 1 else 1)
     text = f"stage {stage} computes {seconds_text(own_s)} for a micro-step, the stages on average "
     text += f"{seconds_text(mean_s)}, and the others wait for it: "
     text += f"use --pipeline-layers {','.join(map(str, layers))}" if layers else "use fewer stages, or more parts"
@@ -52,14 +52,16 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
 
 def tensor_exchange(evidence: Evidence) -> list[Finding]:
     """Sums over the parts of tensors take a large share of the step, waiting for late parts left out."""
+    if evidence.run.mesh is None or evidence.run.mesh.parts == 1:
+        return []
     seconds = evidence.phase("tensor", "lend") - evidence.times.waiting_in("tensor", "lend")
     sums_s = float(np.median(seconds.mean(axis=1)))
-    if evidence.run.mesh[1] == 1 or sums_s < TENSOR * evidence.step_s:
+    if sums_s < TENSOR * evidence.step_s:
         return []
     groups = {}
     for (copy, stage), node in zip(evidence.run.places_in("copy", "stage"), evidence.run.rank_nodes, strict=True):
         groups.setdefault((copy, stage), set()).add(node)
-    parts, across = evidence.run.mesh[1], any(len(nodes) > 1 for nodes in groups.values())
+    parts, across = evidence.run.mesh.parts, any(len(nodes) > 1 for nodes in groups.values())
     text = f"sums over the {parts} parts of each layer take {seconds_text(sums_s)} a step, "
     text += f"{sums_s / evidence.step_s:.0%} of it: "
     if across:

@@ -7,7 +7,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
-from traces.record.phases import EXCHANGE, INDEX, PHASES
+from traces.record.phases import EXCHANGE, INDEX, PHASES, PIPELINE
 from traces.units import mfu_text, short_ms
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 from traces.verdict.evidence import PredictedExchange
@@ -53,8 +53,8 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
 
     Mean over ranks first, median over steps then. So the phases and `other_ms` add up to `step_ms` where steps are
     alike; where they are not, phases that are long in different steps may add up to more. `phases_ms` holds the phases
-    that occur, exchanges with their waiting; `waiting_ms` the waiting alone. Shares are of `step_ms`, and of what all
-    exchanges together take in a step: at most 1, whatever the steps.
+    that occur, exchanges and messages with their waiting; `waiting_ms` the waiting alone. Shares are of `step_ms`, and
+    of what all exchanges together take in a step: at most 1, whatever the steps.
     `exchanges`: False for several ranks that exchanged nothing, in no step. Each of them trained a model of its own:
     a yardstick for other runs, not a choice.
     """
@@ -62,7 +62,7 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
     is_alone = run.ranks[0].identity["ranks"] == 1
     step_ms = float(np.median(times.step_seconds)) * 1e3
     phases = _medians_ms(times.seconds, PHASES)
-    waiting = _medians_ms(times.waiting, EXCHANGE)
+    waiting = _medians_ms(times.waiting, (*EXCHANGE, *PIPELINE))
     return {
         "label": run.label,
         "strategy": run.strategy,
