@@ -14,7 +14,6 @@ from dist.world import World
 
 DOWN, UP, HEAD = 1, 2, 3  # tags: to the next stage, to the one before, between the first and the last
 RECEIVES_AHEAD = 2
-HEAD_PIECE = 1 << 20  # elements of a message; all are under way at once, so that each poke moves what has room
 
 
 class StageLinks:
@@ -71,7 +70,8 @@ class StageLinks:
             self._sends.append((buffer, self._comm.Isend(buffer, peer, direction)))
             self.poke()
 
-    # The head: the last stage uses the token embedding, which the first one owns, and returns its gradient.
+    # The head: the last stage uses the token embedding, which the first one owns, and returns its gradient. One message:
+    # 76 MB over 4 Gbit/s took 175 ms so where one end called MPI every 5 ms, and 6 s in 73 pieces (MPICH 5.0.2).
 
     def lend_head(self, wte: np.ndarray) -> None:
         """First stage: begin to send it to the last. It stays as it is until `finish`."""
@@ -145,12 +145,12 @@ class StageLinks:
     def _send_head(self, tensor):
         peer = self._head_peer()
         with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[peer]):
-            self._lent.extend(self._comm.Isend(piece, peer, HEAD) for piece in _pieces(tensor))
+            self._lent.append(self._comm.Isend(tensor.reshape(-1), peer, HEAD))
             self.poke()
 
     def _receive_head(self, tensor):
         peer, self._borrowed_bytes = self._head_peer(), tensor.nbytes
-        self._borrowed.extend(self._comm.Irecv(piece, peer, HEAD) for piece in _pieces(tensor))
+        self._borrowed.append(self._comm.Irecv(tensor.reshape(-1), peer, HEAD))
 
     def _wait(self, request):
         wait_nearby(request, self._poke_all)
@@ -158,9 +158,3 @@ class StageLinks:
     def _poke_all(self):
         self.poke()
         self.poke_others()
-
-
-def _pieces(tensor):
-    """Of a C-contiguous tensor, in order."""
-    flat = tensor.reshape(-1)
-    return [flat[start : start + HEAD_PIECE] for start in range(0, len(flat), HEAD_PIECE)]
