@@ -1,9 +1,11 @@
 """How much memory a run takes on a node: what its ranks hold of models, and what their strategy adds."""
 
+import math
 from collections import Counter
 
 from dist.cost.memory import VECTOR_BYTES
 from dist.mesh import positions
+from dist.sharded import LAYER_SLOTS
 from gpt2.activations import activation_count
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
@@ -55,15 +57,21 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
         layout = Layout(config, 1, cut.pieces[number])
         on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
         needed += memory.of_node(layout.count, here, world.size // len(cut.pieces), on_nodes)
-        needed += here * bytes_beside(
-            layout, cut.in_flight(number // cut.tensor), settings.batch_size, settings.seq_len
-        )
-    return needed
+        held = cut.in_flight(number // cut.tensor)
+        needed += here * bytes_beside(layout, held, settings.batch_size, settings.seq_len, cut.micro_steps)
+    return needed + (bytes_of_slots(Layout(config)) if world.node == 0 else 0)
 
 
-def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int) -> int:
-    """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps,
-    what it borrows and its gradients, where the head's gradient lands, and where parts and stages put rows."""
+def bytes_of_slots(whole: Layout) -> int:
+    """Where rank 0 gathers a whole model for model.bin, or for a sample: a range at a time, layers in turns."""
+    first, *layers, last = (stop - start for start, stop in whole.ranges)
+    return VECTOR_BYTES * (first + last + sum(sorted(layers)[-LAYER_SLOTS:]))
+
+
+def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int, micro_steps: int) -> int:
+    """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps in
+    flight, what it borrows and its gradients, where the head's gradient lands, where parts and stages put rows, and
+    where a product is made that is added to the gradients of micro-steps before."""
     piece, rows = layout.piece, batch_size * length * layout.config.n_embd
     numbers = activation_count(layout.config, batch_size, length, piece, in_flight) + 2 * layout.borrowed_size
     if piece.parts > 1:
@@ -72,4 +80,12 @@ def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int) -
         numbers += 4 * rows // piece.parts  # receives posted ahead, sends under way
     if piece.is_first and not piece.is_last:
         numbers += piece.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
+    if micro_steps > 1:
+        numbers += max((math.prod(tensor.shape) for tensor in multiplied(layout)), default=0)
     return VECTOR_BYTES * numbers
+
+
+def multiplied(layout: Layout) -> list:
+    """The tensors whose gradients are products: layers' matrices, and the token embedding where it is the head."""
+    used = layout.tensors + layout.borrowed
+    return [tensor for tensor in used if tensor.decays and (layout.piece.is_last or tensor.name != "wte")]
