@@ -71,7 +71,7 @@ class StageLinks:
             self.poke()
 
     # The head: the last stage uses the token embedding, which the first one owns, and returns its gradient. It is one
-    # message: 76 MB over 4 Gbit/s took 175 ms so where one end called MPI every 5 ms, 6 s in 73 pieces (MPICH 5.0.2).
+    # message: 76 MB over 4 Gbit/s took 175 ms, where one end called MPI every 5 ms; in 73 pieces 6 s (MPICH 5.0.2).
 
     def lend_head(self, wte: np.ndarray) -> None:
         """First stage: begin to send it to the last. It stays as it is until `finish`."""

@@ -46,7 +46,7 @@ def run_table(
         "MPI": library_name(),
         "run folder": str(path),
     }
-    return "\n".join([*(f"{name:<18} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
+    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
 
 
 def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
