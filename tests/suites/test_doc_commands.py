@@ -61,6 +61,8 @@ LEFT_OUT = ("--link 10gbit",)  # of one node: refused
 
 # Every other command, and which file runs it or its like.
 ELSEWHERE = {
+    "mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8":
+        "tests/ranks/test_model_parallel.py",
     "make setup": ".ci/run",
     "make train": ".ci/run",
     "make test": ".ci/run",

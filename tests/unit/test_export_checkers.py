@@ -9,6 +9,7 @@ from tests.support import chrome_check, paraver_check
 from tests.support.make_run import three_ranks, with_counters, write_run
 from traces import read_run
 from traces.export import chrome, paraver
+from traces.record.phases import INDEX
 
 
 def edit(path, old, new, count=1):
@@ -38,7 +39,7 @@ BROKEN_PARAVER = {
     "a hole": (("prv", "1:1:1:1:1:0:10000000:1", "1:1:1:1:1:0:9000000:1"), "no state"),
     "no length": (("prv", "1:1:1:1:1:0:10000000:1", "1:1:1:1:1:0:0:1"), "without length"),
     "no exit": (("prv", "50000002:0:", ""), "twice"),
-    "no entry": (("prv", "90000001:9", "90000001:0"), "twice"),
+    "no entry": (("prv", f"90000001:{1 + INDEX['update']}", "90000001:0"), "twice"),
     "step not closed": (("prv", "184000000:90000002:0", "184000000:90000020:0", 3), "not closed"),
     "no size": (("prv", "50100001:0:", ""), "lacks"),
     "another call": (("prv", "50000002:9:", "50000002:7:"), "another one"),
@@ -46,7 +47,7 @@ BROKEN_PARAVER = {
     "no root": (("prv", ":50100003:1", ""), "roots"),
     "negative": (("prv", "90000020:16000000", "90000020:-1"), "not a record"),
     "state without a name": (("pcf", "13    Group Communication\n", ""), "differ"),
-    "unknown state": (("prv", "10000000:1\n", "10000000:3\n"), "without a name"),
+    "unknown state": (("prv", "10000000:1\n", "10000000:2\n"), "without a name"),
     "type without a name": (("pcf", "6    90000020    W", "6    90000021    W"), "has no name"),
     "value without a name": (("pcf", "9    MPI_Reduce\n", ""), "has no name"),
     "type twice": (("pcf", "90000012", "90000011"), "again"),
