@@ -79,6 +79,9 @@ CASES = {
     "enough micro-steps": ({"micro_steps": 32}, "compute-bound", None),
     "a long last stage": ({"tau_ms": (30, 30, 30, 50), "micro_steps": 16}, "stage-imbalance", None),
     "a long first stage": ({"tau_ms": (60, 30, 30, 30), "micro_steps": 16}, "stage-imbalance", None),
+    "the best cut there is": (
+        {"tau_ms": (28, 28, 28, 36), "layers": "4,4,4,0", "micro_steps": 32}, "compute-bound", None
+    ),
     "sums of small parts": (PARTS | {"tensor_ms": 12.0}, "tensor-exchange", None),
     "sums across nodes": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "tensor-exchange", None),
     "sums that are cheap": (PARTS | {"tensor_ms": 1.0}, "compute-bound", None),

@@ -28,9 +28,13 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
         return []
     own_s, mean_s = float(pipeline.tau_s[stage]), float(pipeline.tau_s.mean())
     layers = better_layers(pipeline, least_last=0 if evidence.run.mesh.parts == 1 else 1)
+    if layers is None and stage == pipeline.stages - 1:  # the head alone may be longer than a stage: no cut is better
+        return []
     text = f"stage {stage} computes {seconds_text(own_s)} for a micro-step, the stages on average "
     text += f"{seconds_text(mean_s)}, and the others wait for it: "
-    text += f"use --pipeline-layers {','.join(map(str, layers))}" if layers else "use fewer stages, or more parts"
+    text += (
+        f"use --pipeline-layers {','.join(map(str, layers))}" if layers else "no other cut is better: check its host"
+    )
     facts = {"stage": stage, "tau_s": own_s, "mean_tau_s": mean_s, "layers": [*layers] if layers else None}
     return [Finding("stage-imbalance", lost_s, text, "recv", facts=facts)]
 
