@@ -33,6 +33,12 @@ class Mesh:
     coordinates: list
     spans_nodes: bool
 
+    def titles(self) -> list[str]:
+        """Of each rank of the job where it is: "copy 0 stage 2 part 1", of what there are several."""
+        counts = {"copy": self.data, "stage": self.pipeline, "part": self.tensor}
+        several = [axis for axis, count in counts.items() if count > 1]
+        return [" ".join(f"{axis} {place[axis]}" for axis in several) for place in self.coordinates]
+
     def close(self) -> None:
         """Give the groups' communicators back; an MPI has some two thousand for a process. Collective over the job."""
         for world in (self.data_world, self.model_world, self.parts_world, self.stages_world):

@@ -35,15 +35,15 @@ class Stall:
 class Observation:
     """What one rank has seen of the others' positions, and for how long each has not changed.
 
-    is_meeting: by phase number, whether ranks wait for each other in it. in_groups: whether groups of ranks meet, each
-    as often as it needs, so that who has met less often need not be behind. after_s: a longer wait is too long.
-    longest_s: the most that counts of the time between two looks. So nobody is accused after the whole job was
-    suspended, or the thread that looks was starved.
+    is_meeting: by phase number, whether ranks wait for each other in it, and all of them come to it equally often.
+    after_s: a longer wait is too long. longest_s: the most that counts of the time between two looks. So nobody is
+    accused after the whole job was suspended, or the thread that looks was starved. is_wait: by phase number, too,
+    whether ranks wait in it for some others, who come to it more often, or never: for another stage of a pipeline.
     """
 
-    def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, in_groups: bool = False):
+    def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, is_wait: np.ndarray | None = None):
         self._is_meeting, self._after_s, self._longest_s = is_meeting, after_s, longest_s
-        self._in_groups = in_groups
+        self._is_wait = np.zeros_like(is_meeting) if is_wait is None else is_wait
         self._positions = self._looked_at = None
 
     def look(self, positions: np.ndarray, now: float) -> None:
@@ -81,22 +81,35 @@ class Observation:
         # A rank that shows no life, or cannot be reached, may be further than those that wait for it: its last record
         # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
         # Of those that have come the least far, one that moves on may be long by design, as workers are for a server.
-        stuck = behind & (progress == progress.min()) & (self._still_s >= self._after_s)
-        if self._in_groups:  # most that are behind wait for another rank of their group: who waits for nobody is named
-            stuck = ~self._is_meeting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
-        held_by = next((mask for mask in (silent, cut_off) if mask.any()), stuck)
+        # One that waits for some others holds nobody up by itself.
+        still = (self._still_s >= self._after_s) & ~self._is_wait[seen["phase"]]
+        stuck = behind & (progress == progress.min()) & still
+        held_by = next((mask for mask in (silent, cut_off, stuck) if mask.any()), self._busy(progress, waits, still))
         if not held_by.any():
             return None
         furthest = int(np.argmax(np.where(waits, progress, -1)))
         return self._stall(held_by, int(np.argmax(held_by)), waits & ~held_by, furthest)
 
+    def _busy(self, progress: np.ndarray, waits: np.ndarray, still: np.ndarray) -> np.ndarray:
+        """(ranks,) bool: where ranks wait for some others, who has come no further than they, and waits for nobody.
+
+        One between two phases may wait until what it has sent is taken: it is named only where nobody else is.
+        """
+        phase = self._positions["phase"]
+        furthest = np.where(waits & self._is_wait[phase], progress, -1).max()
+        busy = still & ~self._is_meeting[phase] & (progress <= furthest)
+        in_phase = busy & (phase > 0)
+        return in_phase if in_phase.any() else busy
+
     def find_standstill(self) -> Stall | None:
         """Whether all ranks have waited in the same exchange for too long while no node's ports carried anything.
 
         Ports that never carried anything prove nothing: there are networks whose traffic the system does not count.
+        Ranks that wait for some others need not all be in the same one.
         """
         seen, waits = self._positions, self._waits()
-        same = all(len(np.unique(seen[name])) == 1 for name in ("step", "meetings"))
+        is_one_step, is_one_meeting = (len(np.unique(seen[name])) == 1 for name in ("step", "meetings"))
+        same = is_one_step and (is_one_meeting or self._is_wait[seen["phase"]].any())
         if not (waits.all() and same and self._has_moved.all() and (self._unmoved_s >= self._after_s).all()):
             return None
         return self._stall(np.zeros(len(seen), bool), 0, waits, 0)
@@ -112,9 +125,9 @@ class Observation:
         )  # fmt: skip
 
     def _waits(self) -> np.ndarray:
-        """(ranks,) bool: who has been in the same meeting for too long."""
-        seen = self._positions
-        return self._is_meeting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
+        """(ranks,) bool: who has been in the same wait for too long."""
+        seen, is_waiting = self._positions, self._is_meeting | self._is_wait
+        return is_waiting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
 
     def _silent(self) -> np.ndarray:
         return (self._silent_s >= self._after_s) & (self._positions["step"] < LEFT)

@@ -7,7 +7,9 @@ lost a host may let the others wait for ever.
 Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
 port has lost its link, else those that have come the least far, if they do not move on either: a rank does with each
 phase, and within long ones with each batch or token. An exchange in which all ranks are is slow, and that is nobody's
-fault. But if nothing passes through any node's ports meanwhile, the network is named.
+fault. But if nothing passes through any node's ports meanwhile, the network is named. Where ranks share models, groups
+of them meet, and stages of a pipeline wait for each other, each as often as it needs: there those are named that stand
+in a phase in which nobody waits.
 
 The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
 """
@@ -35,23 +37,26 @@ class Watchdog:
     """Made and closed by all ranks together. Tell it of phases by `on_phase(name or None, step)`.
 
     folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
-    which ranks wait for each other; counted: those of them that all ranks come to equally often, all of them if None.
-    after_s: how long they may wait. ends_job: whether a longer wait ends the job; else
-    it prints a line on stderr.
+    which ranks wait for each other, and which all of them come to equally often. after_s: how long they may wait.
+    ends_job: whether a longer wait ends the job; else it prints a line on stderr. waits: phases in which a rank waits
+    for some others. titles: of each rank, what is said of it beside its host: "stage 2 part 1".
     """
 
-    def __init__(self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, counted=None):
+    def __init__(
+        self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, waits=(), titles=()
+    ):
+        self._titles = titles
         self._world, self._names, self._after_s, self._ends_job = world, ("no phase", *phases), after_s, ends_job
-        self._live = LivePositions(world, folder, phases, counted or meetings)
+        self._live = LivePositions(world, folder, phases, meetings)
         self.on_phase = self._live.enter
         self._pause_s = min(LONGEST_PAUSE_S, after_s / LOOKS)
-        is_meeting = np.array([name in meetings for name in self._names])
-        self._all = Observation(is_meeting, after_s, 2 * self._pause_s, counted is not None)
+        is_meeting, is_wait = (np.array([name in chosen for name in self._names]) for chosen in (meetings, waits))
+        self._all = Observation(is_meeting, after_s, 2 * self._pause_s, is_wait)
         self._node = Observation(is_meeting, SILENT_PAUSES * self._pause_s, 2 * self._pause_s)
         watchers = [place["rank"] for place in world.places if place["rank"] < 2 or place["local_rank"] == 0]
         self._before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
         self._first_nodes = {place["node"] for place in world.places[:2]}
-        self._first = Observation(is_meeting, after_s, 2 * self._pause_s, counted is not None)
+        self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
         self._told = None
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
@@ -106,7 +111,8 @@ class Watchdog:
     def _who(self, ranks: list[int]) -> str:
         if not ranks:
             return f"all {self._world.size} ranks"
-        named = [f"rank {rank} on {self._world.places[rank]['host']}" for rank in ranks[:NAMED_AT_MOST]]
+        titles = [f" ({title})" for title in self._titles] or [""] * self._world.size
+        named = [f"rank {rank} on {self._world.places[rank]['host']}{titles[rank]}" for rank in ranks[:NAMED_AT_MOST]]
         more = f" and {len(ranks) - NAMED_AT_MOST} more" if len(ranks) > NAMED_AT_MOST else ""
         return ", ".join(named) + more
 

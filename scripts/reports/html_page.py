@@ -5,7 +5,15 @@ from html import escape
 from pathlib import Path
 
 from gpt2.files import replacing
-from scripts.reports.verdict import efficiencies, model_text, not_predicted, other_findings, place_text, step_text
+from scripts.reports.verdict import (
+    bubble_text,
+    efficiencies,
+    model_text,
+    not_predicted,
+    other_findings,
+    place_text,
+    step_text,
+)
 from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text, short_ms
 
 STYLE = """
@@ -140,8 +148,9 @@ def _times(evidence: dict) -> str:
     seconds |= {f"waiting of the mean rank, {name.replace('_', ' ')}": s for name, s in evidence["waiting_s"].items()}
     rows = [[name, seconds_text(s)] for name, s in seconds.items()]
     shares = [[name, f"{value:.1%}"] for name, value in efficiencies(evidence).items()]
+    bubble = f"<p>Of which {escape(bubble_text(evidence))}.</p>" if evidence["pipeline"] else ""
     head = [f"median of {evidence['steps']} steps", ""]
-    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], shares)}"
+    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], shares)}{bubble}"
 
 
 def _ranks(evidence: dict) -> str:

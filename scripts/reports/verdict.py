@@ -4,7 +4,7 @@ from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
-from traces.units import bytes_text, mfu_text, range_text, seconds_text
+from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 
 
@@ -89,19 +89,20 @@ def _step_rows(evidence: dict) -> dict[str, str]:
         "step": step,
         "exchange": exchange or "none",
         "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
+        **({"of which": bubble_text(evidence)} if evidence["pipeline"] else {}),
         "waiting": f"{waits or 'none'}, mean over ranks",
-        **({"pipeline": _pipeline_text(evidence["pipeline"])} if evidence["pipeline"] else {}),
     }
 
 
-def _pipeline_text(pipeline: dict) -> str:
-    """What its stages take, and what their waiting is made of."""
-    stages = ", ".join(seconds_text(seconds) for seconds in pipeline["tau_s"])
-    waits, structure, uneven = (seconds_text(pipeline[f"{name}_s"]) for name in ("wait", "structure", "imbalance"))
-    return (
-        f"{pipeline['micro_steps']} micro-steps, which take the stages {stages}; receives wait {waits}: the bubble of "
-        f"equal stages is {structure}, what unequal ones add {uneven}"
-    )
+def bubble_text(evidence: dict) -> str:
+    """What stages wait for each other, and what that is made of: part of what the efficiencies have lost."""
+    pipeline, step_s = evidence["pipeline"], evidence["step_s"]
+    names = {"structure": "structure", "imbalance": "unequal stages", "transfer": "transfer"}
+    waits = ", ".join(f"{text} {pipeline['waits_s'][name] / step_s:.0%}" for name, text in names.items())
+    text = f"pipeline bubble {pipeline['wait_s'] / step_s:.0%} of the step: {waits}; "
+    stages, ideal = ", ".join(map(seconds_text, pipeline["tau_s"])), seconds_text(pipeline["ideal_s"])
+    text += f"{count_text(pipeline['micro_steps'], 'micro-step')} of {stages} on the stages take {ideal} "
+    return text + "where messages take no time"
 
 
 def _node_lines(nodes: list[dict]) -> list[str]:

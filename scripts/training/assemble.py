@@ -44,7 +44,7 @@ from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
 from traces import Tracer
 from traces.record.files import CounterFile
-from traces.record.phases import EXCHANGE, PHASES, PIPELINE
+from traces.record.phases import EXCHANGE, PHASES
 from traces.record.stream_times import GPU_PHASES
 
 
@@ -231,10 +231,10 @@ def new_watchdog(s, world, shared, traces: Path, resources: ClosedTogether) -> W
     """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
     if not s.stall_after or world.size == 1:
         return None
-    # Stages, and parts of unequal stages, meet unequally often: of ranks that share models only "wait" is all ranks'.
-    counted = ("wait",) if shared.identity() else None
-    meetings = (*EXCHANGE, *PIPELINE, "wait")
-    watchdog = Watchdog(world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, counted)
+    meetings, waits, titles = (*EXCHANGE, "wait"), (), ()
+    if shared.identity():  # stages, and parts of unequal stages, meet unequally often: "wait" alone is all ranks'
+        meetings, waits, titles = ("wait",), (*EXCHANGE, "recv"), shared.mesh.titles()
+    watchdog = Watchdog(world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, waits, titles)
     return resources.enter_context(closing(watchdog))
 
 

@@ -1,8 +1,9 @@
 """Export to Chrome's trace event JSON, which Perfetto (ui.perfetto.dev) shows; gzipped where the name ends in .gz.
 
 A process is a node, a thread a rank, both counted from 1 (0 is the operating system's idle process there). Slices nest
-as step > phase > wait, transfer. Each node has a counter with its ports' MB/s. Times in microseconds from the run's
-start, with three digits after the point: nanoseconds.
+as step > phase > wait, transfer. Ranks that share models are named by their places, in the order of copy, stage, part.
+Each node has a counter with its ports' MB/s. Times in microseconds from the run's start, with three digits after the
+point: nanoseconds.
 
 Format: "Trace Event Format" (Chromium), and what Perfetto's importers/json reads of it.
 """
@@ -49,8 +50,8 @@ def _names(places: list[dict]) -> list[dict]:
         events.append(about | {"name": "process_sort_index", "args": {"sort_index": node}})
     for place in places:
         about = {"ph": "M", "pid": place["node"] + 1, "tid": place["rank"] + 1}
-        events.append(about | {"name": "thread_name", "args": {"name": f"rank {place['rank']}"}})
-        events.append(about | {"name": "thread_sort_index", "args": {"sort_index": place["rank"]}})
+        events.append(about | {"name": "thread_name", "args": {"name": place["title"]}})
+        events.append(about | {"name": "thread_sort_index", "args": {"sort_index": place["lane"]}})
     return events
 
 

@@ -2,8 +2,9 @@
 
 One application, one task a rank with one thread, one CPU a rank; all counted from 1. Times in ns from the run's start.
 A phase is a state and an event 90000001; what it exchanges also an MPI collective with Extrae's numbers, so that BSC's
-configurations and tools work on it. An exchange of our own appears as the collective of the same meaning, always over
-all ranks, with the sizes that the collective would have. Time in no phase is Others inside a step, Idle outside.
+configurations and tools work on it. An exchange of our own appears as the collective of the same meaning, over the
+ranks that meet in it, with the sizes that the collective would have. Messages between stages, and what parts lend each
+other, are states and phases alone. Time in no phase is Others inside a step, Idle outside.
 
 Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and names of MPI's events: Extrae's
 src/tracer/wrappers/MPI/mpi_events, MPI_EventEncoding.h and src/merger/paraver/labels.c.
@@ -16,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from traces.export.line_merge import Lines, text_file, write_merged
-from traces.export.spans import RankSpans, Spans, lay_out
+from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
-WORLD = 1  # the communicator of all ranks
 # Among records of equal time: what ends comes before what begins, the inner before the outer, or after it.
 PHASE_ENDS, STEP_ENDS, RUN_BEGINS, STEP_BEGINS, PHASE_BEGINS, STATE, RATE, RUN_ENDS = range(8)
 
@@ -80,6 +80,8 @@ COLLECTIVE_OF = {
     "reduce_scatter": (REDUCE_SCATTER, REDUCE_SCATTER),
     "allreduce": (ALLREDUCE, ALLREDUCE),
     "allgather": (ALLGATHER, ALLGATHER),
+    "tensor": (ALLREDUCE, ALLREDUCE),
+    "norm": (ALLREDUCE, ALLREDUCE),
     "wait": (BARRIER, BARRIER),
 }
 
@@ -104,34 +106,37 @@ def export(run: Run, path) -> list[Path]:
     path = Path(path)
     base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
     prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
-    spans = lay_out(run)
+    spans, groups = lay_out(run), communicators(run)
     # CPUs are counted over all nodes, one node after another.
     by_node = sorted((rank.place["node"], rank.place["rank"]) for rank in spans.ranks)
     cpus = {rank: cpu for cpu, (_, rank) in enumerate(by_node, start=1)}
     with text_file(prv) as file:
-        file.write(_header(run, spans))
-        write_merged(file, _sources(spans, cpus))
+        file.write(_header(run, spans, groups))
+        write_merged(file, _sources(spans, cpus, groups))
     pcf, row = (base.with_name(base.name + ending) for ending in (".pcf", ".row"))
     pcf.write_text(pcf_text(run.label))
     row.write_text(row_text([rank.place for rank in spans.ranks], cpus))
     return [prv, pcf, row]
 
 
-def _header(run: Run, spans: Spans) -> str:
+def _header(run: Run, spans: Spans, groups: Communicators) -> str:
     nodes = [rank.place["node"] for rank in spans.ranks]
     cpus_of_nodes = ",".join(str(nodes.count(node)) for node in sorted(set(nodes)))
     tasks = ",".join(f"1:{node + 1}" for node in nodes)
-    members = ":".join(str(task) for task in range(1, len(nodes) + 1))
+    lines = "".join(
+        f"c:1:{number}:{len(ranks)}:{':'.join(str(rank + 1) for rank in ranks)}\n"
+        for number, ranks in enumerate(groups.members, start=WORLD)
+    )
     started = datetime.fromtimestamp(run.path.stat().st_mtime)
     if "started" in run.config:
         started = datetime.fromisoformat(run.config["started"])
     return (
         f"#Paraver ({started:%d/%m/%Y at %H:%M}):{spans.end}_ns:{len(set(nodes))}({cpus_of_nodes}):"
-        f"1:{len(nodes)}({tasks}),1\nc:1:{WORLD}:{len(nodes)}:{members}\n"
+        f"1:{len(nodes)}({tasks}),{len(groups.members)}\n{lines}"
     )
 
 
-def _sources(spans: Spans, cpus: dict[int, int]) -> list[Lines]:
+def _sources(spans: Spans, cpus: dict[int, int], groups: Communicators) -> list[Lines]:
     sources = []
     leaders = {}
     for rank in spans.ranks:
@@ -139,7 +144,7 @@ def _sources(spans: Spans, cpus: dict[int, int]) -> list[Lines]:
         who = f"{cpus[number]}:1:{number + 1}:1"
         leaders.setdefault(rank.place["node"], who)
         sources += [*_life(who, spans.end), *_states(who, rank, spans.end), *_steps(who, rank.steps)]
-        sources += _phases(who, rank, len(spans.ranks))
+        sources += _phases(who, rank, groups)
     for node, rates in spans.rates.items():
         types = (RATE_IN, RATE_OUT, RATE_STALLED)
         values = tuple(rates[name] for name in ("time", "in", "out", "stalled"))
@@ -194,7 +199,7 @@ def _inside(times: np.ndarray, spans: np.ndarray) -> np.ndarray:
     return ends[np.searchsorted(spans["start"], times, side="right") - 1] > times
 
 
-def _phases(who: str, rank: RankSpans, ranks: int) -> list[Lines]:
+def _phases(who: str, rank: RankSpans, groups: Communicators) -> list[Lines]:
     """Entries and exits of phases, with the MPI collective where a phase is one."""
     is_mpi = np.array([name in COLLECTIVE_OF for name in NAMES])[rank.phases["phase"]]
     plain, mpi = rank.phases[~is_mpi], rank.phases[is_mpi]
@@ -204,25 +209,26 @@ def _phases(who: str, rank: RankSpans, ranks: int) -> list[Lines]:
     return [
         Lines(plain["start"], PHASE_BEGINS, enter, (plain["start"],), plain["phase"]),
         Lines(plain["end"], PHASE_ENDS, leave, (plain["end"],)),
-        _mpi_entries(who, rank.place["rank"], mpi, ranks),
+        _mpi_entries(who, rank.place["rank"], mpi, groups),
         Lines(mpi["end"], PHASE_ENDS, leave_mpi, (mpi["end"],)),
     ]
 
 
-def _mpi_entries(who: str, rank: int, calls: np.ndarray, ranks: int) -> Lines:
+def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) -> Lines:
     """One template for each kind of call: the phase, whether it has a root, whether this rank is it."""
     has_root, is_root = calls["root"] >= 0, calls["root"] == rank
     kinds, which = np.unique(np.stack([calls["phase"], has_root, is_root], axis=1), axis=0, return_inverse=True)
     sent, received, templates = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64), []
     for kind, (phase, with_root, at_root) in enumerate(kinds.tolist()):
-        collective = COLLECTIVE_OF[NAMES[phase]][with_root]
+        collective, communicator = COLLECTIVE_OF[NAMES[phase]][with_root], int(groups.of[rank][phase])
+        ranks = len(groups.members[communicator - WORLD])
         these = which.ravel() == kind
         sent[these] = _part(collective.sends, calls["bytes"][these], at_root, ranks)
         received[these] = _part(collective.receives, calls["bytes"][these], at_root, ranks)
         root = f":{ROOT}:1" if at_root else ""
         templates.append(
             f"2:{who}:%d:{COLLECTIVE}:{collective.value}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
-            f"{COMMUNICATOR}:{WORLD}{root}:{PHASE}:{phase + 1}:{WAITED}:%d\n"
+            f"{COMMUNICATOR}:{communicator}{root}:{PHASE}:{phase + 1}:{WAITED}:%d\n"
         )
     return Lines(
         calls["start"], PHASE_BEGINS, templates, (calls["start"], sent, received, calls["waited"]), which.ravel()
@@ -272,7 +278,7 @@ def row_text(places: list[dict], cpus: dict[int, int]) -> str:
     levels = {
         "CPU": [f"{cpus[place['rank']]}.{place['host']}" for place in by_cpu],
         "NODE": list(hosts.values()),
-        "TASK": [f"rank {place['rank']} @ {place['host']}" for place in places],
+        "TASK": [f"{place['title']} @ {place['host']}" for place in places],
         "THREAD": [f"THREAD 1.{place['rank'] + 1}.1" for place in places],
     }
     return "\n".join(f"LEVEL {level} SIZE {len(names)}\n" + "".join(f"{name}\n" for name in names)

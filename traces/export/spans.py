@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.read.runs import Run
-from traces.read.waits import find_waits
+from traces.read.waits import find_waits, groups
 from traces.record.files import COUNTERS, RECORD, RunError
 from traces.record.phases import INDEX, STEP
 
 SPAN = np.dtype([*RECORD.descr, ("waited", "<i8")])
+WORLD = 1  # the communicator of all ranks
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,43 @@ def lay_out(run: Run) -> Spans:
     return Spans(ranks, {one.node: _rates(one.records, begin, end) for one in run.counters}, end)
 
 
+@dataclass(frozen=True)
+class Communicators:
+    """The groups in which ranks meet, counted from 1: the first is WORLD, the only one where each rank has a model.
+
+    members: of each the numbers of its ranks. of: by rank that has a trace, (phases,) its group in each phase.
+    """
+
+    members: list[list[int]]
+    of: dict[int, np.ndarray]
+
+
+def communicators(run: Run) -> Communicators:
+    """Parts of a stage, copies of a piece, stages, the ranks of a copy: each group once, whatever meets in it."""
+    numbers, ranks = groups(run), np.array(run.rank_numbers)
+    members, of = [list(range(run.ranks[0].identity["ranks"]))], np.full(numbers.shape, WORLD)
+    for phase, row in enumerate(numbers):
+        for group in np.unique(row) if row.any() else ():  # of phases in which all meet, or nobody, all are 0
+            found = ranks[row == group].tolist()
+            if found not in members:
+                members.append(found)
+            of[phase, row == group] = members.index(found) + WORLD
+    return Communicators(members, dict(zip(ranks.tolist(), of.T, strict=True)))
+
+
 def _places(run: Run) -> list[dict]:
-    """Every rank's place: from config.json, or where that is lost, from the traces if all are there."""
+    """Every rank's place: from config.json, or where that is lost, from the traces if all are there.
+
+    title: what the rank is called; lane: where it stands among the ranks, counted from 0.
+    """
     places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
     if [place["rank"] for place in places] != list(range(run.ranks[0].identity["ranks"])):
         raise RunError(f"{run.path}: neither config.json nor the traces say where all ranks sat; restore config.json")
-    return places
+    titles = {place["rank"]: {"title": f"rank {place['rank']}", "lane": place["rank"]} for place in places}
+    for lane, index in enumerate([] if run.mesh is None else run.mesh.order.tolist()):
+        rank = run.rank_numbers[index]
+        titles[rank] = {"title": f"{run.mesh.name(index)} (rank {rank})", "lane": lane}
+    return [place | titles[place["rank"]] for place in places]
 
 
 def _spans_of(records: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from traces.plots.look import BAND, BUBBLE_STYLE, COLOUR, FAINT, WAITING_STYLE
-from traces.plots.stage_lanes import label_places, lane_order, waits_for_stage
+from traces.plots.stage_lanes import label_places, lane_order
+from traces.read.pipeline import bubbles_ns
 from traces.record.phases import COMPUTE, INDEX, PHASES, STEP
 from traces.verdict.summary import TimedRun
 
@@ -27,7 +28,7 @@ class Lanes:
     """All ranks' phases in some steps, n of them: (n,) arrays. Times are in ms from the first step's start.
 
     row: the rank's lane, the top one 0; phase: index into PHASES; wait: how much of the span, at its beginning, was
-    waiting; is_bubble: whether that is for another stage of its copy
+    waiting; is_bubble: whether that is for another stage of its copy (traces/read/pipeline.py)
     """
 
     row: np.ndarray
@@ -58,14 +59,17 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
         for one, end in zip(ranks, times.end_ns[first + count - 1], strict=True)
     ]
     records = np.concatenate([one.records[keep] for one, keep in zip(ranks, chosen, strict=True)])
-    waits = np.concatenate([waits[keep] for waits, keep in zip(times.waits, chosen, strict=True)])
+    waits, bubbles = (
+        np.concatenate([of_rank[keep] for of_rank, keep in zip(of_ranks, chosen, strict=True)])
+        for of_ranks in (times.waits, bubbles_ns(measured.run, times.waits))
+    )
     duration = records["end"] - records["start"]
     wait = np.where(records["phase"] == INDEX["wait"], duration, waits) * 1e-6
     rank = np.repeat(np.arange(len(ranks)), [np.count_nonzero(keep) for keep in chosen])
-    row, is_bubble = np.argsort(lane_order(measured.run))[rank], waits_for_stage(measured.run.mesh, records, rank)
+    row = np.argsort(lane_order(measured.run))[rank]
     start, end = ((records[edge] - begin) * 1e-6 for edge in ("start", "end"))
     length = (int(times.end_ns[first + count - 1].max()) - begin) * 1e-6
-    return Lanes(row, records["phase"], start, wait, end, is_bubble, length)
+    return Lanes(row, records["phase"], start, wait, end, bubbles > 0, length)
 
 
 def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None:

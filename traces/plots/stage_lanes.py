@@ -1,4 +1,4 @@
-"""Lanes of ranks that share models: by copy, stage and part; bubbles; micro-steps' numbers, as there is room."""
+"""Lanes of ranks that share models: by copy, stage and part; micro-steps' numbers, as there is room."""
 
 from itertools import pairwise
 from math import ceil, log2
@@ -7,10 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from traces.plots.look import BAND, COLOUR, INK
-from traces.read.mesh import Mesh
-from traces.read.pipeline import BACKWARD, passes_of
+from traces.read.pipeline import passes_of
 from traces.read.runs import Run
-from traces.record.phases import INDEX, PHASES
+from traces.record.phases import PHASES
 from traces.verdict.summary import TimedRun
 
 LANE_INCHES = 0.32  # of a pipeline's lanes, where they are few: a micro-step's number is read at once
@@ -44,21 +43,6 @@ def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
 def _label(run: Run, place: int) -> str:
     host = f", {run.ranks[place].identity['host'].split('.')[0][:16]}" if len(run.nodes) > 1 else ""
     return f"{run.mesh.name(place)} (rank {run.rank_numbers[place]}{host})"
-
-
-def waits_for_stage(mesh: Mesh | None, records: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """(n,) bool: whether a record, where it waits, waits for another stage of its copy. rank: (n,) index of its rank.
-
-    For a message or, where ranks meet behind their last micro-steps, for the last one of its copy.
-    """
-    if mesh is None or mesh.stages == 1:
-        return np.zeros(len(records), bool)
-    group = np.unique(records["step"] * mesh.copies + mesh.copy[rank], return_inverse=True)[1]
-    last = np.zeros(group.max(initial=0) + 1, np.int64)
-    is_backward = records["phase"] == BACKWARD
-    np.maximum.at(last, group[is_backward], records["end"][is_backward])
-    meets = np.isin(records["phase"], [INDEX["norm"], INDEX["wait"]])
-    return (records["phase"] == INDEX["recv"]) | (meets & (records["start"] < last[group]))
 
 
 def number_micro_steps(axes: Axes, measured: TimedRun, first: int, count: int) -> None:

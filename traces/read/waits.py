@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.read.runs import Run
-from traces.record.phases import BETWEEN_TWO, EXCHANGE, INDEX, NAMES
+from traces.record.phases import BETWEEN_TWO, EXCHANGE, INDEX, NAMES, PIPELINE
 
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
 COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
@@ -31,6 +31,7 @@ COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
 SYNCHRONIZING = (*COLLECTIVE, "wait")
 # Who meets in a phase: the ranks that are alike in these. In all others of EXCHANGE, those with the same piece.
 ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
+ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))  # those two are of one group
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
 def groups(run: Run) -> np.ndarray:
     """(phases, R) int64: the number of the group in which a rank meets others in a phase; equal in one group alone."""
     found = np.zeros((len(NAMES), len(run.ranks)), np.int64)
-    for name in SYNCHRONIZING:
+    for name in (*EXCHANGE, *PIPELINE, "wait"):
         places = run.places_in(*ALIKE.get(name, ("part", "stage")))
         found[INDEX[name]] = [sorted(set(places)).index(place) for place in places]
     return found

@@ -5,12 +5,12 @@ Each rule takes the evidence and returns its findings; without a cut, none.
 
 import numpy as np
 
-from traces.read.pipeline import better_layers
+from traces.read.pipeline import better_layers, stage_work
 from traces.units import count_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
-from traces.verdict.rank_rules import slow_ranks
+from traces.verdict.rank_rules import slow_ranks, straggler
 
-BUBBLE = 0.15  # of a step: what receives wait before it is worth saying
+BUBBLE = 0.15  # of a step: what stages wait for each other before it is worth saying
 MOSTLY = 0.5  # of the waiting
 LONGER = 1.15  # times the mean of the stages
 LEAST_SHARE = 0.05  # of a step
@@ -23,20 +23,28 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     if pipeline is None or pipeline.tau_s.max() < LONGER * pipeline.tau_s.mean():
         return []
     lost_s, stage = pipeline.imbalance_s, int(np.argmax(pipeline.tau_s))
-    is_a_host = any(evidence.run.places_in("stage")[place] == (stage,) for place in slow_ranks(evidence))
-    if lost_s < LEAST_SHARE * evidence.step_s or is_a_host:
+    is_a_rank = stage in evidence.run.mesh.stage[slow_ranks(evidence)] and straggler(evidence)
+    layers = better_layers(pipeline, least_last=0 if evidence.run.mesh.parts == 1 else 1)
+    remedy = _remedy(evidence, stage, layers)
+    if lost_s < LEAST_SHARE * evidence.step_s or is_a_rank or remedy is None:
         return []
     own_s, mean_s = float(pipeline.tau_s[stage]), float(pipeline.tau_s.mean())
-    layers = better_layers(pipeline, least_last=0 if evidence.run.mesh.parts == 1 else 1)
-    if layers is None and stage == pipeline.stages - 1:  # the head alone may be longer than a stage: no cut is better
-        return []
     text = f"stage {stage} computes {seconds_text(own_s)} for a micro-step, the stages on average "
-    text += f"{seconds_text(mean_s)}, and the others wait for it: "
-    text += (
-        f"use --pipeline-layers {','.join(map(str, layers))}" if layers else "no other cut is better: check its host"
-    )
+    text += f"{seconds_text(mean_s)}, and the others wait for it: {remedy}"
     facts = {"stage": stage, "tau_s": own_s, "mean_tau_s": mean_s, "layers": [*layers] if layers else None}
     return [Finding("stage-imbalance", lost_s, text, "recv", facts=facts)]
+
+
+def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> str | None:
+    """What to do about the longest stage; None where nothing helps: its head or its embedding alone is that long."""
+    if (work := stage_work(evidence.pipeline)) is None:
+        return "give it fewer layers with --pipeline-layers"
+    layer, beside = work
+    if evidence.pipeline.tau_s[stage] > LONGER * (evidence.pipeline.layers[stage] * layer + beside[stage]):
+        run = evidence.run
+        hosts = dict.fromkeys(run.hosts[run.rank_nodes[place]] for place in np.flatnonzero(run.mesh.stage == stage))
+        return f"others are faster with as many layers, so look for what slows {', '.join(hosts)}"
+    return f"use --pipeline-layers {','.join(map(str, layers))}" if layers else None
 
 
 def pipeline_bubble(evidence: Evidence) -> list[Finding]:

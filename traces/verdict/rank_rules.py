@@ -2,10 +2,12 @@
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step, then the
 median over steps is taken: what slows all ranks (other jobs on the machine) cancels, and chance does not repeat.
+Stages of a pipeline differ by design: there a rank's others are those of its stage, or of stages with as many layers.
 """
 
 import numpy as np
 
+from traces.read.pipeline import shortest_forwards
 from traces.record.phases import COMPUTE, COPY
 from traces.units import seconds_text
 from traces.verdict.evidence import Evidence, Finding
@@ -25,29 +27,24 @@ DATA_ON_ALL = 0.25  # of a step
 
 def straggler(evidence: Evidence) -> list[Finding]:
     """One rank, or the ranks of one node, compute longer than the others in almost every step."""
-    slow = slow_ranks(evidence)
-    run, nodes = evidence.run, {evidence.run.rank_nodes[place] for place in slow}
+    groups, run = _slow_groups(evidence), evidence.run
+    slow = [place for _, those in groups for place in those]
+    nodes = {run.rank_nodes[place] for place in slow}
     if len(nodes) != 1:
         return []
     node, own_s = nodes.pop(), float(np.median(evidence.compute[:, slow]))
+    lost_s = float(np.median(np.concatenate([_excess(evidence, *group) for group in groups], axis=1)))
     if len(slow) == 1:
         rank, whom = run.rank_numbers[slow[0]], "it"
         who = f"rank {rank} on {run.hosts[node]} computes"
-        own_stage = next(workers for workers in evidence.alike if slow[0] in workers)
-        if len(own_stage) == 1:  # the only rank of its stage: the others are other stages' (_slow_stage)
-            own_stage = evidence.workers
-        _, excess = against_others(evidence.compute[:, own_stage])
-        lost_s = float(np.median(excess[:, own_stage == slow[0]]))
-        others_s = own_s - lost_s
     else:
-        others = [place for place in evidence.workers if place not in slow]
-        if not others or node in {run.rank_nodes[place] for place in others}:
+        others = [place for group, _ in groups for place in group if len(group) > 1 and place not in slow]
+        if node in {run.rank_nodes[place] for place in others}:
             return []
         rank, whom = None, "them"
         numbers = " and ".join(str(run.rank_numbers[place]) for place in slow)
         who = f"the ranks of {run.hosts[node]} ({numbers}) compute"
-        others_s = float(np.median(evidence.compute[:, others]))
-        lost_s = own_s - others_s
+    others_s = own_s - lost_s
     text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
     text += "check that host's clock rate, cores and other jobs"
     phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
@@ -57,37 +54,63 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
 def slow_ranks(evidence: Evidence) -> list[int]:
     """Indices of the ranks whose computing takes longer than the others', by so much and so often that it counts."""
-    found = [place for workers in evidence.alike for place in _slow_among(evidence, workers)]
-    return found or _slow_stage(evidence)
+    return [place for _, slow in _slow_groups(evidence) for place in slow]
 
 
-def _slow_stage(evidence: Evidence) -> list[int]:
-    """Of stages that have one rank each: a middle one that is slower than FEWEST_ALIKE others with as many layers. The
-    first stage may be slower by its embedding, and the last one by its head; of two, nobody knows which is slow."""
-    layers = evidence.pipeline.layers if evidence.pipeline else ()
-    if len(layers) != len(evidence.alike) or any(len(workers) != 1 for workers in evidence.alike):
+def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
+    """Groups of workers that have as much to do as each other, and who of each is slow.
+
+    The ranks of each stage; if nobody is slow among them, those of stages with as many layers: a whole stage may be.
+    """
+    found = [(group, _slow_among(evidence, group)) for group in evidence.alike]
+    if any(slow for _, slow in found):
+        return found
+    return [(group, _slow_across_stages(evidence, group)) for group in _alike_stages(evidence)]
+
+
+def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
+    """The workers of all stages with as many layers, where there are FEWEST_ALIKE others: of two, nobody knows which is
+    slow. Without the last stage, which has the head; and the first one, where its only forward sends the embedding."""
+    pipeline = evidence.pipeline
+    if pipeline is None or len(pipeline.layers) != len(evidence.alike):
         return []
-    for stage in range(1, len(layers) - 1):
-        others = [other for other in range(len(layers) - 1) if other != stage and layers[other] == layers[stage]]
-        if len(others) >= FEWEST_ALIKE:
-            group = np.array([evidence.alike[one][0] for one in (stage, *others)])
-            if evidence.alike[stage][0] in (slow := _slow_among(evidence, group)) and len(slow) == 1:
-                return slow
-    return []
+    layers, first = np.array(pipeline.layers[:-1]), 0 if pipeline.micro_steps > 1 else 1
+    stages = [np.flatnonzero(layers[first:] == count) + first for count in np.unique(layers[first:])]
+    return [np.concatenate([evidence.alike[stage] for stage in some]) for some in stages if len(some) > FEWEST_ALIKE]
 
 
-def _slow_among(evidence: Evidence, workers: np.ndarray) -> list[int]:
-    """Those among workers that have equal work."""
-    if len(workers) < 2:
+def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
+    """Those of a group that has equal work."""
+    if len(group) < 2:
         return []
-    ratio, excess = against_others(evidence.compute[:, workers])
+    ratio, excess = against_others(evidence.compute[:, group])
+    return group[_stands_out(ratio) & (np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s)].tolist()
+
+
+def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
+    """Those that are slow in their forwards, too. The first stage's embedding makes its backwards longer, and those
+    forwards during which it is sent to the last stage: so the shortest forward of a step counts."""
+    slow = _slow_among(evidence, group)
+    if not slow:
+        return []
+    forwards = shortest_forwards(evidence.run, evidence.times)[:, group]
+    late = group[_stands_out(against_others(forwards)[0])]
+    return [place for place in slow if place in late]
+
+
+def _stands_out(ratio: np.ndarray) -> np.ndarray:
+    """(R,) bool, of (S, R) ratios to the others of a group: beyond chance, in almost every step."""
     usual = np.median(ratio, axis=0)
     # Two ranks differ from each other and from nobody else.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
     enough = 1 + max(SLOW - 1, CHANCE * deviation)
-    slow = (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
-    slow &= np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s
-    return workers[slow].tolist()
+    return (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
+
+
+def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
+    """(S, slow) seconds by which those compute longer than the others of their group, in each step."""
+    others = evidence.compute[:, [place for place in group if place not in slow]]
+    return evidence.compute[:, slow] - np.median(others, axis=1, keepdims=True) if slow else evidence.compute[:, []]
 
 
 def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,10 +125,10 @@ def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
-    """Several ranks compute much longer than several others, in almost every step. Stages are another rule's."""
-    if len(evidence.workers) < 2 or len(evidence.alike) > 1 or straggler(evidence):
+    """Several ranks compute much longer than several others of their stage, in almost every step."""
+    if len(evidence.workers) < 2 or straggler(evidence):
         return []
-    compute = evidence.compute[:, evidence.workers]
+    compute = with_equal_stages(evidence)
     medians = np.median(compute, axis=0)
     middle = (medians.max() + medians.min()) / 2
     heavy = medians > middle
@@ -120,6 +143,16 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     text += f"{seconds_text(shortest)}; give all ranks equal work and equal cores"
     facts = {"longest_compute_s": longest, "shortest_compute_s": shortest}
     return [Finding("imbalance", lost_s, text, "backward", facts=facts)]
+
+
+def with_equal_stages(evidence: Evidence) -> np.ndarray:
+    """(S, W) seconds that the workers compute, those of each stage brought to the mean stage's: that one stage has more
+    work than another is no matter of its ranks."""
+    usual = [float(np.median(evidence.compute[:, group])) for group in evidence.alike]
+    factor = np.ones(len(evidence.run.ranks))
+    for group, seconds in zip(evidence.alike, usual, strict=True):
+        factor[group] = np.mean(usual) / max(seconds, 1e-9)
+    return (evidence.compute * factor)[:, evidence.workers]
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
