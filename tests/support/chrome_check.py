@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-EXCHANGES = {"reduce", "reduce_scatter", "allreduce", "bcast", "allgather"}
+EXCHANGES = {"reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm"}
+EXCHANGES |= {"send", "recv"}
 
 
 class Broken(Exception):
@@ -25,6 +26,7 @@ class Trace:
     slices: dict
     counters: dict
     names: dict  # of pid, or (pid, tid)
+    order: dict  # of (pid, tid)
 
 
 def check(path) -> Trace:
@@ -33,7 +35,7 @@ def check(path) -> Trace:
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         document = json.load(file)
     demand("displayTimeUnit" not in document, "displayTimeUnit is ignored, or scales the times")
-    trace = Trace(defaultdict(list), defaultdict(list), {})
+    trace = Trace(defaultdict(list), defaultdict(list), {}, {})
     last = 0
     for event in document["traceEvents"]:
         demand(event.get("ph") in ("M", "X", "C"), f"of another kind: {event}")
@@ -73,6 +75,8 @@ def read_metadata(event, trace):
         demand(isinstance(event["args"]["name"], str), f"name of {event}")
         demand(key not in trace.names, f"{key} is named twice")
         trace.names[key] = event["args"]["name"]
+    elif event["name"] == "thread_sort_index":
+        trace.order[event["pid"], event["tid"]] = event["args"]["sort_index"]
 
 
 def read_slice(event, trace):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HEADER = re.compile(r"#Paraver \(\d\d/\d\d/\d{4} at \d\d:\d\d\):(\d+)_ns:(\d+)\(([\d,]+)\):1:(\d+)\(([\d:,]+)\),(\d+)")
 COLLECTIVE, SIZES = 50000002, {50100001, 50100002, 50100004}
-ROOT = 50100003
+ROOT, IN = 50100003, 50100004
 ROOTED = {7, 9}
 OPENED_AND_CLOSED = {COLLECTIVE, 90000001, 90000002, 90000003, 40000001}
 UNLABELLED = {50100001, 50100002, ROOT, 50100004, 90000002, 90000010, 90000011, 90000012, 90000020}
@@ -28,6 +28,7 @@ class Header:
     end: int
     cpu_nodes: list  # of each CPU its node, both counted from 1 (index 0 is CPU 1)
     task_nodes: list
+    communicators: list  # of each its tasks; number 1 is index 0
 
 
 @dataclass
@@ -68,10 +69,18 @@ def read_header(file) -> Header:
     demand(len(places) == int(tasks), f"{tasks} tasks, but places of {len(places)}")
     demand(all(threads == 1 and 1 <= node <= int(nodes) for threads, node in places), "a task's threads or node")
     demand(len(cpu_nodes) == int(tasks), "not one CPU a rank")
-    for number in range(1, int(communicators) + 1):
-        members = ":".join(str(task) for task in range(1, int(tasks) + 1))
-        demand(file.readline() == f"c:1:{number}:{tasks}:{members}\n", f"communicator {number}")
-    return Header(int(end), cpu_nodes, [node for _, node in places])
+    members = [read_communicator(file.readline(), number) for number in range(1, int(communicators) + 1)]
+    demand(members[0] == list(range(1, int(tasks) + 1)), "the first communicator is not that of all ranks")
+    demand(all(1 <= task <= int(tasks) for one in members for task in one), "a communicator has a task unknown")
+    return Header(int(end), cpu_nodes, [node for _, node in places], members)
+
+
+def read_communicator(line: str, number: int) -> list[int]:
+    match = re.fullmatch(rf"c:1:{number}:(\d+):([\d:]+)\n", line)
+    demand(match, f"communicator {number}: {line!r}")
+    members = [int(task) for task in match[2].split(":")]
+    demand(len(members) == int(match[1]) and members == sorted(set(members)), f"communicator {number}: {line!r}")
+    return members
 
 
 def read_records(file, trace: Trace) -> None:
@@ -120,14 +129,24 @@ def check_events(trace: Trace) -> None:
 
 
 def check_collectives(trace: Trace) -> None:
-    """All ranks make the same calls in the same order, as far as they come; each rooted one has one root."""
+    """A communicator's ranks make the same calls in the same order, as far as they come; a rooted one has one root."""
     calls = {task: [pairs for _, pairs in events if pairs.get(COLLECTIVE)] for task, events in trace.events.items()}
-    longest = max(calls.values(), key=len)
     for task, made in calls.items():
         for number, pairs in enumerate(made):
             demand(set(pairs) >= SIZES, f"task {task}: call {number} lacks a size or its communicator")
+            members = trace.header.communicators[pairs[IN] - 1]
+            demand(task in members, f"task {task}: call {number} is of a communicator that it is not in")
+    for number, members in enumerate(trace.header.communicators, start=1):
+        own = {task: [pairs for pairs in calls.get(task, []) if pairs[IN] == number] for task in members}
+        check_same_calls({task: made for task, made in own.items() if task in calls}, len(members))
+
+
+def check_same_calls(calls: dict, ranks: int) -> None:
+    longest = max(calls.values(), key=len, default=[])
+    for task, made in calls.items():
+        for number, pairs in enumerate(made):
             demand(pairs[COLLECTIVE] == longest[number][COLLECTIVE], f"task {task}: call {number} is another one")
-    shortest = min(map(len, calls.values())) if len(calls) == len(trace.header.task_nodes) else 0
+    shortest = min(map(len, calls.values())) if len(calls) == ranks else 0
     for number in range(shortest):
         roots = sum(ROOT in made[number] for made in calls.values())
         demand(roots == (longest[number][COLLECTIVE] in ROOTED), f"call {number} has {roots} roots")

@@ -18,8 +18,9 @@ from traces.record.phases import STEP
 @dataclass
 class Shared:
     """tau_ms: of each stage, forward and backward of a micro-step together (a third and two thirds). slow: rank to the
-    factor of its computing. tensor_ms: of the sums of a forward, and of a backward. nodes: of each rank; all on one if
-    empty. layers: --pipeline-layers."""
+    factor of its computing. tensor_ms: of the sums of a forward, and of a backward. embedding_ms: of each backward of
+    the first stage. exchange_ms: of what copies exchange behind their micro-steps, before the norm; 0 for neither.
+    nodes: of each rank; all on one if empty. layers: --pipeline-layers."""
 
     mesh: tuple[int, int, int] = (1, 1, 4)
     micro_steps: int = 8
@@ -27,6 +28,8 @@ class Shared:
     schedule: str = "1f1b"
     slow: dict = field(default_factory=dict)
     tensor_ms: float = 0.0
+    embedding_ms: float = 0.0
+    exchange_ms: float = 0.0
     hop_ms: float = 0.2
     update_ms: float = 2.0
     nodes: tuple[int, ...] = ()
@@ -46,15 +49,18 @@ def make_shared(folder, **changes):
         begun = clock.copy()
         for copy in range(copies):
             _train(setting, step, copy, spans, clock, random)
-        meets = clock.max()
+        if setting.exchange_ms:
+            for piece in range(parts * stages):
+                same = [piece % parts + parts * (copy + copies * (piece // parts)) for copy in range(copies)]
+                _meet(spans, clock, step, "allreduce", same, setting.exchange_ms)
+            for copy in range(copies):
+                _meet(spans, clock, step, "norm", [rank for rank in range(ranks) if rank // parts % copies == copy])
+        _meet(spans, clock, step, "wait", range(ranks))
         for rank in range(ranks):
-            spans[rank] += [
-                (step, "wait", -1, clock[rank], meets),
-                (step, "update", -1, meets, meets + setting.update_ms),
-            ]
-            spans[rank].append((step, STEP, -1, begun[rank], meets + setting.update_ms))
-        clock[:] = meets + setting.update_ms + 0.1
-    places = [place_of(rank, setting.mesh) | {"mesh": list(setting.mesh)} for rank in range(ranks)]
+            _span(spans, clock, step, "update", -1, rank, setting.update_ms)
+            spans[rank].append((step, STEP, -1, begun[rank], clock[rank]))
+        clock += 0.1
+    places = places_of(setting.mesh)
     return read_run(
         write_run(
             folder, spans, list(setting.nodes or [0] * ranks), "reduce-scatter", places=places,
@@ -63,9 +69,13 @@ def make_shared(folder, **changes):
     )  # fmt: skip
 
 
-def place_of(rank: int, mesh) -> dict:
-    copies, parts, _ = mesh
-    return {"copy": rank // parts % copies, "part": rank % parts, "stage": rank // (parts * copies)}
+def places_of(mesh) -> list[dict]:
+    """What the trace of each rank says of its place."""
+    copies, parts, stages = mesh
+    return [
+        {"copy": rank // parts % copies, "part": rank % parts, "stage": rank // (parts * copies), "mesh": [*mesh]}
+        for rank in range(copies * parts * stages)
+    ]
 
 
 def _train(setting: Shared, step: int, copy: int, spans, clock, random) -> None:
@@ -104,15 +114,21 @@ def _act(setting, step, action, ranks, ways, came, spans, clock, random) -> floa
                 spans, clock, step, "recv", rank + parts * copies * (ways[0] - stage), rank, until - clock[rank] + 0.01
             )
         own = share * setting.slow.get(rank, 1.0) * max(0.5, random.normal(1, setting.noise))
+        own += setting.embedding_ms if (action, stage) == ("backward", 0) else 0.0
         _span(spans, clock, step, action, -1, rank, own)
     if setting.tensor_ms:
-        meets = max(clock[rank] for rank in ranks)
-        for rank in ranks:
-            _span(spans, clock, step, "tensor", -1, rank, meets + setting.tensor_ms - clock[rank])
+        _meet(spans, clock, step, "tensor", ranks, setting.tensor_ms)
     for rank in ranks:
         if ways[1] is not None:
             _span(spans, clock, step, "send", rank + parts * copies * (ways[1] - stage), rank, 0.02)
     return float(max(clock[rank] for rank in ranks)) - 0.02
+
+
+def _meet(spans, clock, step, phase, ranks, ms=0.0) -> None:
+    """All of them leave together, so long after the last has come."""
+    end = max(clock[rank] for rank in ranks) + ms
+    for rank in ranks:
+        _span(spans, clock, step, phase, -1, rank, end - clock[rank])
 
 
 def _span(spans, clock, step, phase, root, rank, ms) -> None:

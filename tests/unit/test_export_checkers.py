@@ -31,6 +31,7 @@ BROKEN_PARAVER = {
     "a task less": (("prv", ":1:3(1:1,1:1,1:2)", ":1:4(1:1,1:1,1:2)"), "tasks"),
     "CPUs": (("prv", ":2(2,1):", ":2(2,2):"), "one CPU a rank"),
     "communicator": (("prv", "c:1:1:3:1:2:3", "c:1:1:3:1:2:4"), "communicator"),
+    "half a communicator": (("prv", "c:1:1:3:1:2:3", "c:1:1:2:1:2:3"), "communicator 1"),
     "CPU of another node": (("prv", "\n1:3:1:3:1:", "\n1:1:1:3:1:"), "another node"),
     "CPU of another task": (("prv", "\n1:1:1:1:1:", "\n1:2:1:1:1:"), "another CPU"),
     "beyond the end": (("prv", "_ns", "_ns".replace("_", "0_")), "to the end"),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import chrome_check, paraver_check
 from tests.support.make_run import MS, simulate, three_ranks, with_counters, write_run
+from tests.support.pipeline_runs import make_shared
 from traces import RunError, read_run
 from traces.export import chrome, line_merge, paraver
 from traces.export.spans import lay_out
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 NODES = [0, 1, 1, 2, 2, 3, 3, 4, 4]
 RUNNING, GROUP_COMMUNICATION = 1, 13
 COLLECTIVE, SEND, RECEIVE, COLLECTIVE_ROOT, WAITED = 50000002, 50100001, 50100002, 50100003, 90000020
+COMMUNICATOR, PHASE = 50100004, 90000001
 
 
 def export(run, folder, name="out"):
@@ -66,7 +68,7 @@ def test_the_calls_of_one_step(tmp_path):
     for trace in run.ranks:
         trace.records["bytes"] = 4096
     prv, slices = export(run, tmp_path)
-    assert prv.header == paraver_check.Header(184 * MS, [1, 1, 2], [1, 1, 2])
+    assert prv.header == paraver_check.Header(184 * MS, [1, 1, 2], [1, 1, 2], [[1, 2, 3]])
     root = [(time, pairs) for time, pairs in prv.events[2] if COLLECTIVE in pairs][:4]
     assert [time for time, _ in root] == [14 * MS, 50 * MS, 60 * MS, 80 * MS]
     assert [pairs[COLLECTIVE] for _, pairs in root] == [9, 0, 7, 0]
@@ -237,3 +239,54 @@ def test_spans_that_took_no_time_are_left_out(tmp_path):
     laid = lay_out(read_run(write_run(tmp_path, spans, [0, 0, 1])))
     assert INDEX["update"] not in laid.ranks[1].phases["phase"]
     assert all((rank.phases["end"] > rank.phases["start"]).all() for rank in laid.ranks)
+
+
+# --- ranks that share models ---
+
+
+def test_ranks_that_share_models_meet_in_their_groups(tmp_path):
+    """2 copies of 2 parts of 2 stages: who meets whom, what a collective's share is of; stages are a group, too."""
+    run = make_shared(
+        tmp_path / "run", mesh=(2, 2, 2), tau_ms=(30.0, 30.0), layers="2,2", tensor_ms=1.0, exchange_ms=1.0,
+        micro_steps=2, steps=3,
+    )  # fmt: skip
+    prv, slices = export(run, tmp_path)
+    expected = {"tensor": [[1, 2], [3, 4], [5, 6], [7, 8]], "allreduce": [[1, 3], [2, 4], [5, 7], [6, 8]]}
+    expected |= {"norm": [[1, 2, 5, 6], [3, 4, 7, 8]], "wait": [[1, 2, 3, 4, 5, 6, 7, 8]]}
+    found = {name: set() for name in expected}
+    for task, events in prv.events.items():
+        for _, pairs in events:
+            if pairs.get(COLLECTIVE):
+                members = prv.header.communicators[pairs[COMMUNICATOR] - 1]
+                assert task in members
+                found[NAMES[pairs[PHASE] - 1]].add(tuple(members))
+    assert {name: sorted(map(list, groups)) for name, groups in found.items()} == expected
+    of_stages = [[1, 5], [2, 6], [3, 7], [4, 8]]
+    every = [group for groups in (*expected.values(), of_stages) for group in groups]
+    assert sorted(prv.header.communicators) == sorted(every)
+    assert slices.names[1, 5] == "copy 0 stage 1 part 0 (rank 4)"
+    assert [slices.names[who] for who in sorted(slices.order, key=slices.order.get)][:4] == [
+        "copy 0 stage 0 part 0 (rank 0)", "copy 0 stage 0 part 1 (rank 1)",
+        "copy 0 stage 1 part 0 (rank 4)", "copy 0 stage 1 part 1 (rank 5)",
+    ]  # fmt: skip
+    assert "copy 0 stage 1 part 0 (rank 4) @ cn00" in (tmp_path / "out.row").read_text()
+
+
+def test_a_share_is_of_the_group_that_meets(tmp_path):
+    run = make_shared(tmp_path / "run", mesh=(2, 1, 2), tau_ms=(30.0, 30.0), layers="2,2", exchange_ms=1.0, steps=3)
+    for trace in run.ranks:
+        trace.records["phase"][trace.records["phase"] == INDEX["allreduce"]] = INDEX["allgather"]
+    prv, _ = export(run, tmp_path)
+    calls = [pairs for _, pairs in prv.events[1] if pairs.get(PHASE) == INDEX["allgather"] + 1]
+    assert {(pairs[SEND], pairs[RECEIVE]) for pairs in calls} == {(500, 1000)}
+
+
+def test_a_message_that_is_waited_for_is_shown_so(tmp_path):
+    run = make_shared(
+        tmp_path / "run", mesh=(1, 1, 2), tau_ms=(30.0, 30.0), layers="2,2", micro_steps=1, steps=3, noise=0.0
+    )  # fmt: skip
+    prv, slices = export(run, tmp_path)
+    received = [one for one in slices.slices[1, 2] if one[1] in ("recv", "wait", "transfer")][:3]
+    assert [(depth, name) for depth, name, *_ in received] == [(1, "recv"), (2, "wait"), (2, "transfer")]
+    assert received[1][3] - received[1][2] == pytest.approx(10 * MS, abs=0.1 * MS)
+    assert not any(pairs.get(COLLECTIVE) for _, pairs in prv.events[2] if pairs.get(PHASE) == INDEX["recv"] + 1)

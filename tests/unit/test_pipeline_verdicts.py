@@ -6,22 +6,21 @@ import numpy as np
 import pytest
 
 from scripts.prediction.of_run import own_schedule
-from scripts.reports.verdict import diagnose
+from scripts.reports.html_page import write_report
+from scripts.reports.verdict import as_text, diagnose
 from tests.support.pipeline_runs import make_shared
 from traces import RunError, read_run
 from traces.plots import timeline
 from traces.read.analysis import measure
 from traces.read.efficiency import ideal_runtimes
-from traces.read.pipeline import BACKWARD, FORWARD, Pipeline, better_layers, passes_of, pipeline_of
+from traces.read.pipeline import BACKWARD, BETTER, FORWARD, Pipeline, better_layers, passes_of, pipeline_of
 from traces.read.waits import find_receives, find_wait_states
-from traces.verdict.summary import measure_runs
-
-EVEN = (30.0, 30.0, 30.0, 30.0)
+from traces.verdict.summary import measure_runs, summary
 
 
 def said(folder, **changes):
     found = diagnose(make_shared(folder, **changes))
-    return found["bottleneck"]["kind"], found["bottleneck"]["rank"], found["verdict"]
+    return tuple(found["bottleneck"][name] for name in ("kind", "node", "rank")), found["verdict"]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -36,10 +35,8 @@ def test_the_bubble_is_what_the_formula_says(tmp_path, schedule):
     assert found.imbalance_s == pytest.approx(0.0, abs=1e-9)
     idle = 1 - 8 * 0.030 / float(np.median(times.step_seconds))
     assert idle == pytest.approx(3 / 11, rel=0.02)
-    # A stage waits in receives, and at the end of the step until the first stage is through.
-    ends = float(np.median(times.phase("wait").mean(axis=1)))
-    assert found.wait_s + ends == pytest.approx(3 * 0.030, rel=0.02)
-    assert found.late_s == pytest.approx(found.wait_s, rel=0.02)
+    assert found.wait_s == pytest.approx(3 * 0.030, rel=0.02)
+    assert found.waits_s == pytest.approx({"structure": 0.090, "imbalance": 0, "transfer": 0}, abs=0.002)
 
 
 def test_an_ideal_network_leaves_the_pipeline_as_it_is(tmp_path):
@@ -73,43 +70,136 @@ def test_groups_do_not_wait_for_one_another(tmp_path):
 
 
 PARTS = {"mesh": (1, 2, 1), "tau_ms": (30,), "layers": None}
+NOBODY = (None, None)
+LONG = {"micro_steps": 16, "exchange_ms": 2.0}
+ONE_EACH, PAIRS = (0, 1, 2, 3), (0, 0, 1, 1, 2, 2, 3, 3)
 CASES = {
-    "too few micro-steps": ({"micro_steps": 2}, "pipeline-bubble", None),
-    "gpipe's bubble": ({"micro_steps": 4, "schedule": "gpipe"}, "pipeline-bubble", None),
-    "enough micro-steps": ({"micro_steps": 32}, "compute-bound", None),
-    "a long last stage": ({"tau_ms": (30, 30, 30, 50), "micro_steps": 16}, "stage-imbalance", None),
-    "a long first stage": ({"tau_ms": (60, 30, 30, 30), "micro_steps": 16}, "stage-imbalance", None),
-    "the best cut there is": (
-        {"tau_ms": (28, 28, 28, 36), "layers": "4,4,4,0", "micro_steps": 32}, "compute-bound", None
+    "too few micro-steps": ({"micro_steps": 2}, ("pipeline-bubble", *NOBODY)),
+    "gpipe's bubble": ({"micro_steps": 4, "schedule": "gpipe"}, ("pipeline-bubble", *NOBODY)),
+    # A fifth of the step, a third of which lies behind the last backwards.
+    "a healthy pipeline with 12": ({"micro_steps": 12, "exchange_ms": 2.0}, ("pipeline-bubble", *NOBODY)),
+    "enough micro-steps": ({"micro_steps": 32}, ("compute-bound", *NOBODY)),
+    "enough micro-steps of two copies": (
+        {"mesh": (2, 1, 4), "micro_steps": 32, "exchange_ms": 2.0}, ("compute-bound", *NOBODY),
     ),
-    "sums of small parts": (PARTS | {"tensor_ms": 12.0}, "tensor-exchange", None),
-    "sums across nodes": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "tensor-exchange", None),
-    "sums that are cheap": (PARTS | {"tensor_ms": 1.0}, "compute-bound", None),
+    "a long last stage": ({"tau_ms": (30, 30, 30, 50), "micro_steps": 16}, ("stage-imbalance", *NOBODY)),
+    "a long first stage": (
+        {"tau_ms": (60, 30, 30, 30), "layers": "6,3,3,3", "micro_steps": 16}, ("stage-imbalance", *NOBODY),
+    ),
+    "a long stage of two": (
+        {"mesh": (1, 1, 2), "tau_ms": (45, 15), "layers": "6,2"} | LONG, ("stage-imbalance", *NOBODY),
+    ),
+    "a long stage of two copies": (
+        {"mesh": (2, 1, 4), "tau_ms": (60, 20, 20, 20), "layers": "6,2,2,2"} | LONG, ("stage-imbalance", *NOBODY),
+    ),
+    "an embedding that takes long": ({"embedding_ms": 30.0} | LONG, ("stage-imbalance", *NOBODY)),
+    "a slow last stage, or a long head": ({"slow": {3: 1.8}, "nodes": ONE_EACH} | LONG, ("stage-imbalance", *NOBODY)),
+    "the best cut there is": (
+        {"tau_ms": (28, 28, 28, 36), "layers": "4,4,4,0", "micro_steps": 32}, ("compute-bound", *NOBODY)
+    ),
+    "an embedding longer than any stage": (
+        {"tau_ms": (10, 30, 30, 30), "layers": "1,3,3,3", "embedding_ms": 40.0, "micro_steps": 32},
+        ("compute-bound", *NOBODY),
+    ),
+    "sums of small parts": (PARTS | {"tensor_ms": 12.0}, ("tensor-exchange", *NOBODY)),
+    "sums across nodes": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, ("tensor-exchange", *NOBODY)),
+    "sums that are cheap": (PARTS | {"tensor_ms": 1.0}, ("compute-bound", *NOBODY)),
     "a slow part": (
         {"mesh": (1, 2, 2), "tau_ms": (30, 30), "layers": "2,2", "tensor_ms": 0.5, "slow": {2: 1.6}, "micro_steps": 16},
-        "straggler", 2,
+        ("straggler", 0, 2),
     ),
-    "a slow host of a middle stage": ({"slow": {1: 1.8}, "micro_steps": 16}, "straggler", 1),
+    "a slow host of a middle stage": ({"slow": {1: 1.8}, "nodes": ONE_EACH} | LONG, ("straggler", 1, 1)),
+    "a slow host of the first stage": ({"slow": {0: 1.8}, "nodes": ONE_EACH} | LONG, ("straggler", 0, 0)),
+    # Its only forward sends the embedding, too.
+    "a slow first stage of one micro-step": (
+        {"slow": {0: 1.8}, "nodes": ONE_EACH, "micro_steps": 1}, ("pipeline-bubble", *NOBODY),
+    ),
+    "a slow host of two copies' middle stage": (
+        {"mesh": (2, 1, 4), "slow": {2: 1.6, 3: 1.6}, "nodes": PAIRS} | LONG, ("straggler", 1, None),
+    ),
+    "a slow host of two parts' first stage": (
+        {"mesh": (1, 2, 4), "slow": {0: 1.6, 1: 1.6}, "nodes": PAIRS, "tensor_ms": 0.5} | LONG, ("straggler", 0, None),
+    ),
+    "two stages on a slow host": (
+        {"mesh": (1, 1, 6), "tau_ms": (30,) * 6, "layers": "3,3,3,3,3,3", "slow": {2: 1.8, 3: 1.8},
+         "nodes": (0, 0, 1, 1, 2, 2), "micro_steps": 32}, ("straggler", 1, None),
+    ),
+    "a stage on several slow hosts": (
+        {"mesh": (2, 1, 4), "slow": {2: 1.6, 3: 1.6}, "nodes": range(8)} | LONG, ("stage-imbalance", *NOBODY),
+    ),
     "a slow copy of a stage": (
-        {"mesh": (3, 1, 2), "tau_ms": (30, 30), "layers": "2,2", "slow": {4: 1.6}, "micro_steps": 16}, "straggler", 4
+        {"mesh": (3, 1, 2), "tau_ms": (30, 30), "layers": "2,2", "slow": {4: 1.6}, "micro_steps": 16},
+        ("straggler", 0, 4),
+    ),
+    "a slow copy": (
+        {"mesh": (2, 1, 2), "tau_ms": (30, 20), "layers": "2,2", "slow": {1: 1.6, 3: 1.6}, "nodes": ONE_EACH} | LONG,
+        ("imbalance", *NOBODY),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_verdict_names_what_holds_the_step_up(case, tmp_path):
-    changes, kind, rank = CASES[case]
-    found = said(tmp_path, **changes)
-    assert found[:2] == (kind, rank), found
+    changes, expected = CASES[case]
+    found, sentence = said(tmp_path, **changes)
+    assert found == expected, sentence
 
 
-def test_the_verdict_says_what_to_do(tmp_path):
-    few = said(tmp_path / "few", micro_steps=2)[2]
-    assert "with 2 micro-steps the bubble of 4 equal stages is 60%, with 4 it would be 43%" in few
-    long = said(tmp_path / "long", tau_ms=(30, 30, 30, 75), layers="4,4,4,4", micro_steps=16)[2]
-    assert "use --pipeline-layers 5,5,6,0" in long  # 7.5 ms a layer; the head is 45 ms
-    across = said(tmp_path / "across", **PARTS, tensor_ms=12.0, nodes=(0, 1))[2]
-    assert "parts lie on several nodes" in across
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_healthy_pipeline_accuses_nobody(seed, tmp_path):
+    run = make_shared(tmp_path, mesh=(2, 1, 4), nodes=PAIRS, micro_steps=24, exchange_ms=2.0, noise=0.08, seed=seed)
+    found = diagnose(run)
+    assert (found["bottleneck"]["kind"], found["evidence"]["also"]) == ("compute-bound", [])
+
+
+def test_a_long_stage_is_no_uneven_work_of_its_ranks(tmp_path):
+    found = diagnose(make_shared(tmp_path, **CASES["a long stage of two copies"][0]))
+    assert [one["kind"] for one in found["evidence"]["also"]] == []
+
+
+def test_a_slow_rank_comes_before_the_bubble_beside_it(tmp_path):
+    found = diagnose(make_shared(tmp_path, mesh=(2, 1, 4), slow={3: 1.5}, nodes=PAIRS))
+    assert (found["bottleneck"]["kind"], found["bottleneck"]["rank"]) == ("straggler", 3)
+    assert [one["kind"] for one in found["evidence"]["also"]] == ["pipeline-bubble"]
+
+
+REMEDIES = {
+    "few": ({"micro_steps": 2}, "with 2 micro-steps the bubble of 4 equal stages is 60%, with 4 it would be 43%"),
+    # 7.5 ms a layer; the head is 45 ms.
+    "a head": ({"tau_ms": (30, 30, 30, 75), "layers": "4,4,4,4", "micro_steps": 16}, "use --pipeline-layers 5,5,6,0"),
+    # Parts of a head are on every rank of the last stage: it has a layer at least.
+    "parts of a head": (
+        {"mesh": (1, 2, 4), "tau_ms": (30, 30, 30, 75), "layers": "4,4,4,4", "micro_steps": 16},
+        "use --pipeline-layers 5,5,5,1",
+    ),
+    "an embedding": ({"embedding_ms": 30.0} | LONG, "use --pipeline-layers 1,3,4,4"),
+    "of two": (CASES["a long stage of two"][0], "use --pipeline-layers 4,4"),
+    "layers unknown": ({"tau_ms": (60, 30, 30, 30), "layers": None} | LONG, "fewer layers with --pipeline-layers"),
+    "hosts": (CASES["a stage on several slow hosts"][0], "with as many layers, so look for what slows cn02, cn03"),
+    "a host": (CASES["a slow host of two copies' middle stage"][0], "the ranks of cn01 (2 and 3) compute 0.7"),
+    "across": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "parts lie on several nodes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_the_verdict_says_what_to_do(case, tmp_path):
+    changes, says = REMEDIES[case]
+    assert says in said(tmp_path, **changes)[1]
+
+
+def test_the_bubble_stands_below_the_efficiencies(tmp_path):
+    """4 stages, 8 micro-steps: 3 slots of 11 are empty."""
+    run = make_shared(tmp_path, noise=0.0, hop_ms=0.0, update_ms=0.1)
+    found = diagnose(run)
+    lines = as_text(found).splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("of which")]
+    assert lines[at - 1].startswith("efficiency")
+    assert lines[at] == (
+        "of which    pipeline bubble 27% of the step: structure 27%, unequal stages 0%, transfer 0%; 8 micro-steps of "
+        "30 ms, 30 ms, 30 ms, 30 ms on the stages take 330 ms where messages take no time"
+    )
+    page = write_report(tmp_path / "report.html", summary(run), found, {}, run.config).read_text()
+    assert "Of which pipeline bubble 27% of the step" in page
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,11 +207,20 @@ def test_better_layers_against_every_cut(seed):
     """By trying all cuts of 12 layers into 4 stages."""
     random = np.random.default_rng(seed)
     layer, head = random.uniform(1, 5), random.uniform(0, 20)
-    found = better_layers(Pipeline(8, layer * np.full(4, 3.0) + [0, 0, 0, head], 0, 0, (3, 3, 3, 3)), 0)
+    first = random.uniform(0, 10)
+    found = better_layers(Pipeline(8, layer * np.full(4, 3.0) + [first, 0, 0, head], 0, (3, 3, 3, 3)), 0)
     cuts = [(a, b, c, 12 - a - b - c) for a in range(1, 11) for b in range(1, 11) for c in range(1, 11)]
-    cost = {cut: max(*(layer * n for n in cut[:3]), layer * cut[3] + head) for cut in cuts if cut[3] >= 0}
+    cost = {
+        cut: max(layer * cut[0] + first, layer * max(cut[1:3]), layer * cut[3] + head) for cut in cuts if cut[3] >= 0
+    }
     best = min(cost.values())
-    assert cost[found or (3, 3, 3, 3)] == pytest.approx(best)
+    assert cost[found] == pytest.approx(best) if found else cost[3, 3, 3, 3] * BETTER <= best
+
+
+def test_layers_that_are_about_as_good_are_not_worth_saying():
+    """Of 21 layers one is 4.8% of the longest stage; two of 22 are 9%."""
+    assert better_layers(Pipeline(8, np.array([21.0, 20, 20, 19]), 0, (21, 20, 20, 19)), 0) is None
+    assert better_layers(Pipeline(8, np.array([22.0, 20, 20, 18]), 0, (22, 20, 20, 18)), 0) == (20, 20, 20, 20)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import numpy as np
 from dist.watch.live import LEFT, POSITION
 from dist.watch.stalls import STANDING_BYTES_S, Observation
 
-PHASES = ["none", "backward", "reduce"]
-IS_MEETING = np.array([False, False, True])
-WAITS, COMPUTES = "reduce", "backward"
+PHASES = ["none", "backward", "reduce", "recv"]
+IS_MEETING = np.array([False, False, True, False])
+IS_WAIT = np.array([False, False, False, True])
+WAITS, COMPUTES, RECEIVES = "reduce", "backward", "recv"
 
 
 def seen(*rows) -> np.ndarray:
@@ -19,9 +20,9 @@ def seen(*rows) -> np.ndarray:
     return positions
 
 
-def watched(positions, seconds=100, silent=(), bytes_s=0, every=1.0, in_groups=False) -> Observation:
+def watched(positions, seconds=100, silent=(), bytes_s=0, every=1.0) -> Observation:
     """After so many seconds without a change. bytes_s: through each rank's node's ports."""
-    observation = Observation(IS_MEETING, 60, 2, in_groups)
+    observation = Observation(IS_MEETING, 60, 2, IS_WAIT)
     for look in range(round(seconds / every)):
         positions["pulse"] += 1
         positions["pulse"][list(silent)] = 0
@@ -83,9 +84,51 @@ def test_ports_that_never_carried_anything_prove_nothing():
     assert observation.find_standstill() is None
 
 
-def test_of_ranks_that_share_a_model_who_waits_for_nobody_is_named():
-    """Stage 1 hangs in backward: stage 0 and its copy wait in receives, having met fewer or more times than it."""
-    positions = seen((17, 0, WAITS), (17, 0, COMPUTES), (17, 0, WAITS), (17, 0, WAITS))
-    assert watched(positions, in_groups=True).find_stall().ranks == [1]
-    assert watched(positions).find_stall() is None
-    assert watched(seen((17, 0, WAITS), (17, 0, WAITS)), in_groups=True).find_stall() is None
+# --- ranks that wait for some others: stages of a pipeline ---
+
+
+def test_the_stage_that_computes_holds_up_those_that_wait_for_it():
+    """Nobody is behind: stages meet in nothing but the step's end."""
+    stall = watched(seen((17, 0, RECEIVES), (17, 0, COMPUTES), (17, 0, RECEIVES))).find_stall()
+    assert (stall.ranks, PHASES[stall.phase]) == ([1], COMPUTES)
+    assert (stall.waiting, PHASES[stall.waiting_phase], stall.waiting_s) == (2, RECEIVES, 99)
+
+
+def test_a_stage_that_waits_is_not_the_one_that_is_behind():
+    """One copy has come to the step's end; of the other one, a stage computes, and the next one waits for it."""
+    assert watched(seen((17, 1, WAITS), (17, 0, COMPUTES), (17, 0, RECEIVES))).find_stall().ranks == [1]
+
+
+def test_stages_that_all_wait_accuse_nobody():
+    assert watched(seen((17, 0, RECEIVES), (17, 0, RECEIVES))).find_stall() is None
+
+
+def test_who_has_come_further_holds_no_stage_up():
+    assert watched(seen((17, 0, RECEIVES), (18, 0, COMPUTES))).find_stall() is None
+
+
+def test_a_stage_that_waits_for_its_messages_to_be_taken_comes_second():
+    """It is in no phase then."""
+    assert watched(seen((17, 0, "none"), (17, 0, COMPUTES), (17, 0, RECEIVES))).find_stall().ranks == [1]
+    assert watched(seen((17, 0, "none"), (17, 0, RECEIVES))).find_stall().ranks == [0]
+
+
+def test_a_stage_that_moves_on_is_slow_and_no_stall():
+    observation, positions = Observation(IS_MEETING, 60, 2, IS_WAIT), seen((17, 0, RECEIVES), (17, 0, COMPUTES))
+    for second in range(100):
+        positions["pulse"] += 1
+        positions["changes"][1] = second // 30
+        observation.look(positions, second)
+    assert observation.find_stall() is None
+
+
+def test_without_stages_a_rank_that_computes_is_nobodys_hindrance():
+    """It has left the exchange that the others are in: they wait for the network, or for each other."""
+    assert watched(seen((17, 1, WAITS), (17, 1, COMPUTES))).find_stall() is None
+
+
+def test_stages_that_wait_while_no_port_carries_anything():
+    positions = seen((17, 0, RECEIVES), (17, 0, RECEIVES), (17, 1, WAITS))
+    assert watched(positions).find_standstill().ranks == []
+    assert watched(seen((17, 0, RECEIVES), (17, 0, COMPUTES))).find_standstill() is None
+    assert watched(seen((17, 0, WAITS), (17, 1, WAITS))).find_standstill() is None
