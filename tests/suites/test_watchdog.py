@@ -33,7 +33,7 @@ def hold_the_lock():
 
 world, folder = start_world(), {folder!r}
 {setup}
-watchdog = Watchdog(world, folder, PHASES, (*EXCHANGE, "wait"), {after}, {ends})
+watchdog = Watchdog(world, folder, PHASES, {meetings}, {after}, {ends}{more})
 tracer = Tracer(on_phase=watchdog.on_phase)
 for step in range(1, 5):
     with tracer.step(step):
@@ -48,12 +48,16 @@ for step in range(1, 5):
 watchdog.close()
 world.print("went on to the end")
 """
+MEETINGS = '(*EXCHANGE, "wait")'
 TWO_NODES = "world = world_of(world.comm, world.comm.Split(world.rank % 2, world.rank))"
 STOP_THE_FIRST_NODE = "world.rank < 2 and stop()"
 FOLDERS_APART = f"{TWO_NODES}; folder += str(world.node)"
 
 
-def run(tmp_path, rank, ranks=3, after=0.8, ends=False, setup="", backward="pass", allreduce="pass"):
+def run(
+    tmp_path, rank, ranks=3, after=0.8, ends=False, setup="", backward="pass", allreduce="pass", meetings=MEETINGS,
+    more="",
+):  # fmt: skip
     program = tmp_path / "program.py"
     folder = str(tmp_path / "traces")
     program.write_text(PROGRAM.format(**{name: value for name, value in locals().items() if name != "program"}))
@@ -72,6 +76,14 @@ def test_a_rank_that_is_stopped_is_named_once_and_the_job_goes_on_with_it(tmp_pa
     assert re.search(r"py-spy dump --pid \d+", told[0])
     assert result.stderr.count("rank 1 on") == 2
     assert result.stderr.count("the stall is over") == 1
+
+
+def test_of_ranks_that_share_a_model_the_one_is_named_that_waits_for_nobody(tmp_path):
+    """All have met equally often: what others wait in is no meeting of all."""
+    more = ", waits=EXCHANGE, titles=['stage 0', 'stage 1', 'stage 2']"
+    _, told = run(tmp_path, rank=1, meetings='("wait",)', more=more, backward="time.sleep(1.7)")
+    assert len(told) == 1
+    assert re.search(r"rank 1 on \S+ \(stage 1\) has been in backward of step 3 .* while 2 ranks wait in all", told[0])
 
 
 @pytest.mark.parametrize(

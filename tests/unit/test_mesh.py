@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dist.mesh import positions
+from dist.mesh import Mesh, positions
 
 
 def places(nodes):
@@ -50,6 +50,16 @@ def test_each_place_has_one_rank(nodes, tensor, pipeline):
     found = triples(nodes, tensor, pipeline)
     assert sorted(found) == sorted(product(range(tensor), range(12 // tensor // pipeline), range(pipeline)))
     assert found[0] == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "last"), [(2, 2, "copy 1 stage 1 part 1"), (1, 8, "stage 7"), (8, 1, "part 7")]
+)
+def test_ranks_are_called_by_what_there_are_several_of(tensor, pipeline, last):
+    nobody, coordinates = (None,) * 4, positions(places([0] * 8), tensor, pipeline)
+    titles = Mesh(tensor, 8 // tensor // pipeline, pipeline, 0, 0, 0, *nobody, coordinates, False).titles()
+    assert titles[-1] == last
+    assert len(set(titles)) == 8
 
 
 @pytest.mark.parametrize(("ranks", "tensor", "pipeline"), [(6, 4, 1), (6, 2, 2), (1, 2, 1), (4, 0, 1)])

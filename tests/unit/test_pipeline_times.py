@@ -149,6 +149,14 @@ def test_sums_over_parts_belong_to_a_micro_step(tmp_path):
     assert shortest_forwards(run, times) == pytest.approx(np.full((len(times.steps), 4), 0.014))
 
 
+def test_who_waits_for_another_part_waits_for_no_stage(tmp_path):
+    changes = {"mesh": (1, 2, 2), "tau_ms": (30.0, 30.0), "layers": "2,2", "slow": {0: 1.5}, "noise": 0.0}
+    run = make_shared(tmp_path, tensor_ms=4.0, steps=4, **changes)
+    assert measure(run).waiting_in("tensor")[:, 1].min() > 0.1
+    slow, fast, *_ = waited_s(run)
+    assert fast == pytest.approx(slow)
+
+
 def test_the_shortest_forward_of_each_step(tmp_path):
     """One of three takes 25 ms more: the embedding is sent meanwhile."""
     rows = slots(*GPIPE)

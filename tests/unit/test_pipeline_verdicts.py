@@ -13,7 +13,7 @@ from traces import RunError, read_run
 from traces.plots import timeline
 from traces.read.analysis import measure
 from traces.read.efficiency import ideal_runtimes
-from traces.read.pipeline import BACKWARD, BETTER, FORWARD, Pipeline, better_layers, passes_of, pipeline_of
+from traces.read.pipeline import BACKWARD, BETTER, FORWARD, Pipeline, better_layers, passes_of, pipeline_of, stage_work
 from traces.read.waits import find_receives, find_wait_states
 from traces.verdict.summary import measure_runs, summary
 
@@ -124,6 +124,11 @@ CASES = {
         {"mesh": (1, 1, 6), "tau_ms": (30,) * 6, "layers": "3,3,3,3,3,3", "slow": {2: 1.8, 3: 1.8},
          "nodes": (0, 0, 1, 1, 2, 2), "micro_steps": 32}, ("straggler", 1, None),
     ),
+    # The last stage is not compared: of its host the other stage tells.
+    "a slow host of the last two stages": (
+        {"mesh": (2, 1, 4), "slow": dict.fromkeys(range(4, 8), 1.6), "nodes": (0, 0, 0, 0, 1, 1, 1, 1)} | LONG,
+        ("straggler", 1, None),
+    ),
     "a stage on several slow hosts": (
         {"mesh": (2, 1, 4), "slow": {2: 1.6, 3: 1.6}, "nodes": range(8)} | LONG, ("stage-imbalance", *NOBODY),
     ),
@@ -215,6 +220,23 @@ def test_better_layers_against_every_cut(seed):
     }
     best = min(cost.values())
     assert cost[found] == pytest.approx(best) if found else cost[3, 3, 3, 3] * BETTER <= best
+
+
+@pytest.mark.parametrize(
+    ("tau", "layers", "layer", "beside"),
+    [
+        ((20, 10, 30), (4, 4, 4), 2.5, (10, 0, 20)),
+        ((10, 15, 10, 10, 10), (4, 4, 4, 4, 0), 2.5, (0, 0, 0, 0, 10)),
+        ((20, 30), (4, 2), 5, (0, 20)),
+        ((20, 5), (4, 2), 5, (0, 0)),
+    ],
+)
+def test_what_stages_take_beside_their_layers(tau, layers, layer, beside):
+    """A layer takes what it does on the stages between first and last; a slow one of several does not make it long."""
+    found = stage_work(Pipeline(8, np.array(tau, float), 0, layers))
+    assert found[0] == layer
+    assert found[1].tolist() == [*beside]
+    assert stage_work(Pipeline(8, np.array(tau, float), 0, ())) is None
 
 
 def test_layers_that_are_about_as_good_are_not_worth_saying():

@@ -132,3 +132,4 @@ def test_stages_that_wait_while_no_port_carries_anything():
     assert watched(positions).find_standstill().ranks == []
     assert watched(seen((17, 0, RECEIVES), (17, 0, COMPUTES))).find_standstill() is None
     assert watched(seen((17, 0, WAITS), (17, 1, WAITS))).find_standstill() is None
+    assert watched(seen((17, 0, RECEIVES), (18, 0, RECEIVES))).find_standstill() is None
