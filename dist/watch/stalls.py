@@ -76,30 +76,32 @@ class Observation:
             return None
         # Ranks that are in the same collective have the same number.
         progress = seen["step"] * MOST_MEETINGS + seen["meetings"]
-        behind = progress < progress[waits].max()
         cut_off = (seen["cut_off"] != 0) & (seen["step"] < LEFT)
         # A rank that shows no life, or cannot be reached, may be further than those that wait for it: its last record
         # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
-        # Of those that have come the least far, one that moves on may be long by design, as workers are for a server.
-        # One that waits for some others holds nobody up by itself.
-        still = (self._still_s >= self._after_s) & ~self._is_wait[seen["phase"]]
-        stuck = behind & (progress == progress.min()) & still
-        held_by = next((mask for mask in (silent, cut_off, stuck) if mask.any()), self._busy(progress, waits, still))
+        held_by = next((mask for mask in (silent, cut_off) if mask.any()), self._standing(progress, waits))
         if not held_by.any():
             return None
         furthest = int(np.argmax(np.where(waits, progress, -1)))
         return self._stall(held_by, int(np.argmax(held_by)), waits & ~held_by, furthest)
 
-    def _busy(self, progress: np.ndarray, waits: np.ndarray, still: np.ndarray) -> np.ndarray:
-        """(ranks,) bool: where ranks wait for some others, who has come no further than they, and waits for nobody.
+    def _standing(self, progress: np.ndarray, waits: np.ndarray) -> np.ndarray:
+        """(ranks,) bool: who holds up those that wait, by what they are in. One that waits for some others does not.
 
-        One between two phases may wait until what it has sent is taken: it is named only where nobody else is.
+        Those that have come the least far; one of them that moves on may be long by design, as workers are for a
+        server. Else, where ranks wait for some others, who has come no further than they, and waits for nobody.
         """
         phase = self._positions["phase"]
+        still = (self._still_s >= self._after_s) & ~self._is_wait[phase]
+        behind = progress < progress[waits].max()
+        stuck = behind & (progress == progress.min()) & still
+        if not self._is_wait.any():
+            return stuck
         furthest = np.where(waits & self._is_wait[phase], progress, -1).max()
-        busy = still & ~self._is_meeting[phase] & (progress <= furthest)
-        in_phase = busy & (phase > 0)
-        return in_phase if in_phase.any() else busy
+        found = stuck if stuck.any() else still & ~self._is_meeting[phase] & (progress <= furthest)
+        # A stage between two phases may wait until what it has sent is taken: it is named where nobody else is.
+        in_phase = found & (phase > 0)
+        return in_phase if in_phase.any() else found
 
     def find_standstill(self) -> Stall | None:
         """Whether all ranks have waited in the same exchange for too long while no node's ports carried anything.

@@ -111,6 +111,7 @@ def test_a_stage_that_waits_for_its_messages_to_be_taken_comes_second():
     """It is in no phase then."""
     assert watched(seen((17, 0, "none"), (17, 0, COMPUTES), (17, 0, RECEIVES))).find_stall().ranks == [1]
     assert watched(seen((17, 0, "none"), (17, 0, RECEIVES))).find_stall().ranks == [0]
+    assert watched(seen((17, 1, WAITS), (17, 0, "none"), (17, 0, COMPUTES))).find_stall().ranks == [2]
 
 
 def test_a_stage_that_moves_on_is_slow_and_no_stall():
