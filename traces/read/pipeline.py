@@ -110,7 +110,8 @@ def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
     length = records["end"] - records["start"]
     waited = np.where(records["phase"] == INDEX["wait"], length, np.concatenate(waits))
     # Until its copy is done, a rank that has nothing to do would wait for it somewhere else if it did not here.
-    until_done = np.where(records["start"] >= own_end, np.clip(copys_end - records["start"], 0, waited), 0)
+    is_behind = (records["start"] >= own_end) & (records["phase"] != INDEX["tensor"])  # parts wait for each other there
+    until_done = np.where(is_behind, np.clip(copys_end - records["start"], 0, waited), 0)
     return np.split(np.where(records["phase"] == INDEX["recv"], length, until_done), bounds[:-1])
 
 
