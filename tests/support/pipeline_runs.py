@@ -124,7 +124,7 @@ def _act(setting, step, action, ranks, ways, came, spans, clock, random) -> floa
     return float(max(clock[rank] for rank in ranks)) - 0.02
 
 
-def _meet(spans, clock, step, phase, ranks, ms=0.0) -> None:
+def _meet(spans, clock, step, phase, ranks, ms=0.02) -> None:
     """All of them leave together, so long after the last has come."""
     end = max(clock[rank] for rank in ranks) + ms
     for rank in ranks:

@@ -177,7 +177,7 @@ REMEDIES = {
         {"mesh": (1, 2, 4), "tau_ms": (30, 30, 30, 75), "layers": "4,4,4,4", "micro_steps": 16},
         "use --pipeline-layers 5,5,5,1",
     ),
-    "an embedding": ({"embedding_ms": 30.0} | LONG, "use --pipeline-layers 1,3,4,4"),
+    "an embedding": ({"embedding_ms": 30.0, "noise": 0.0} | LONG, "use --pipeline-layers 1,3,4,4"),
     "of two": (CASES["a long stage of two"][0], "use --pipeline-layers 4,4"),
     "layers unknown": ({"tau_ms": (60, 30, 30, 30), "layers": None} | LONG, "fewer layers with --pipeline-layers"),
     "hosts": (CASES["a stage on several slow hosts"][0], "with as many layers, so look for what slows cn02, cn03"),
