@@ -5,14 +5,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from scripts.prediction.of_run import own_schedule
 from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, places_of
 from traces import read_run
+from traces.plots.lanes import lanes_of
+from traces.plots.stage_lanes import lane_order
 from traces.read.analysis import measure
 from traces.read.efficiency import efficiency, ideal_runtimes
 from traces.read.pipeline import bubbles_ns, pipeline_of, shortest_forwards
 from traces.read.waits import STATES, find_wait_states
 from traces.record.phases import STEP
+from traces.verdict.summary import measure_runs
 
 # Two stages, three micro-steps: 3 + 3 + 2 slots of 10 ms of a forward, twice as many of a backward. A row is a stage, a
 # letter 10 ms. f: a forward, bb: a backward, r: waiting, n: the norm.
@@ -138,7 +142,13 @@ def test_each_copy_has_a_pipeline_of_its_own(tmp_path):
     run = read(tmp_path, of_copies(GPIPE, 5), (2, 1, 2))
     # Stage 0 waits 30 in receives. Stage 1 of copy 0: 10 at the start, 5 for its copy, and from 109 to 120 in the norm;
     # of copy 1: 10 at the start, and from 109 to 125 in the norm.
-    assert waited_s(run) == pytest.approx([0.030, 0.030, 0.010 + 0.005 + 0.011, 0.010 + 0.016])
+    by_hand = [0.030, 0.030, 0.010 + 0.005 + 0.011, 0.010 + 0.016]
+    assert waited_s(run) == pytest.approx(by_hand)
+    (measured,) = measure_runs([run], own_schedule)
+    drawn = lanes_of(measured, 0, 1)
+    in_lanes = np.bincount(drawn.row, drawn.bubble) * 1e-3
+    assert in_lanes[np.argsort(lane_order(run))] == pytest.approx(by_hand), "the picture shows what the verdict counts"
+    assert drawn.parts >= {"bubble", "waiting"}
 
 
 def test_sums_over_parts_belong_to_a_micro_step(tmp_path):

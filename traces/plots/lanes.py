@@ -28,7 +28,7 @@ class Lanes:
     """All ranks' phases in some steps, n of them: (n,) arrays. Times are in ms from the first step's start.
 
     row: the rank's lane, the top one 0; phase: index into PHASES; wait: how much of the span, at its beginning, was
-    waiting; is_bubble: whether that is for another stage of its copy (traces/read/pipeline.py)
+    waiting; bubble: how much of that, at its beginning, for other stages of its copy (traces/read/pipeline.py)
     """
 
     row: np.ndarray
@@ -36,15 +36,17 @@ class Lanes:
     start: np.ndarray
     wait: np.ndarray
     end: np.ndarray
-    is_bubble: np.ndarray
+    bubble: np.ndarray
     length: float
 
     @property
     def parts(self) -> set[str]:
         """What is drawn, for the legend."""
-        found, waits = {PHASES[index] for index in np.unique(self.phase)}, self.wait > 0
-        found |= {"waiting"} if (waits & ~self.is_bubble).any() else set()
-        return found | ({"bubble"} if (waits & self.is_bubble).any() else set())
+        found, has_bubble = {PHASES[index] for index in np.unique(self.phase)}, self.bubble.any()
+        # Behind a bubble ranks come to a meeting microseconds apart: nobody sees that.
+        seen = NARROWEST_HATCHED * self.length if has_bubble else 0.0
+        found |= {"waiting"} if (self.wait - self.bubble > seen).any() else set()
+        return found | ({"bubble"} if has_bubble else set())
 
 
 def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
@@ -69,7 +71,7 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
     row = np.argsort(lane_order(measured.run))[rank]
     start, end = ((records[edge] - begin) * 1e-6 for edge in ("start", "end"))
     length = (int(times.end_ns[first + count - 1].max()) - begin) * 1e-6
-    return Lanes(row, records["phase"], start, wait, end, bubbles > 0, length)
+    return Lanes(row, records["phase"], start, wait, end, np.minimum(bubbles * 1e-6, wait), length)
 
 
 def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None:
@@ -92,10 +94,11 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
         has_edge = name in COMPUTE and is_high and "tensor" not in lanes.parts
         edge = {"edgecolor": "white", "linewidth": 0.5} if has_edge else {"linewidth": 0}
         fill(chosen, arrived, lanes.end, facecolor=COLOUR[name], **edge)
-    is_wide, is_bubble = lanes.wait > NARROWEST_HATCHED * lanes.length, lanes.is_bubble
-    fill((lanes.wait > 0) & ~is_wide, lanes.start, arrived, facecolor=COLOUR["waiting"], linewidth=0)
-    fill(is_wide & ~is_bubble, lanes.start, arrived, **WAITING_STYLE)
-    fill(is_wide & is_bubble, lanes.start, arrived, **BUBBLE_STYLE)
+    done = lanes.start + lanes.bubble
+    for left, right, style in ((lanes.start, done, BUBBLE_STYLE), (done, arrived, WAITING_STYLE)):
+        is_wide = right - left > NARROWEST_HATCHED * lanes.length
+        fill((right > left) & ~is_wide, left, right, facecolor=COLOUR["waiting"], linewidth=0)
+        fill(is_wide, left, right, **style)
     axes.set_xlim(0, lanes.length)
     axes.set_ylim(ranks - 0.4, -0.6)
 
