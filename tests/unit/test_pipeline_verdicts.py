@@ -152,7 +152,7 @@ def test_the_verdict_names_what_holds_the_step_up(case, tmp_path):
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_healthy_pipeline_accuses_nobody(seed, tmp_path):
-    run = make_shared(tmp_path, mesh=(2, 1, 4), nodes=PAIRS, micro_steps=24, exchange_ms=2.0, noise=0.08, seed=seed)
+    run = make_shared(tmp_path, mesh=(2, 1, 4), nodes=PAIRS, micro_steps=32, exchange_ms=2.0, noise=0.08, seed=seed)
     found = diagnose(run)
     assert (found["bottleneck"]["kind"], found["evidence"]["also"]) == ("compute-bound", [])
 
