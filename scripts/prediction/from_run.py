@@ -16,7 +16,7 @@ from scripts.prediction.calibration import (
     MeasuredStep,
     measured_step,
 )
-from scripts.prediction.of_run import NO_LINKS, ONE_NODE, measured_of, own_calibration, training_of
+from scripts.prediction.of_run import NO_LINKS, ONE_NODE, ONE_NODE_RATE, measured_of, own_calibration, training_of
 from scripts.prediction.predictor import (
     PredictedStep,
     advice_sentence,
@@ -27,12 +27,11 @@ from scripts.prediction.predictor import (
     short_number,
 )
 from strategies import Strategy, of_run
+from strategies.checks import worker_count
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_links, read_log, read_run
 from traces.record.files import RunError
 from traces.verdict.evidence import gather
-
-ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,18 @@ class ReplayedRun:
     measured: MeasuredStep
     notes: list[str]
 
+    @property
+    def ranks_of_model(self) -> int:
+        """How many ranks share one."""
+        return (self.settings.get("tensor_parallel") or 1) * (self.settings.get("pipeline_parallel") or 1)
+
+    @property
+    def global_batch(self) -> int | None:
+        """Sequences of a step; None where the settings do not say it."""
+        copies = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
+        micro_step = self.settings.get("batch_size")
+        return micro_step and micro_step * (self.settings.get("grad_accum") or 1) * copies
+
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
     """{"strategies": rows as advise's, "measured": the run, "notes": lines, "advice"}. None: as in the run.
@@ -61,6 +72,11 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     elsewhere they are calibrated alone. RunError with one line where the folder says too little.
     """
     run = replayed_run(path)
+    if run.ranks_of_model > 1:
+        raise RunError(
+            f"{path}: {run.ranks_of_model} ranks share a model, and this table is of whole ones: add --global-batch "
+            f"{run.global_batch or 'G'} for what other cuts take"
+        )
     calibration, is_own_network = calibration_of(run), rate is None and library is None
     cluster = replayed_cluster(run, placement, rate, latency_s)
     training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)

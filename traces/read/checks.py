@@ -139,7 +139,11 @@ SETTINGS = {
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
     "pipeline_layers": Rule(_is_layers, "numbers of layers, as in 4,4,4,0").or_none(),
+    "pipeline_schedule": one_of("1f1b", "gpipe"),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
+SETTINGS |= dict.fromkeys(
+    ("batch_size", "seq_len", "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none()
+)
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 # in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
