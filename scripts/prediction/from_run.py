@@ -39,7 +39,7 @@ class ReplayedRun:
     """What a run folder says about a step: who sat where, over which links, how long it took.
 
     settings: as config.json holds them; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
-    what was missing, a line each.
+    what was missing, a line each. ranks_of_model: how many share one.
     """
 
     path: Path
@@ -51,18 +51,13 @@ class ReplayedRun:
     parameters: int
     measured: MeasuredStep
     notes: list[str]
-
-    @property
-    def ranks_of_model(self) -> int:
-        """How many ranks share one."""
-        return (self.settings.get("tensor_parallel") or 1) * (self.settings.get("pipeline_parallel") or 1)
+    ranks_of_model: int = 1
 
     @property
     def global_batch(self) -> int | None:
         """Sequences of a step; None where the settings do not say it."""
         copies = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
-        micro_step = self.settings.get("batch_size")
-        return micro_step and micro_step * (self.settings.get("grad_accum") or 1) * copies
+        return (self.settings.get("batch_size") or 0) * (self.settings.get("grad_accum") or 1) * copies or None
 
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
@@ -208,8 +203,9 @@ def replayed_run(path: Path) -> ReplayedRun:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    links = read_links(path, config)
-    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes)
+    links, mesh = read_links(path, config), config.get("mesh")
+    of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
+    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes, of_model)
 
 
 def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:

@@ -35,7 +35,6 @@ from traces.read.runs import Run
 from traces.record.files import RunError
 from traces.verdict.evidence import Evidence
 
-
 OF_STAGE = ("data", "forward", "backward", "tensor", "send")  # phases; in a sum each part waits for the slowest
 
 
