@@ -16,7 +16,7 @@ from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, place_of
 from tests.unit.test_advise import answer, run, steps_of
 from tests.unit.test_cost_of_cuts import by_events
-from traces import read_run
+from traces import RunError, read_run
 
 pytestmark = pytest.mark.any_mpi
 RATE, LATENCY_S = 50e6, 1e-4
@@ -116,11 +116,11 @@ def model_of(folder):
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("tau_ms", [(30, 30, 30, 30), (20, 50, 30, 30)])
 def test_the_own_step_of_a_pipeline(tmp_path, schedule, tau_ms):
-    folder = cut_run(tmp_path / "run", tau_ms=tau_ms, schedule=schedule)
+    folder = cut_run(tmp_path / "run", tau_ms=tau_ms, schedule=schedule, update_ms=20.0)
     rewrite(folder, {"pipeline_schedule": schedule})
     model = model_of(folder)
     assert model["predicted_step_s"] == pytest.approx(model["measured_step_s"], rel=0.01)
-    closed_s = (7 * max(tau_ms) + sum(tau_ms) + 2) / 1e3 + 6 * HOP_S
+    closed_s = (7 * max(tau_ms) + sum(tau_ms) + 20) / 1e3 + 6 * HOP_S
     if schedule == "gpipe":
         assert model["predicted_step_s"] == pytest.approx(closed_s, rel=0.02)
 
@@ -175,7 +175,14 @@ def test_what_is_not_known_is_not_predicted(tmp_path, harm, said):
     found = diagnose(read_run(folder, allow_missing=True))
     assert found["evidence"]["model"]["predicted_step_s"] is None
     assert said in found["evidence"]["model"]["own_unknown"]
+    json.dumps(found, allow_nan=False)
     assert f"its own step is not predicted: {found['evidence']['model']['own_unknown']}" in as_text(found)
+
+
+@pytest.mark.parametrize("damage", [{"batch_size": "x"}, {"tensor_parallel": 0}, {"pipeline_schedule": "interleaved"}])
+def test_settings_that_cannot_be_are_damage(tmp_path, damage):
+    with pytest.raises(RunError, match=next(iter(damage))):
+        read_run(rewrite(cut_run(tmp_path / "run"), damage))
 
 
 def test_copies_on_one_node_are_not_predicted(tmp_path):

@@ -120,6 +120,20 @@ def test_a_long_pipeline_goes_on_as_it_began():
     assert found.ends_s == pytest.approx(whole_s, rel=1e-3)
 
 
+def test_a_late_head_holds_the_last_stage_up():
+    """One micro-step of two stages over slow links. The last computes its layers, waits for the token embedding, and
+    computes the head; the gradient of that leaves after the head's part of its backward."""
+    found, _ = step_of(asked(BABY, 1), cluster([0, 1], rate=1e5), 1, 2)
+    layer, head = 72 * 128**2 + 6 * 128 * 64, 6 * 128 * 256
+    share, head_s, rows_s = head / (2 * layer + head), 4 * 256 * 128 / 1e5 + 1e-4, 4 * 64 * 128 / 1e5 + 1e-4
+    first_s, last_s = found.stage_s
+    assert head_s > first_s / 3 + rows_s + last_s / 3
+    forward_s = head_s + share * last_s / 3
+    there_and_back_s = forward_s + share * 2 / 3 * last_s + head_s
+    assert there_and_back_s > forward_s + 2 / 3 * last_s + rows_s + 2 / 3 * first_s
+    assert found.ends_s.tolist() == pytest.approx([there_and_back_s, forward_s + 2 / 3 * last_s])
+
+
 def test_a_slow_port_holds_all_micro_steps_up():
     """Both neighbours of the stage in the middle: two messages of a micro-step leave its port."""
     found, _ = step_of(asked(BABY, 300, compute_s=1e-6), cluster([0, 1, 2], rate=1e6, latency_s=0.0), 1, 3)
