@@ -111,7 +111,7 @@ def row_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str
         "strategy": best["strategy"] if copies > 1 else None, "overlap": best["overlap"],
         "step_s": best["step_s"],
         "shares": {name: max(0.0, float(of / (best["step_s"] or 1.0))) for name, of in seconds.items()},
-        "sums_bytes": int(micro_steps * sums_s.max() * cluster.local_rate),
+        "sums_bytes": round(micro_steps * sums_s.max() * cluster.local_rate),
         "links_bytes": pipeline_bytes(stages, step.rows, micro_steps),
         "head_bytes": head_bytes(stages, step.embedding),
         "memory_bytes": best["memory_bytes"], "fits": best["memory_bytes"] <= limit,

@@ -103,8 +103,7 @@ def _is_moment(value) -> bool:
 
 
 def _is_layers(value) -> bool:
-    counts = value.split(",") if type(value) is str else value
-    return type(counts) is list and all(str(count).isdecimal() and len(str(count)) < 6 for count in counts)
+    return type(value) is str and all(count.isdecimal() and len(count) < 6 for count in value.split(","))
 
 
 def _is_plain(value) -> bool:
