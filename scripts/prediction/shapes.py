@@ -21,6 +21,7 @@ from scripts.settings.model_parallel import ModelCut
 from strategies import DEFAULT, STRATEGIES
 
 SCHEDULE = "1f1b"
+LEAST_SAID = 0.005  # of a step
 SHARES = {
     "bubble": "bubble",
     "sums": "sums over parts",
@@ -152,8 +153,7 @@ def shapes_sentence(rows: list[dict], memory_bytes: int | None) -> str:
     text = f"Take {shape_text(best)}, {flags_of(best)}: a step {short_number(best['step_s'], 1e3)} ms"
     if others:
         text += f"; {_not_fitting(others, memory_bytes)}"
-    if slower:
-        text += f"; {_slower(slower[0], best)}"
+    text += f"; {_slower(slower, best)}" if slower else ""
     return f"{text}."
 
 
@@ -165,11 +165,22 @@ def _not_fitting(rows: list[dict], memory_bytes: int) -> str:
     )
 
 
-def _slower(row: dict, best: dict) -> str:
-    """How much longer the next takes, and of what most."""
-    text = f"{shape_text(row)} takes {row['step_s'] / best['step_s']:.2f} times as long"
+def _slower(rows: list[dict], best: dict) -> str:
+    """How much longer the next takes, and the last, and of what most."""
+    text = f"{shape_text(rows[0])} takes {_times(rows[0], best)} as long{_mostly(rows[0])}"
+    if len(rows) > 1:
+        text += f"; {shape_text(rows[-1])}, the slowest, {_times(rows[-1], best)}{_mostly(rows[-1])}"
+    return text
+
+
+def _times(row: dict, best: dict) -> str:
+    return f"{row['step_s'] / best['step_s']:.2f} times" if best["step_s"] else "any number of times"
+
+
+def _mostly(row: dict) -> str:
+    """What is longest of a step beside computing."""
     largest = max(row["shares"], key=row["shares"].get)
-    return f"{text}, {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] > 0 else text
+    return f", {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] >= LEAST_SAID else ""
 
 
 def flags_of(row: dict) -> str:

@@ -215,6 +215,25 @@ def test_what_fits_comes_first_and_the_sentence_says_what_does_not():
     assert "None fits in 1e-06 GB" in shapes_sentence(none, 1000)
 
 
+def made_row(copies, stages, step_s, memory, fits=True, **shares):
+    shares = dict.fromkeys(("bubble", "sums", "links", "exchange"), 0.0) | shares
+    return {
+        "copies": copies, "parts": 1, "stages": stages, "micro_steps": 8, "strategy": "ring", "overlap": False,
+        "step_s": step_s, "shares": shares, "memory_bytes": memory, "fits": fits,
+    }  # fmt: skip
+
+
+def test_the_sentence_names_what_excludes_the_others():
+    rows = [made_row(2, 2, 1.0, 5e9), made_row(1, 4, 1.5, 4e9, bubble=0.3), made_row(4, 1, 3.0, 6e9, exchange=0.7)]
+    take = "Take 2 x 1 x 2, --strategy ring --pipeline-parallel 2 --grad-accum 8: a step 1000 ms"
+    next_one = "1 x 1 x 4 takes 1.50 times as long, 30% of it bubble"
+    last = "4 x 1 x 1, the slowest, 3.00 times, 70% of it the copies' exchange"
+    assert shapes_sentence(rows, None) == f"{take}; {next_one}; {last}."
+    assert shapes_sentence(rows[:2], None) == f"{take}; {next_one}."
+    rows[2]["fits"] = False
+    assert shapes_sentence(rows, 5.5e9) == f"{take}; 1 other does not fit in 5.5 GB (4 x 1 x 1 needs 6); {next_one}."
+
+
 def test_a_strategy_that_fits_is_taken_before_a_faster_one():
     """Of four copies zero-3 holds a quarter; the rest of what a rank holds is the same."""
     ranks = cluster([0, 1, 2, 3])
