@@ -58,9 +58,7 @@ def test_every_shape_that_divides():
 def test_copies_alone_are_what_the_other_table_says():
     ranks = cluster([0, 0, 1, 1])
     row = next(row for row in advise_shapes(asked(BABY, 8), ranks, "mpich") if row["copies"] == 4)
-    layout = Layout(BABY)
-    ranges = tuple(stop - start for start, stop in layout.ranges)
-    training = Training(layout.count, 0.1, ranges=ranges, micro_steps=2)
+    training = replace(asked(BABY, 8).training, micro_steps=2)
     steps = {step.name: step for step in predicted_steps(ranks, training, "mpich")}
     assert row["step_s"] == pytest.approx(steps[row["strategy"]].best_s)
     assert row["step_s"] <= 1.01 * min(step.best_s for step in steps.values() if step.exchange is not None)
@@ -173,9 +171,7 @@ def test_an_update_is_of_the_largest_piece():
 
 @pytest.mark.parametrize("name", ["zero-2", "zero-3", "ring"])
 def test_many_exchanges_of_a_step_are_told_by_two(name):
-    layout = Layout(BABY)
-    ranges = tuple(stop - start for start, stop in layout.ranges)
-    training, ranks = Training(layout.count, 0.1, ranges=ranges, micro_steps=6), cluster([0, 1, 2])
+    training, ranks = replace(asked(BABY, 8).training, micro_steps=6), cluster([0, 1, 2])
     whole = predicted_exchange(STRATEGIES[name], ranks, training, "mpich").seconds
     assert exchange_seconds(STRATEGIES[name], ranks, training, "mpich") == pytest.approx(whole, rel=0.02)
 
