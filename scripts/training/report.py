@@ -58,10 +58,12 @@ def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str
 
 
 def two_columns(settings: dict) -> list[str]:
-    cells = [
-        f"{name.replace('_', '-'):<13} {'-' if value is None else value!s:<22}" for name, value in settings.items()
-    ]
-    half = -(-len(cells) // 2)
+    names, values = (
+        [name.replace("_", "-") for name in settings],
+        ["-" if v is None else str(v) for v in settings.values()],
+    )
+    half, longest = -(-len(names) // 2), max(map(len, names))
+    cells = [f"{name:<{longest}} {value:<22}" for name, value in zip(names, values, strict=True)]
     return [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
 
 

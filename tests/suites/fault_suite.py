@@ -27,6 +27,9 @@ SCRIPTS = SUITES.parents[1] / "scripts"
 TRAIN = ("--eval-every", 0, "--steps", 42)
 MODEL = ("--n-layer", 2, "--n-head", 4, "--n-embd", 160, "--context", 64, "--seq-len", 64, "--batch-size", 12, *TRAIN)
 TINY = ("--n-layer", 1, "--n-head", 2, "--n-embd", 32, "--context", 32, "--seq-len", 32, "--batch-size", 1, *TRAIN)
+# Four stages of two equal layers, with a vocabulary so small that the head is nothing beside them: bytes.
+STAGES = ("--strategy", "allreduce", "--pipeline-parallel", 4, *MODEL[2:], "--n-layer", 8, "--batch-size", 4)
+PARTS = ("--strategy", "allreduce", "--tensor-parallel", 2, *MODEL)
 RATE, LOW_RATE, QUARTER = "400mbit", "40mbit", "100mbit"
 
 
@@ -67,6 +70,15 @@ CASES = {
                            train=("--strategy", "allreduce", *TINY)),
     "stalling-rank": Case("rank 4 stands still for a second, once in 20 steps", ("straggler",), 4, 4,
                           fault="stalling-rank:4"),
+    "few-micro-steps": Case("a pipeline of 4 stages with 2 micro-steps", ("pipeline-bubble",), ranks=4, nodes=4,
+                            train=(*STAGES, "--grad-accum", 2)),
+    "long-stage": Case("stage 1 of 4 has 5 of 8 layers", ("stage-imbalance",), ranks=4, nodes=4,
+                       train=(*STAGES, "--grad-accum", 12, "--pipeline-layers", "1,5,1,1")),
+    "slow-stage": Case("the host of stage 2 of 4 has half the speed", ("straggler",), 2, 2, ranks=4, nodes=4,
+                       fault="slow-rank:2", train=(*STAGES, "--grad-accum", 12)),
+    "slow-part": Case("of 2 copies of 2 parts, rank 1 computes at half the speed", ("straggler",), 0, 1, ranks=4,
+                      nodes=2, fault="slow-rank:1", train=PARTS),
+    "parts-apart": Case("the 2 parts of a model are on 2 hosts", ("tensor-exchange",), ranks=2, nodes=2, train=PARTS),
 }  # fmt: skip
 # Run only where they are asked for: docs/diagnosis.md has pictures of them besides.
 FOR_PICTURES = {

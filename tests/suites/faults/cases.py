@@ -16,6 +16,10 @@ from tests.suites.faults.processes import send, wait_until
 # Root may write everywhere; without these it is held back by a folder's permissions, as everybody else.
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--")
 
+# One model over the three ranks, in stages or parts that are not equal: what others wait for is another rank's piece.
+STAGES = ("reduce-scatter", "--pipeline-parallel", 3, "--grad-accum", 3, "--n-layer", 4)
+PARTS = ("reduce-scatter", "--tensor-parallel", 3, "--n-head", 4)
+
 
 def kill_host(scene: Scene) -> None:
     """Its first process, and with it the kernel ends all others there."""
@@ -72,6 +76,16 @@ CASES = {
                     provoke=lambda scene: scene.signal_ranks(signal.SIGSTOP, VICTIM)),
     "sleeps": Case("a rank hangs in Python", inside=f"sleep:{IN_RANK}", line=r"rank 1 on \S+ has been in no phase",
                    within_s=10),  # --stall-after and the 5 s of all others
+    "stage-killed": Case("a stage of a pipeline is killed (SIGKILL)", provoke=killed, by_launcher=True,
+                         strategy=STAGES),
+    "stage-stopped": Case("a stage is stopped (SIGSTOP)", line=r"rank 1 on \S+ shows no sign of life", within_s=10,
+                          strategy=STAGES, provoke=lambda scene: scene.signal_ranks(signal.SIGSTOP, VICTIM)),
+    "stage-sleeps": Case("a stage hangs in Python", inside=f"sleep:{IN_RANK}", within_s=10, strategy=STAGES,
+                         line=r"rank 1 on \S+ has been in no phase"),
+    "part-killed": Case("a part of a model's tensors is killed (SIGKILL)", provoke=killed, by_launcher=True,
+                        strategy=PARTS),
+    "part-sleeps": Case("a part hangs in Python", inside=f"sleep:{IN_RANK}", within_s=10, strategy=PARTS,
+                        line=r"rank 1 on \S+ has been in no phase"),
     "cable": Case("a host's cable is cut", provoke=lambda scene: scene.cluster.cut_cable(VICTIM), by_launcher=True),
     "host": Case("a host dies", provoke=kill_host, by_launcher=True),
     "launcher": Case("the launcher is killed (SIGKILL)", by_launcher=True,
