@@ -40,14 +40,18 @@ def bubble(stages: int, micro_steps: int) -> float:
     return (stages - 1) / (micro_steps + stages - 1)
 
 
+def operations(config: GPT2Config, sequence_length: int) -> tuple[int, int]:
+    """Of a token, forward and backward: a layer's products take 72 C^2 + 6 C T, the head's 6 C Vp (llm.c's count)."""
+    C = config.n_embd
+    return 72 * C**2 + 6 * C * sequence_length, 6 * C * config.padded_vocab_size
+
+
 def layers_by_flops(config: GPT2Config, stages: int, sequence_length: int, least_last: int = 0) -> tuple[int, ...]:
     """How many layers each stage gets so that the longest stage is as short as can be, counting the head's product.
 
-    A layer's products take 72 C^2 + 6 C T operations a token, the head's 6 C Vp (llm.c's count). Every stage has a
-    layer at least, but the last, which has the head, `least_last`.
+    Every stage has a layer at least, but the last, which has the head, `least_last`.
     """
-    C, layers = config.n_embd, config.n_layer
-    layer, head = 72 * C**2 + 6 * C * sequence_length, 6 * C * config.padded_vocab_size
+    layers, (layer, head) = config.n_layer, operations(config, sequence_length)
     if stages == 1:
         return (layers,)
 

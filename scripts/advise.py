@@ -5,12 +5,19 @@
         --model gpt2-1558M --compute-ms 400 --memory-rate 300 --wire bfloat16 --grad-accum 4
     python scripts/advise.py --from-run runs/sliced                       the run's own nodes, links and times
     python scripts/advise.py --from-run runs/sliced --nodes 16 --ranks 64 --link 25gbit --latency 20us
+    python scripts/advise.py --nodes 4 --ranks-per-node 4 --link 25gbit --model gpt2-774M --compute-ms 20000 \\
+        --global-batch 64 --batch-size 1 --memory 16GB
+    python scripts/advise.py --from-run runs/sliced --global-batch 64     the run's model cut over its ranks
 
 Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
 dist/cost/model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
 computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes,
 and corrects the model by what the run's own exchange took: docs/diagnosis.md says how, and how sure that is.
 The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
+
+With --global-batch it says how to cut a model over the ranks: a row for each number of copies, parts of tensors and
+stages of a pipeline, each with its best strategy. --compute-ms is of a step of that batch with copies alone;
+--from-run takes it from the run, whether its ranks shared models or not. docs/choosing-a-strategy.md reads the table.
 """
 
 import argparse
@@ -28,20 +35,28 @@ from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS
 from gpt2.files import as_json
 from gpt2.parameters import Layout
+from scripts.prediction.asked import Asked, asked_of_run
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
-from scripts.settings.units import bytes_per_s, duration_s, parameter_count
+from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
+from scripts.settings.units import bytes_per_s, duration_s, parameter_count, size_in_bytes
 from traces.record.files import RunError
 
 MOST_RANKS = 10**6
 USER_MISTAKE = 2  # exit code, as argparse's
-DEFAULT_LAYERS, DEFAULT_LATENCY = 12, "50us"
+DEFAULT_LAYERS, DEFAULT_LATENCY, DEFAULT_BATCH = 12, "50us", 4
+MOST_SEQUENCES = 2**20
+KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len")
+OF_CUTS = ("batch_size", "seq_len", "memory")  # flags that mean something with --global-batch alone
 
 
 def main():
     arguments = parser().parse_args()
     try:
         check_given(arguments)
+        if arguments.global_batch is not None:
+            print_shapes(arguments)
+            return
         if arguments.from_run:
             report = advise_from_run(arguments.from_run, *overrides(arguments))
         else:
@@ -52,24 +67,72 @@ def main():
         raise SystemExit(USER_MISTAKE) from None
     rows = report["strategies"]
     if arguments.json:
-        setting = {name: value for name, value in vars(arguments).items() if value is not None}
-        print(as_json({"setting": setting, **report}, indent=1, default=str))
+        print_json(arguments, report)
     else:
         print("\n".join([table(rows), "", *report["notes"], report["advice"]]))
 
 
+def print_shapes(arguments) -> None:
+    """How a model may be cut over the ranks. ValueError or RunError with one line where there is nothing to say."""
+    asked, cluster, library, notes = asked_for(arguments)
+    rows = advise_shapes(asked, cluster, library)
+    advice = shapes_sentence(rows, asked.memory_bytes)
+    if arguments.json:
+        print_json(arguments, {"shapes": rows, "notes": notes, "advice": advice})
+    else:
+        print("\n".join([shapes_table(rows), "", *notes, advice]))
+
+
+def print_json(arguments, report: dict) -> None:
+    setting = {name: value for name, value in vars(arguments).items() if value is not None}
+    print(as_json({"setting": setting, **report}, indent=1, default=str))
+
+
+def asked_for(arguments) -> tuple[Asked, Cluster, str, list[str]]:
+    """What --global-batch and its siblings say: as asked_of_run. ValueError with one line for what is no training."""
+    batch, size = arguments.global_batch, arguments.batch_size
+    memory = size_in_bytes(arguments.memory) if arguments.memory else None
+    for name in ("global_batch", "batch_size"):
+        check_number(arguments, name, MOST_SEQUENCES)
+    if arguments.from_run:
+        asked, *others = asked_of_run(arguments.from_run, batch, size, memory, *overrides(arguments))
+    else:
+        config = PRESETS[arguments.model]
+        check_number(arguments, "seq_len", config.context)
+        length, training = arguments.seq_len or config.context, described_training(arguments)
+        asked = Asked(config, batch, size or DEFAULT_BATCH, length, training, memory)
+        others = described_cluster(arguments), arguments.library or "mpich", []
+    if batch % asked.batch_size:
+        raise ValueError(
+            f"--global-batch {batch} with --batch-size {asked.batch_size}, expected a multiple of it: change one"
+        )
+    return asked, *others
+
+
+def check_number(arguments, name: str, most: int) -> None:
+    value = getattr(arguments, name)
+    if value is not None and not 1 <= value <= most:
+        raise ValueError(f"--{name.replace('_', '-')} {value}: expected a number from 1 to {most}")
+
+
 def check_given(arguments) -> None:
     """ValueError unless a cluster and a training are described, by flags or by a run."""
+    cuts = arguments.global_batch is not None
+    given = [name for name in OF_CUTS if getattr(arguments, name) is not None]
+    if given and not cuts:
+        raise ValueError(f"--{given[0].replace('_', '-')} without --global-batch: give both, or leave it out")
+    if cuts and arguments.grad_accum != 1:
+        raise ValueError("--grad-accum with --global-batch, which decides it for each number of copies: leave it out")
     if arguments.from_run:
-        given = [
-            name for name in ("parameters", "model", "layers", "compute_ms", "wire", "op") if getattr(arguments, name)
-        ]
+        given = [name for name in KNOWN_FROM_RUN if getattr(arguments, name)]
         if given:
             raise ValueError(f"--from-run knows --{given[0].replace('_', '-')} from the run: leave it out")
         return
+    if cuts and (arguments.parameters or arguments.layers):
+        raise ValueError("--parameters or --layers with --global-batch, which cuts a known model: give --model instead")
     missing = [name for name in ("nodes", "link", "compute_ms") if getattr(arguments, name) is None]
-    if arguments.parameters is None and arguments.model is None:
-        missing.append("parameters")
+    if arguments.model is None and (cuts or arguments.parameters is None):
+        missing.append("model" if cuts else "parameters")
     if missing:
         raise ValueError(f"--{missing[0].replace('_', '-')} is missing: give it, or --from-run RUN")
 
@@ -120,6 +183,12 @@ def parser() -> argparse.ArgumentParser:
     add("--layers", type=int, metavar="L", help=f"with --parameters: what ZeRO exchanges at once ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="micro-steps of a step (1)")
     add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step, all ranks at it")
+    add(
+        "--global-batch", type=int, metavar="G", help="sequences of a step: how should the model be cut over the ranks?"
+    )
+    add("--batch-size", type=int, metavar="B", help=f"with --global-batch: of a micro-step ({DEFAULT_BATCH})")
+    add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens of a sequence (the model's context)")
+    add("--memory", metavar="SIZE", help="with --global-batch: that a rank may hold, such as 16GB")
     add("--wire", choices=WIRE_BYTES, help="what gradients travel as (float32)")
     add("--op", choices=OPERATIONS, help="what MPI's collectives add with (mpi; own with --wire bfloat16)")
     add("--library", choices=LIBRARIES, help="whose collectives the MPI strategies call (mpich)")

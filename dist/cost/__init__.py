@@ -5,4 +5,5 @@ stages.py            messages under way at once   replay.py     each rank at its
 mpi_choices.py       which algorithm an MPI library picks for a call (mpi_calls.py)
 mpi_algorithms.py    those algorithms; rabenseifner.py, mpi_compositions.py: the larger ones
 overlap.py           what --overlap hides         memory.py     bytes that a rank holds
+model_parallel.py    models that ranks share
 """

@@ -16,7 +16,7 @@ from scripts.prediction.calibration import (
     MeasuredStep,
     measured_step,
 )
-from scripts.prediction.of_run import NO_LINKS, ONE_NODE, measured_of, own_calibration, training_of
+from scripts.prediction.of_run import NO_LINKS, ONE_NODE, ONE_NODE_RATE, measured_of, own_calibration, training_of
 from scripts.prediction.predictor import (
     PredictedStep,
     advice_sentence,
@@ -27,12 +27,11 @@ from scripts.prediction.predictor import (
     short_number,
 )
 from strategies import Strategy, of_run
+from strategies.checks import worker_count
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_config, read_links, read_log, read_run
 from traces.record.files import RunError
 from traces.verdict.evidence import gather
-
-ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ReplayedRun:
     """What a run folder says about a step: who sat where, over which links, how long it took.
 
     settings: as config.json holds them; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
-    what was missing, a line each.
+    what was missing, a line each. ranks_of_model: how many share one.
     """
 
     path: Path
@@ -52,6 +51,13 @@ class ReplayedRun:
     parameters: int
     measured: MeasuredStep
     notes: list[str]
+    ranks_of_model: int = 1
+
+    @property
+    def global_batch(self) -> int | None:
+        """Sequences of a step; None where the settings do not say it."""
+        copies = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
+        return (self.settings.get("batch_size") or 0) * (self.settings.get("grad_accum") or 1) * copies or None
 
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
@@ -61,6 +67,11 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     elsewhere they are calibrated alone. RunError with one line where the folder says too little.
     """
     run = replayed_run(path)
+    if run.ranks_of_model > 1:
+        raise RunError(
+            f"{path}: {run.ranks_of_model} ranks share a model, and this table is of whole ones: add --global-batch "
+            f"{run.global_batch or 'G'} for what other cuts take"
+        )
     calibration, is_own_network = calibration_of(run), rate is None and library is None
     cluster = replayed_cluster(run, placement, rate, latency_s)
     training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
@@ -192,8 +203,9 @@ def replayed_run(path: Path) -> ReplayedRun:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    links = read_links(path, config)
-    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes)
+    links, mesh = read_links(path, config), config.get("mesh")
+    of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
+    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes, of_model)
 
 
 def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:

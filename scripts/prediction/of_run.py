@@ -18,7 +18,7 @@ from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
 
 ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
-SHARED = "several ranks share a model, and it knows exchanges of whole models"
+ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
@@ -37,10 +37,12 @@ def item_bytes(settings: dict) -> int:
 
 
 def cluster_of(run: Run) -> Cluster | None:
-    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports, and for
-    one whose ranks share models."""
-    if run.config.get("mesh"):
-        return None
+    """As `probed_cluster`; None for a run whose ranks share models, too."""
+    return None if run.config.get("mesh") else probed_cluster(run)
+
+
+def probed_cluster(run: Run) -> Cluster | None:
+    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
     links, placement = run.links, placement_of(run)
     nodes = sorted(set(placement))
     if not nodes or not links or set(nodes) - set(links):
@@ -78,19 +80,23 @@ def training_of(
     )  # fmt: skip
 
 
-def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
-    """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
+def config_of(settings: dict, parameters: int) -> GPT2Config | None:
+    """The shape of a run's model; None where its settings do not make one of so many parameters."""
     config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
     shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
     tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
     vocabulary = settings.get("vocab_size") or max(config.vocab_size, tokens)
     try:
-        layout = Layout(GPT2Config(**shape, vocab_size=vocabulary))
+        found = GPT2Config(**shape, vocab_size=vocabulary)
     except UserError:
-        return ()
-    if layout.count != parameters:
-        return ()
-    return tuple(stop - start for start, stop in layout.ranges)
+        return None
+    return found if Layout(found).count == parameters else None
+
+
+def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
+    """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
+    config = config_of(settings, parameters)
+    return tuple(stop - start for start, stop in Layout(config).ranges) if config else ()
 
 
 def own_exchange(run: Run) -> Prediction | None:
@@ -154,8 +160,6 @@ def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
     """Why the model has nothing to say of a run."""
     if kind is None:
         return f"strategy {run.strategy} exchanges nothing, or is a file that is gone"
-    if run.config.get("mesh"):
-        return SHARED
     if len(set(placement_of(run))) == 1:
         return ONE_NODE
     return NO_LINKS

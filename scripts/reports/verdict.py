@@ -1,6 +1,7 @@
 """The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
+from scripts.prediction.of_cut_run import cut_facts, is_cut_run
 from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
@@ -15,6 +16,8 @@ def diagnose(run: Run) -> dict:
 
 def answer_of(diagnosis: Diagnosis) -> dict:
     """`diagnose`'s object, of a run that is diagnosed already."""
+    if is_cut_run(diagnosis.evidence.run.config):
+        return diagnosis.answer([], cut_facts(diagnosis.evidence))
     advice, calibration = others_steps(diagnosis.evidence.run, measured_of(diagnosis.evidence))
     return diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
 
@@ -55,8 +58,16 @@ def model_text(model: dict) -> str:
 
 
 def not_predicted(model: dict) -> str:
-    """Why there are no others."""
-    return f"not predicted: {UNEXPLAINED}: {model['reason']}"
+    """Why there are no others. Of a run whose ranks share models also what the model says of its own step."""
+    if "own_unknown" not in model:
+        return f"not predicted: {UNEXPLAINED}: {model['reason']}"
+    if model["predicted_step_s"] is None:
+        own = f"its own step is not predicted: {model['own_unknown']}"
+    else:
+        predicted_s, measured_s = model["predicted_step_s"], model["measured_step_s"]
+        own = f"its own step is predicted to take {seconds_text(predicted_s)} with the seconds that its stages "
+        own += f"computed, off by {predicted_s / measured_s - 1:+.1%}"
+    return f"not predicted: {model['reason']}; {own}"
 
 
 def place_text(bottleneck: dict) -> str:

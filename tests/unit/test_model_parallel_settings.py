@@ -1,16 +1,18 @@
 """--tensor-parallel, --pipeline-parallel and their siblings: what they come to, and what is refused in one line."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gpt2.errors import UserError
+from gpt2.formats import weights
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
-from scripts.settings.memory import bytes_of_pieces
+from scripts.settings.memory import bytes_of_pieces, check_memory
 from scripts.settings.model_parallel import model_cut
 from scripts.settings.training import parse_settings
 from scripts.training.shared_model import GroupTracer
@@ -146,3 +148,17 @@ def test_memory_is_that_of_the_own_node():
     )
     assert first + second == bytes_of_pieces(s, config, together)
     assert first > second  # stage 0 holds more micro-steps, and where the head's gradient lands
+
+
+def test_a_model_that_fits_in_stages_alone(monkeypatch):
+    """GPT-2 124M and AdamW are 2 GB: of two stages neither node needs so much."""
+    monkeypatch.setattr(weights, "available_bytes", lambda: int(1.8e9))
+    places = [{"rank": rank, "node": rank, "local_rank": 0} for rank in range(2)]
+    world = SimpleNamespace(local_size=1, size=2, node_count=2, host="node1", node=1, places=places)
+    flags = "--model gpt2-124M --backend numpy --strategy allreduce --batch-size 1 --seq-len 64"
+    with pytest.raises(UserError, match=r"of 124M parameters and --batch-size 1 take 2[.]\d GB or more on node1"):
+        check_memory(*completed(flags, 2), world)
+    settings, config = completed(f"{flags} --pipeline-parallel 2", 2)
+    check_memory(settings, config, world)
+    with pytest.raises(UserError, match=r"--batch-size 1000 take \d+[.]\d GB or more on node1"):
+        check_memory(replace(settings, batch_size=1000), config, world)

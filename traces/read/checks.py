@@ -103,8 +103,7 @@ def _is_moment(value) -> bool:
 
 
 def _is_layers(value) -> bool:
-    counts = value.split(",") if type(value) is str else value
-    return type(counts) is list and all(str(count).isdecimal() and len(str(count)) < 6 for count in counts)
+    return type(value) is str and all(count.isdecimal() and len(count) < 6 for count in value.split(","))
 
 
 def _is_plain(value) -> bool:
@@ -139,7 +138,11 @@ SETTINGS = {
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
     "pipeline_layers": Rule(_is_layers, "numbers of layers, as in 4,4,4,0").or_none(),
+    "pipeline_schedule": one_of("1f1b", "gpipe"),
 } | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
+SETTINGS |= dict.fromkeys(
+    ("batch_size", "seq_len", "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none()
+)
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 # in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}

@@ -72,9 +72,9 @@ class Pipeline:
 
 
 def pipeline_of(run: Run, times: StepTimes) -> Pipeline | None:
-    """None of a run without stages. A stage's time is that of its median rank, so that one slow rank does not make it
-    a long stage; medians over the steps."""
-    if run.mesh is None or run.mesh.stages == 1:
+    """None of a run without stages, or where one of them left no traces. A stage's time is that of its median rank, so
+    that one slow rank does not make it a long stage; medians over the steps."""
+    if run.mesh is None or run.mesh.stages == 1 or len(set(run.mesh.stage)) < run.mesh.stages:
         return None
     settings = run.config["settings"]
     micro_steps = int(settings.get("grad_accum") or 1)

@@ -46,7 +46,8 @@ def finding(size: dict) -> str:
 
 def choice(part: Part, folder: Path) -> dict[str, str]:
     """What docs/choosing-a-strategy.md repeats of docs/benchmarks.md, and what advise.py says."""
-    return {"choice": choice_table((ROOT / BENCHMARKS).read_text()), "choice_advice": fenced(shown(part.advise))}
+    advice = {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}
+    return {"choice": choice_table((ROOT / BENCHMARKS).read_text())} | advice
 
 
 def choice_table(page: str) -> str:

@@ -1,0 +1,178 @@
+"""Seconds and bytes of a step where ranks share models: parts of tensors, stages of a pipeline, copies of it all.
+
+A micro-step takes a stage tau seconds, forward and backward, its sums over parts included; there are m of them. A hop
+is a message from a stage to the next. Where hops are short beside tau a step lasts
+
+    (m - 1) max tau + sum tau + 2 (p - 1) hop + the exchange of the copies
+
+(Huang et al. 2019, Narayanan et al. 2021). `simulate` goes through the stages' own lists of actions, and knows three
+things more: under 1F1B a long stage that is not the last waits less, as it has other micro-steps to go on with; with so
+few under way, hops show in each of them; and the head, which travels between the first stage and the last, may be late.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from dist.cost.model import Cluster
+
+Plan = Sequence[tuple[str, int]]  # of a stage: ("forward" or "backward", number of the micro-step), in order
+
+
+@dataclass(frozen=True)
+class Head:
+    """The token embedding, which the first stage lends to the last, and its gradient, which comes back.
+
+    message_s: that either takes; share: of the last stage's computing that the head is, after its layers in forward and
+    before them in backward.
+    """
+
+    message_s: float = 0.0
+    share: float = 1.0
+
+
+def simulate(
+    plans: Sequence[Plan], forward_s: Sequence[float], backward_s: Sequence[float], hop_s: float = 0.0, head=Head()
+) -> list[float]:
+    """When each stage has made all its actions, in seconds. forward_s, backward_s: of each stage.
+
+    An action begins when the stage is free and, a hop after it was made, its input is there. Sending takes no time. The
+    head leaves at the start, and its gradient in the last backward of all. ValueError: the stages wait in a circle.
+    """
+    ends, free, turns = {}, [0.0] * len(plans), [0] * len(plans)
+    while any(turn < len(plan) for turn, plan in zip(turns, plans, strict=True)):
+        before = list(turns)
+        for stage, plan in enumerate(plans):
+            for action, index in plan[turns[stage] :]:
+                there_s = _input_s(ends, action, index, stage, len(plans), hop_s)
+                if there_s is None:
+                    break
+                seconds = (forward_s if action == "forward" else backward_s)[stage]
+                end_s = max(free[stage], there_s) + seconds
+                if stage == len(plans) - 1 and turns[stage] == 0:
+                    end_s = max(end_s, head.message_s + head.share * seconds)
+                free[stage] = ends[action, index, stage] = end_s
+                turns[stage] += 1
+        if turns == before:
+            raise ValueError(
+                f"{sum(map(len, plans)) - sum(turns)} actions wait for one another, expected lists in which each input "
+                "is made before: look at the schedule"
+            )
+    free[0] = max(free[0], free[-1] - (1 - head.share) * backward_s[-1] + head.message_s)
+    return free
+
+
+def _input_s(ends: dict, action: str, index: int, stage: int, stages: int, hop_s: float) -> float | None:
+    """When the input of an action is there; None if it has not been made."""
+    if action == "backward" and ("forward", index, stage) not in ends:
+        return None
+    source = stage - 1 if action == "forward" else stage + 1
+    if not 0 <= source < stages:
+        return 0.0
+    made_s = ends.get((action, index, source))
+    return None if made_s is None else made_s + hop_s
+
+
+# Bytes. rows: of a micro-step's activations, 4 B T C.
+
+
+def tensor_bytes(parts: int, rows: int, layers: int, is_first: bool, is_last: bool) -> float:
+    """That a rank sends in a micro-step for sums over parts: an all-reduce of the rows sends 2 (t-1)/t of them.
+
+    A layer takes four, two in forward and two in backward; the embedding one in forward, the head one in backward.
+    """
+    return (4 * layers + is_first + is_last) * 2 * (parts - 1) / parts * rows
+
+
+def pipeline_bytes(stages: int, rows: int, micro_steps: int) -> int:
+    """That all parts of one copy send in a step: at each boundary the rows go down, and their gradients up."""
+    return 2 * (stages - 1) * micro_steps * rows
+
+
+def head_bytes(stages: int, embedding: int) -> int:
+    """That all parts of one copy send in a step for the head. embedding: bytes of the token embedding."""
+    return 2 * embedding if stages > 1 else 0
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Who sits where, as dist/mesh.py places ranks. cluster: of all ranks.
+
+    ValueError where the ranks do not divide so.
+    """
+
+    cluster: Cluster
+    parts: int
+    stages: int
+
+    def __post_init__(self):
+        ranks = len(self.cluster.placement)
+        if ranks % (self.parts * self.stages):
+            raise ValueError(
+                f"{ranks} ranks for {self.parts} parts x {self.stages} stages, expected a multiple of "
+                f"{self.parts * self.stages}: describe as many, or cut the model otherwise"
+            )
+
+    @cached_property
+    def nodes(self) -> np.ndarray:
+        """The node of each rank, (stages, copies, parts)."""
+        nodes = np.asarray(self.cluster.placement)
+        nodes = np.sort(nodes) if self.parts * self.stages > 1 else nodes  # copies alone stay in the job's order
+        return nodes.reshape(self.stages, -1, self.parts)
+
+    @property
+    def copies(self) -> int:
+        return self.nodes.shape[1]
+
+    def data_cluster(self, stage: int, part: int) -> Cluster:
+        """The ranks that hold the same piece, on ports that they share with the other pieces' that cross them."""
+        here, placement = np.unique(self.nodes[stage, :, part], return_inverse=True)
+        rate_in, rate_out = (
+            np.broadcast_to(np.asarray(rate, float), self.cluster.nodes)[here] / self._groups[here]
+            for rate in (self.cluster.rate_in, self.cluster.rate_out)
+        )
+        return replace(self.cluster, placement=placement, rate_in=rate_in, rate_out=rate_out)
+
+    @cached_property
+    def _groups(self) -> np.ndarray:
+        """(nodes,): how many groups of ranks that hold the same piece cross the port of each, or 1."""
+        crossing = np.zeros(self.cluster.nodes)
+        for group in self.nodes.transpose(0, 2, 1).reshape(-1, self.copies):
+            own = np.unique(group)
+            crossing[own] += len(own) > 1
+        return np.maximum(crossing, 1)
+
+    def hop_s(self, rows: int) -> float:
+        """Of rows (bytes) at the slowest boundary, each part sending its share of them."""
+        return max((self._between_s(*pair, rows / self.parts) for pair in pairwise(self.nodes)), default=0.0)
+
+    def head_s(self, embedding: int) -> float:
+        """Of the token embedding (bytes) between the first stage and the last, each part sending its share."""
+        return self._between_s(self.nodes[0], self.nodes[-1], embedding / self.parts) if self.stages > 1 else 0.0
+
+    def _between_s(self, upper: np.ndarray, lower: np.ndarray, share: float) -> float:
+        """Of messages of `share` bytes from each rank of a stage to its like of another, or back: the longer of both.
+
+        All copies and parts send at once, through the ports that they share.
+        """
+        crosses, local_s = (upper != lower).ravel(), share / self.cluster.local_rate
+        if not crosses.any():
+            return local_s
+        out_s, in_s = self._port_seconds
+        sent, come = (np.bincount(end.ravel()[crosses], minlength=self.cluster.nodes) for end in (upper, lower))
+        longest = max((sent * out_s).max(), (come * in_s).max(), (come * out_s).max(), (sent * in_s).max())
+        return float(max(local_s, self.cluster.latency_s + share * longest))
+
+    @cached_property
+    def _port_seconds(self):
+        return [self.cluster.port_seconds(rate) for rate in (self.cluster.rate_out, self.cluster.rate_in)]
+
+    def ports_s(self, rows: int) -> float:
+        """Seconds that the busiest port needs for the messages between stages of one micro-step, each way."""
+        upper, lower = self.nodes[:-1].ravel(), self.nodes[1:].ravel()
+        ends = np.concatenate([upper[upper != lower], lower[upper != lower]])  # one message leaves each, one comes
+        messages = np.bincount(ends, minlength=self.cluster.nodes)
+        return float((messages * np.maximum(*self._port_seconds)).max() * rows / self.parts)

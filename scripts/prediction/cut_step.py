@@ -1,0 +1,202 @@
+"""A step of models that ranks share: stages at their own pace, messages between them, what the copies exchange.
+
+The seconds that each stage computes are given, by the operations of its layers (shapes.py) or as a run's traces have
+them (of_cut_run.py); its sums over parts are part of them. What goes through ports comes from dist/cost.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dist.cost.memory import VECTOR_BYTES
+from dist.cost.model import Cluster
+from dist.cost.model_parallel import Head, Seats, simulate
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.overlap import BACKWARD, Training
+from gpt2.config import GPT2Config
+from gpt2.parameters import Layout
+from gpt2.pipeline import operations
+from scripts.prediction.predictor import predicted_exchange
+from scripts.settings.memory import bytes_beside, bytes_of_slots
+from scripts.settings.model_parallel import ModelCut
+from strategies import Strategy
+
+FEW = 8  # micro-steps for each stage that are simulated: of more, each takes as long as the second half of these
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece on the ranks that hold it: its layout, the stage, and the cluster of these ranks."""
+
+    stage: int
+    layout: Layout
+    cluster: Cluster
+
+    @cached_property
+    def ranges(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.layout.held_ranges)
+
+
+@dataclass(frozen=True)
+class CutStep:
+    """What is trained, how it is cut, who sits where, and how long each stage computes.
+
+    batch_size, length: of a micro-step, in sequences and tokens. training: of the whole model; its compute_s counts for
+    nothing. stage_s: (p,) seconds that a micro-step takes each stage, forward and backward, with its sums over parts.
+    """
+
+    config: GPT2Config
+    cut: ModelCut
+    batch_size: int
+    length: int
+    seats: Seats
+    training: Training
+    stage_s: np.ndarray
+
+    @cached_property
+    def rows(self) -> int:
+        """Bytes of a micro-step's activations, as they travel."""
+        return VECTOR_BYTES * self.batch_size * self.length * self.config.n_embd
+
+    @property
+    def embedding(self) -> int:
+        """Bytes of the token embedding."""
+        return VECTOR_BYTES * self.config.padded_vocab_size * self.config.n_embd
+
+    @cached_property
+    def few(self) -> ModelCut:
+        """The cut with as many micro-steps as are looked at one by one."""
+        return replace(self.cut, micro_steps=min(self.cut.micro_steps, FEW * self.cut.pipeline))
+
+    @cached_property
+    def held(self) -> list[Held]:
+        """Stage by stage, and part by part."""
+        places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
+        return [
+            Held(stage, Layout(self.config, 1, piece), self.seats.data_cluster(stage, part))
+            for (stage, part), piece in zip(places, self.cut.pieces, strict=True)
+        ]
+
+    # The pipeline.
+
+    @cached_property
+    def ends_s(self) -> np.ndarray:
+        """(p,): when each stage has computed all micro-steps."""
+        head = Head(self.seats.head_s(self.embedding), self._head_share())
+        ends_s = self._ends_s(self.seats.hop_s(self.rows), head)
+        return ends_s + max(0.0, self.cut.micro_steps * self.seats.ports_s(self.rows) - ends_s.max())
+
+    @cached_property
+    def unhindered_s(self) -> np.ndarray:
+        """(p,): the same, if messages between stages took no time."""
+        return self._ends_s(0.0, Head())
+
+    def _ends_s(self, hop_s: float, head: Head) -> np.ndarray:
+        few, more = self.few.micro_steps, self.cut.micro_steps - self.few.micro_steps
+        ends_s = self._simulated_s(few, hop_s, head)
+        if not more:
+            return ends_s
+        return ends_s + more * (ends_s - self._simulated_s(few // 2, hop_s, head)) / (few - few // 2)
+
+    def _simulated_s(self, micro_steps: int, hop_s: float, head: Head) -> np.ndarray:
+        cut = replace(self.cut, micro_steps=micro_steps)
+        plans = [cut.actions(stage) for stage in range(cut.pipeline)]
+        return np.array(simulate(plans, (1 - BACKWARD) * self.stage_s, BACKWARD * self.stage_s, hop_s, head))
+
+    def _head_share(self) -> float:
+        """Of the last stage's operations."""
+        layer, head = operations(self.config, self.length)
+        return head / (self.cut.layers[-1] * layer + head)
+
+    # The copies.
+
+    def exchange_s(self, kind: type[Strategy], library: str, overlaps: bool) -> float:
+        """By how much a step is longer for what copies exchange with this strategy. UnknownChoice: not known.
+
+        Gradients are scaled by the norm of the whole model, so all pieces have come before one is updated.
+        """
+        if self.seats.copies == 1:
+            return 0.0
+        through = (
+            self.ends_s[held.stage] + self._shown_s(kind, held, library, overlaps) for held in self._last_to_come
+        )
+        return float(max(through) - self.ends_s.max())
+
+    @cached_property
+    def _last_to_come(self) -> list[Held]:
+        """Of the pieces whose ranks lie alike, those of which no other is larger and is ready to leave later."""
+        alike = {}
+        for held in self.held:
+            of = held.cluster.placement, held.cluster.rate_in, held.cluster.rate_out
+            alike.setdefault(tuple(tuple(np.ravel(one)) for one in of), []).append(held)
+        found = []
+        for pieces in alike.values():
+            pieces.sort(key=lambda held: (held.layout.count, self.ends_s[held.stage]), reverse=True)
+            latest_s = -1.0
+            for held in pieces:
+                if self.ends_s[held.stage] > latest_s:
+                    latest_s = self.ends_s[held.stage]
+                    found.append(held)
+        return found
+
+    def _shown_s(self, kind: type[Strategy], held: Held, library: str, overlaps: bool) -> float:
+        """Of one piece's exchange."""
+        compute_s = float(self.cut.micro_steps * self.stage_s[held.stage])
+        training = replace(
+            self.training, parameters=held.layout.count, ranges=held.ranges, micro_steps=self.cut.micro_steps,
+            compute_s=compute_s,
+        )  # fmt: skip
+        exchange_s = exchange_seconds(kind, held.cluster, training, library)
+        overlap = kind.overlap(training) if overlaps else None
+        return exchange_s if overlap is None else overlap.step_s(exchange_s, compute_s) - compute_s
+
+    def update_s(self, kind: type[Strategy]) -> float:
+        """Of the rank that updates most."""
+        return self.training.update_s * self.updated_share(kind)
+
+    def updated_share(self, kind: type[Strategy]) -> float:
+        """The part of the whole model that the rank updates which updates most."""
+        amounts = []
+        for held in self.held:
+            count, cluster = held.layout.count, held.cluster
+            share = kind.memory.of_rank(count, self.seats.copies, cluster.nodes).updated_share(count)
+            amounts.append(count / self.training.parameters * share)
+        return max(amounts)
+
+    # Memory.
+
+    def memory_bytes(self, kind: type[Strategy]) -> int:
+        """Of the rank that holds most, as scripts/settings/memory.py counts for a run; under 1F1B, where no more
+        micro-steps are under way the more there are."""
+        return max(
+            kind.memory.of_rank(held.layout.count, self.seats.copies, held.cluster.nodes).total + beside
+            for held, beside in zip(self.held, self._beside, strict=True)
+        )
+
+    @cached_property
+    def _beside(self) -> list[int]:
+        """Of each piece, the bytes that are none of a strategy's."""
+        shape = self.batch_size, self.length, self.few.micro_steps
+        found = [bytes_beside(held.layout, self.few.in_flight(held.stage), *shape) for held in self.held]
+        if len(found) > 1:
+            found[0] += bytes_of_slots(Layout(self.config))
+        return found
+
+
+def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> float:
+    """Of all micro-steps. A strategy that exchanges in each of them is predicted for two. UnknownChoice: not known."""
+    if kind.keeps_gradients or training.micro_steps <= 2:
+        return predicted_exchange(kind, cluster, training, library).seconds
+    one, two = (
+        predicted_exchange(kind, cluster, replace(training, micro_steps=count), library).seconds for count in (1, 2)
+    )
+    return two + (training.micro_steps - 2) * (two - one)
+
+
+def known_exchange_s(step: CutStep, kind: type[Strategy], library: str, overlaps: bool) -> float | None:
+    """CutStep.exchange_s, None where it is not known."""
+    try:
+        return step.exchange_s(kind, library, overlaps)
+    except UnknownChoice:
+        return None

@@ -1,0 +1,116 @@
+"""What the cost model says of a run whose ranks share models: its step, from the seconds that its stages computed.
+
+So the pipeline, its messages and the copies' exchange are what is predicted, and the computing is the run's own.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dist.cost.model import Cluster
+from dist.cost.model_parallel import Seats
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.overlap import Training
+from gpt2.config import GPT2Config
+from scripts.prediction.calibration import Calibration, MeasuredStep
+from scripts.prediction.cut_step import CutStep
+from scripts.prediction.of_run import (
+    NO_LINKS,
+    ONE_NODE,
+    ONE_NODE_RATE,
+    config_of,
+    item_bytes,
+    library_of,
+    measured_of,
+    placement_of,
+    probed_cluster,
+    strategy_of,
+    why_unknown,
+)
+from scripts.settings.model_parallel import ModelCut
+from strategies import Strategy
+from traces.read.analysis import StepTimes
+from traces.read.mesh import Mesh
+from traces.read.runs import Run
+from traces.record.files import RunError
+from traces.verdict.evidence import Evidence
+
+OF_STAGE = ("data", "forward", "backward", "tensor", "send")  # phases; in a sum each part waits for the slowest
+
+
+def is_cut_run(config: dict) -> bool:
+    """Whether several ranks share a model. config: config.json's."""
+    return bool(config.get("mesh"))
+
+
+def cut_facts(evidence: Evidence) -> dict:
+    """As Calibration.facts, with "predicted_step_s" of the run's own step, or "own_unknown", why that is None."""
+    run, measured = evidence.run, measured_of(evidence)
+    reason = f"several ranks share a model; advise.py --from-run {run.path} --global-batch G compares other cuts"
+    step_s = unknown = None
+    try:
+        step_s = own_step_s(run, evidence.times, measured)
+    except (RunError, UnknownChoice) as error:
+        unknown = str(error)
+    return Calibration(measured, reason).facts() | {"predicted_step_s": step_s, "own_unknown": unknown}
+
+
+def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
+    """Predicted seconds of the run's own step. RunError, or UnknownChoice, with the reason where there are none."""
+    cluster, kind, is_on_one_node = cluster_of_cut(run), strategy_of(run), len(set(placement_of(run))) == 1
+    step = cut_step_of(run, times, cluster)
+    if step.seats.copies > 1 and (kind is None or is_on_one_node):
+        raise RunError(ONE_NODE if kind else why_unknown(run, kind))
+    overlaps = bool(run.config["settings"].get("overlap"))
+    exchange_s = step.exchange_s(kind, library_of(run), overlaps) if kind else 0.0
+    return float(step.ends_s.max()) + exchange_s + measured.update_s
+
+
+def cluster_of_cut(run: Run) -> Cluster:
+    """Its nodes and links as they were probed; on one node no port is in the way."""
+    placement = placement_of(run)
+    if len(set(placement)) == 1:
+        return Cluster(placement, ONE_NODE_RATE, ONE_NODE_RATE, 0.0)
+    cluster = probed_cluster(run)
+    if cluster is None:
+        raise RunError(NO_LINKS)
+    return cluster
+
+
+def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
+    """The run's step. cluster: of its ranks. RunError with one line where the folder says too little."""
+    settings, ranks = run.config["settings"], len(placement_of(run))
+    config = config_of(settings, run.config.get("parameters"))
+    if config is None or not settings.get("batch_size") or not settings.get("seq_len"):
+        raise RunError("config.json does not say the shape of its model, or of its batches")
+    if run.mesh is None or len(run.ranks) < ranks:
+        raise RunError(f"{len(run.ranks)} of {ranks} ranks left traces, and the times of all stages are needed")
+    cut = cut_of(settings, config, run.mesh)
+    training = Training(run.config["parameters"], 0.0, item_bytes(settings), own_operation=settings.get("op") == "own")
+    seats, stage_s = Seats(cluster, cut.tensor, cut.pipeline), stage_seconds(run, times) / cut.micro_steps
+    return CutStep(config, cut, settings["batch_size"], settings["seq_len"], seats, training, stage_s)
+
+
+def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:
+    """(p,) seconds of a step that each stage is busy, the median of its ranks and of the steps."""
+    busy = times.phase(*OF_STAGE)
+    return np.array([np.median(busy[:, run.mesh.stage == stage]) for stage in range(run.mesh.stages)])
+
+
+def cut_of(settings: dict, config: GPT2Config, mesh: Mesh) -> ModelCut:
+    """RunError where the settings, config.json's, do not say it, or say what is no cut."""
+    layers = tuple(map(int, (settings.get("pipeline_layers") or str(config.n_layer)).split(",")))
+    if len(layers) != mesh.stages or sum(layers) != config.n_layer or mesh.parts > config.n_head:
+        raise RunError(
+            f"config.json says layers {','.join(map(str, layers))}, the traces {mesh.stages} stages and {mesh.parts} "
+            "parts, which make no such model"
+        )
+    schedule = settings.get("pipeline_schedule") or "1f1b"
+    return ModelCut(mesh.parts, mesh.stages, layers, schedule, settings.get("grad_accum") or 1)
+
+
+def cut_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: type[Strategy]) -> Training:
+    """What a step would compute if each rank had a whole model, of the run's global batch: as dist.cost.overlap's."""
+    step = cut_step_of(run, times, cluster_of_cut(run))
+    compute_s = float(np.median(times.phase("forward", "backward").mean(axis=1)))
+    return replace(step.training, compute_s=compute_s, update_s=measured.update_s / step.updated_share(kind))

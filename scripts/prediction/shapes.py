@@ -1,0 +1,192 @@
+"""How many copies, parts and stages: what a step would take, and a rank hold, in every shape that the ranks allow.
+
+What a stage computes is its share of the model's operations (gpt2/pipeline.py). Sums over parts go through a node's
+memory at --memory-rate. The rest is cut_step.py's.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from math import gcd
+
+import numpy as np
+
+from dist.cost.memory import VECTOR_BYTES
+from dist.cost.model import Cluster
+from dist.cost.model_parallel import Seats, head_bytes, pipeline_bytes, tensor_bytes
+from gpt2.pipeline import layers_by_flops, operations
+from scripts.prediction.asked import Asked
+from scripts.prediction.cut_step import CutStep, known_exchange_s
+from scripts.prediction.predictor import best_of, short_number
+from scripts.settings.model_parallel import ModelCut
+from strategies import DEFAULT, STRATEGIES
+
+SCHEDULE = "1f1b"
+LEAST_SAID = 0.005  # of a step
+SHARES = {
+    "bubble": "bubble",
+    "sums": "sums over parts",
+    "links": "messages between stages",
+    "exchange": "the copies' exchange",
+}
+
+
+def shapes(asked: Asked, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
+    """(copies, parts, stages) of all ranks: parts within nodes, heads and layers for all, whole micro-steps."""
+    ranks, within = len(cluster.placement), reduce(gcd, np.bincount(cluster.placement).tolist())
+    for parts in (parts for parts in range(1, min(within, asked.config.n_head) + 1) if within % parts == 0):
+        for stages in range(1, min(ranks // parts, asked.config.n_layer + (parts == 1)) + 1):
+            copies, rest = divmod(ranks, parts * stages)
+            if rest == 0 and asked.global_batch % (asked.batch_size * copies) == 0:
+                yield copies, parts, stages
+
+
+def advise_shapes(asked: Asked, cluster: Cluster, library: str) -> list[dict]:
+    """A row of plain values for each shape, those that fit first, the shortest step first. Seconds and bytes.
+
+    ValueError with one line where there is none.
+    """
+    rows = [row_of(asked, cluster, parts, stages, library) for _, parts, stages in shapes(asked, cluster)]
+    if not rows:
+        raise ValueError(
+            f"{len(cluster.placement)} ranks make no number of copies that divides the "
+            f"{asked.global_batch // asked.batch_size} micro-steps of --global-batch / --batch-size, expected one at "
+            "least: choose another --global-batch, or other --ranks"
+        )
+    return sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
+
+
+def step_of(asked: Asked, cluster: Cluster, parts: int, stages: int) -> tuple[CutStep, np.ndarray]:
+    """(the step of that shape, the seconds of each stage's sums in a micro-step (stages,))."""
+    config, seats = asked.config, Seats(cluster, parts, stages)
+    micro_steps = asked.global_batch // (asked.batch_size * seats.copies)
+    layers = layers_by_flops(config, stages, asked.length, least_last=0 if parts == 1 else 1)
+    cut, rows = ModelCut(parts, stages, layers, SCHEDULE, micro_steps), asked.batch_size * asked.length * config.n_embd
+    ends = [(stage == 0, stage == stages - 1) for stage in range(stages)]
+    sums = [tensor_bytes(parts, VECTOR_BYTES * rows, *of) for of in zip(layers, *zip(*ends, strict=True), strict=True)]
+    sums_s = np.array(sums) / cluster.local_rate
+    stage_s = computing_s(asked, layers) / micro_steps + sums_s
+    return CutStep(config, cut, asked.batch_size, asked.length, seats, asked.training, stage_s), sums_s
+
+
+def computing_s(asked: Asked, layers: tuple[int, ...]) -> np.ndarray:
+    """(p,): seconds of a step that each stage computes, its share of the operations. With equal ones all ranks compute
+    as long as copies alone."""
+    layer, head = operations(asked.config, asked.length)
+    shares = np.array(layers) * layer
+    shares[-1] += head
+    return asked.training.compute_s * len(layers) * shares / shares.sum()
+
+
+def strategies_of(step: CutStep, library: str, limit: float) -> list[dict]:
+    """{"strategy", "overlap", "exchange_s": what a step shows of it, "step_s", "memory_bytes": of the largest rank} of
+    each that is known, the shortest first; where some need at most `limit` bytes, of those alone. One copy exchanges
+    nothing, whatever the strategy, and has train.py's default."""
+    several = [kind for kind in STRATEGIES.values() if kind.exchanges]
+    kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else [STRATEGIES[DEFAULT]])}
+    fitting, found = {kind: memory for kind, memory in kinds.items() if memory <= limit}, []
+    for kind, memory in (fitting or kinds).items():
+        overlaps = step.seats.copies > 1 and kind.overlap(step.training) is not None
+        exchange_s = known_exchange_s(step, kind, library, overlaps)
+        if exchange_s is not None:
+            step_s = float(step.ends_s.max() + exchange_s + step.update_s(kind))
+            row = {"strategy": kind.name, "overlap": overlaps, "exchange_s": exchange_s}
+            found.append(row | {"step_s": step_s, "memory_bytes": memory})
+    return sorted(found, key=lambda row: row["step_s"])
+
+
+def row_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str) -> dict:
+    """Of one shape, with its best strategy: of those that fit, if there are any."""
+    step, sums_s = step_of(asked, cluster, parts, stages)
+    limit = float("inf") if asked.memory_bytes is None else asked.memory_bytes
+    rows, copies, micro_steps = strategies_of(step, library, limit), step.seats.copies, step.cut.micro_steps
+    least = min(rows, key=lambda row: row["memory_bytes"])
+    best = best_of(rows, lambda row: row["step_s"]) if least["memory_bytes"] <= limit else least
+    seconds = {
+        "bubble": step.unhindered_s.max() - micro_steps * step.stage_s.mean(),
+        "sums": micro_steps * sums_s.mean(),
+        "links": step.ends_s.max() - step.unhindered_s.max(),
+        "exchange": best["exchange_s"],
+    }
+    return {
+        "copies": copies, "parts": parts, "stages": stages, "layers": [*step.cut.layers], "micro_steps": micro_steps,
+        "strategy": best["strategy"] if copies > 1 else None, "overlap": best["overlap"],
+        "step_s": best["step_s"],
+        "shares": {name: max(0.0, float(of / (best["step_s"] or 1.0))) for name, of in seconds.items()},
+        "sums_bytes": round(micro_steps * sums_s.max() * cluster.local_rate),
+        "links_bytes": pipeline_bytes(stages, step.rows, micro_steps),
+        "head_bytes": head_bytes(stages, step.embedding),
+        "memory_bytes": best["memory_bytes"], "fits": best["memory_bytes"] <= limit,
+    }  # fmt: skip
+
+
+def shapes_table(rows: list[dict]) -> str:
+    """One line a shape."""
+    lines = [
+        f"{'copies x parts':<17}{'micro-':>7}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
+        f"{'       x stages':<17}{'steps':>7}  {'strategy':<22}{'ms':>8}  {''.join(f'{name:>9}' for name in SHARES)}"
+        f"{'GB/rank':>9}"
+    ]
+    for row in rows:
+        shares = "".join(f"{100 * row['shares'][name]:>9.1f}" for name in SHARES)
+        lines.append(
+            f"{shape_text(row):<17}{row['micro_steps']:>7}  {row['strategy'] or '-':<22}"
+            f"{short_number(row['step_s'], 1e3):>8}  {shares}{short_number(row['memory_bytes'], 1e-9):>9}"
+            + ("" if row["fits"] else "  does not fit")
+        )
+    return "\n".join(lines)
+
+
+def shape_text(row: dict) -> str:
+    return f"{row['copies']} x {row['parts']} x {row['stages']}"
+
+
+def shapes_sentence(rows: list[dict], memory_bytes: int | None) -> str:
+    """Which shape to take, with its flags, and what excludes the others. rows: as advise_shapes gives them."""
+    fitting, others = [row for row in rows if row["fits"]], [row for row in rows if not row["fits"]]
+    if not fitting:
+        least = min(rows, key=lambda row: row["memory_bytes"])
+        return (
+            f"None fits in {memory_bytes / 1e9:.3g} GB: {shape_text(least)} needs least, "
+            f"{least['memory_bytes'] / 1e9:.3g} GB; take more ranks, or a smaller --batch-size or --seq-len."
+        )
+    best, *slower = fitting
+    text = f"Take {shape_text(best)}, {flags_of(best)}: a step {short_number(best['step_s'], 1e3)} ms"
+    if others:
+        text += f"; {_not_fitting(others, memory_bytes)}"
+    text += f"; {_slower(slower, best)}" if slower else ""
+    return f"{text}."
+
+
+def _not_fitting(rows: list[dict], memory_bytes: int) -> str:
+    first = min(rows, key=lambda row: row["step_s"])
+    many = f"{len(rows)} others do" if len(rows) > 1 else "1 other does"
+    return (
+        f"{many} not fit in {memory_bytes / 1e9:.3g} GB ({shape_text(first)} needs {first['memory_bytes'] / 1e9:.3g})"
+    )
+
+
+def _slower(rows: list[dict], best: dict) -> str:
+    """How much longer the next takes, and the last, and of what most."""
+    text = f"{shape_text(rows[0])} takes {_times(rows[0], best)} as long{_mostly(rows[0])}"
+    if len(rows) > 1:
+        text += f"; {shape_text(rows[-1])}, the slowest, {_times(rows[-1], best)}{_mostly(rows[-1])}"
+    return text
+
+
+def _times(row: dict, best: dict) -> str:
+    return f"{row['step_s'] / best['step_s']:.2f} times" if best["step_s"] else "any number of times"
+
+
+def _mostly(row: dict) -> str:
+    """What is longest of a step beside computing."""
+    largest = max(row["shares"], key=row["shares"].get)
+    return f", {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] >= LEAST_SAID else ""
+
+
+def flags_of(row: dict) -> str:
+    """What train.py is to be told."""
+    words = [f"--strategy {row['strategy']}"] if row["strategy"] else []
+    words += ["--overlap"] if row["overlap"] else []
+    words += [f"--tensor-parallel {row['parts']}"] if row["parts"] > 1 else []
+    words += [f"--pipeline-parallel {row['stages']}"] if row["stages"] > 1 else []
+    return " ".join([*words, f"--grad-accum {row['micro_steps']}"])
