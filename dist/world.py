@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dist.console import say
+from dist.control_groups import cpu_quotas
 from dist.mpi import MPI
 from dist.shared_memory import start_problem
 from dist.waiting import barrier
@@ -218,13 +219,17 @@ def threads_per_rank(world: World) -> int:
     """How many threads each rank may run, so that a node's ranks share its cores without crowding. Collective.
 
     A core that several local ranks may run on counts as a share for each. So where the launcher or SLURM binds ranks to
-    cores, it is the number of cores bound; elsewhere, the node's cores divided by its ranks. OMP_NUM_THREADS and
-    SLURM_CPUS_PER_TASK, where set, limit it. All ranks get what the one with the least may run: the others would only
-    wait for it, and its node would look slow.
+    cores, it is the number of cores bound; elsewhere, the node's cores divided by its ranks. The cores' time that a
+    control group allows is shared alike by the ranks in it. OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, where set, limit
+    it. All ranks get what the one with the least may run: the others would only wait for it, and its node would look
+    slow.
     """
-    own = os.sched_getaffinity(0)
-    sharers = Counter(core for cores in world.local_comm.allgather(own) for core in cores)
-    threads = max(1, int(sum(1 / sharers[core] for core in own) + 1e-9))  # three thirds are one, rounding or not
+    own, quotas = os.sched_getaffinity(0), cpu_quotas()
+    everyone = world.local_comm.allgather((own, list(quotas)))
+    sharers = Counter(core for cores, _ in everyone for core in cores)
+    members = Counter(group for _, groups in everyone for group in groups)
+    shares = [sum(1 / sharers[core] for core in own), *(cores / members[group] for group, cores in quotas.items())]
+    threads = max(1, int(min(shares) + 1e-9))  # three thirds are one, rounding or not
     limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
     least = min([threads, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])
     return world.comm.allreduce(least, MPI.MIN)

@@ -85,25 +85,34 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     """Host memory that this process can still have, under Linux; None where nothing says it.
 
     It is what the machine has available, or less where a limit is set for the process's control group (cgroup version
-    2), as SLURM and containers do. root: that of the file system; tests have their own.
+    1 or 2), as SLURM and containers do. root: that of the file system; tests have their own. Files: the Linux kernel's
+    Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
     available = re.findall(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     found = [1024 * int(number) for number in available]
-    if own := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
-        top = root / "sys/fs/cgroup"
-        group = top / own[1]
-        found += [_left(folder) for folder in (group, *group.parents) if folder.is_relative_to(top)]
-    known = [number for number in found if number is not None]
-    return min(known, default=None)
+    groups = _text(root / "proc/self/cgroup")
+    if own := re.search(r"^0::/(.*)$", groups, re.MULTILINE):
+        names = ("memory.max", "memory.current", "file", "shmem")
+        found += _left(root / "sys/fs/cgroup", own[1], *names)
+    if own := re.search(r"^\d+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", groups, re.MULTILINE):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+        found += _left(root / "sys/fs/cgroup/memory", own[1], *names)
+    return min(found, default=None)
 
 
-def _left(group: Path) -> int | None:
-    """What is left of one control group's limit. Cached pages of files do not count: they give way."""
-    limit, current = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
-    if not (limit.isdecimal() and current.isdecimal()):
-        return None
-    files = re.search(r"^file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return max(0, int(limit) - int(current) + (int(files[1]) if files else 0))
+def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str) -> list[int]:
+    """What is left of the limits of a control group and those around it, up to `top`.
+
+    Cached pages of files do not count: they give way. Those of shared memory, which are among them, do not.
+    """
+    left = []
+    for folder in (top / own, *(top / own).parents):
+        most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
+        if folder.is_relative_to(top) and most.isdecimal() and used.isdecimal():
+            counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
+            files = int(counts.get(cached, 0)) - int(counts.get(shared, 0))
+            left.append(max(0, int(most) - int(used) + max(0, files)))
+    return left
 
 
 def _text(path: Path) -> str:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from dist.control_groups import text_of
 from dist.probe.ports import Ports
 from scripts.checkup.findings import NOTE, SLOW, Finding, Ranks, bytes_text
-from scripts.machine.host import text_of
 
 GBIT = 1e9 / 8  # bytes
 CLOCK_ERROR_S, TIME_OF_DAY_S = 1e-3, 1.0

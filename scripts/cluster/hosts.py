@@ -16,15 +16,23 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dist.control_groups import PLACES
+from scripts.cluster.groups import NO_LIMITS, ClusterError, Group, Limits, limited_groups, remove_left_groups
+
 HEAD = "head"
 HEAD_MARK = "virtual-cluster-head"  # an argument of the process that holds a head, to find it by
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 END_LIMIT_S = 10
-# Arguments: the host's name, the text of /etc/hosts, and the owner's process ID for those who look for owners.
+# Arguments: the host's name, the text of /etc/hosts, the owner's process ID for those who look for owners, and where
+# control groups are mounted, if the host is to see them: a rank there asks for its limits, and the head's agent joins.
 FIRST_PROCESS = """
 set -e
-mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /dev/shm
+mkdir /dev/shm/sys
+mount -t sysfs sysfs /dev/shm/sys
+[ -z "$4" ] || mount --rbind "$4" "/dev/shm$4"
+mount --move /dev/shm/sys /sys
+rmdir /dev/shm/sys
 printf %s "$2" > /dev/shm/hosts
 mount --bind /dev/shm/hosts /etc/hosts
 echo "$1" > /proc/sys/kernel/hostname
@@ -33,19 +41,20 @@ exec cat
 """
 
 
-class ClusterError(Exception):
-    """What the user or this machine must change before a cluster can run, in one line."""
-
-
 class Host:
-    """One running host. `pid`: its first process, as this process counts."""
+    """One running host. `pid`: its first process, as this process counts; `group`: what limits it, if anything does."""
 
-    def __init__(self, name: str, addresses: str, inside: "Host | None" = None):
-        """`addresses`: its /etc/hosts. `inside`: the host whose death is to be its death. ClusterError if refused."""
-        self.name = name
+    def __init__(
+        self, name: str, addresses: str, inside: "Host | None" = None, group: Group | None = None, groups: str = ""
+    ):
+        """`addresses`: its /etc/hosts. `inside`: the host whose death is to be its death. ClusterError if refused.
+
+        `groups`: where control groups are mounted, "" to hide them.
+        """
+        self.name, self.group = name, group
         mark = f"virtual-cluster-{name}" if inside else HEAD_MARK
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
-        command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid())]
+        command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid()), groups]
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is for the owner, who stops mpirun first.
         self._keeper = subprocess.Popen(
@@ -62,8 +71,9 @@ class Host:
         return Path(f"/proc/{self.pid}/root{path}")
 
     def enter(self, *command: str) -> list[str]:
-        """The command that runs `command` on this host, in the root folder."""
-        return ["nsenter", "--target", str(self.pid), "--all", "--", *command]
+        """The command that runs `command` on this host, within its limits, in the root folder."""
+        entering = ["nsenter", "--target", str(self.pid), "--all", "--", *command]
+        return self.group.joined(*entering) if self.group else entering
 
     def enter_here(self, *command: str) -> list[str]:
         """The same in this process's folder: entering the mount namespace ends in the root folder."""
@@ -97,20 +107,20 @@ def output_of(command: list[str], **options) -> str:
 
 
 @contextmanager
-def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None):
+def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, limits: Limits = NO_LIMITS):
     """(head, nodes): one node for each name but the head's in {name: IP address}; all gone at the end of the block.
 
-    prepare_head(head) is called before there are nodes, which see the file systems that it mounts.
+    prepare_head(head) is called before there are nodes, which see the file systems that it mounts. limits: each node's.
     """
     hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
-    hosts = []
-    with equal_cores():
+    hosts, names = [], [name for name in addresses if name != HEAD]
+    with equal_cores(), limited_groups(names, limits) as groups:
+        mount = str(PLACES[0]) if groups else ""
         try:
-            hosts.append(Host(HEAD, hosts_file))
+            hosts.append(Host(HEAD, hosts_file, groups=mount))
             prepare_head(hosts[0])
-            for name in addresses:
-                if name != HEAD:
-                    hosts.append(Host(name, hosts_file, inside=hosts[0]))
+            for name in names:
+                hosts.append(Host(name, hosts_file, inside=hosts[0], group=groups.get(name), groups=mount))
             yield hosts[0], hosts[1:]
         finally:
             for host in hosts:
@@ -166,6 +176,8 @@ def end_clusters(running_too: bool = False) -> int:
     deadline = time.monotonic() + END_LIMIT_S
     while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
         time.sleep(0.01)
+    while not remove_left_groups() and time.monotonic() < deadline:
+        time.sleep(0.1)
     return len(ended)
 
 

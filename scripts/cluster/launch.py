@@ -15,10 +15,14 @@ from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_insid
 from scripts.cluster.program import run_process
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
-# mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes.
+# mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes, and by the files
+# that take it into a host's control groups.
 AGENT_TEXT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
-read -r pid < "/dev/shm/$1.pid"
+{
+    read -r pid
+    while read -r entrance; do echo 0 > "$entrance" || exit; done
+} < "/dev/shm/$1.entrances"
 shift
 exec nsenter --target "$pid" --all -- sh -c "$*"
 """
@@ -80,9 +84,10 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
-    """On the head: the agent, the first process of each host, and the host file in the MPI's own notation."""
+    """On the head: the agent, what it enters a host by, and the host file in the MPI's own notation."""
     for node in nodes:
-        head.outside(f"/dev/shm/{node.name}.pid").write_text(f"{pid_inside(node.pid, head)}\n")
+        entrances = [str(pid_inside(node.pid, head)), *(node.group.entrances if node.group else ())]
+        head.outside(f"/dev/shm/{node.name}.entrances").write_text("".join(f"{line}\n" for line in entrances))
     agent = head.outside(AGENT)
     agent.write_text(AGENT_TEXT)
     agent.chmod(0o755)

@@ -5,8 +5,8 @@ import re
 import shutil
 from pathlib import Path
 
+from dist.control_groups import text_of
 from dist.probe.programs import find_mpirun, mpi_family, tool_output
-from scripts.machine.host import text_of
 
 # What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
 # mpirun's own processes.

@@ -12,6 +12,7 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 MOST = 1e18  # of anything: more is a typing error, and beyond 64 bits
 LEAST_RATE = 1e3  # bits/s; slower than this is a typing error
+LEAST_CORES, MOST_CORES = 0.01, 4096
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -29,6 +30,14 @@ def bits_per_s(text: str) -> float:
     if not LEAST_RATE <= rate <= MOST:
         raise UnitError(f"{text[:40]!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
     return rate
+
+
+def core_count(text: str) -> float:
+    """0.4 for "0.4": how many cores' time."""
+    count = float(text) if re.fullmatch(NUMBER, text, re.ASCII) else 0.0
+    if not LEAST_CORES <= count <= MOST_CORES:
+        raise UnitError(f"{text[:40]!r} is no number of cores: expected {LEAST_CORES} to {MOST_CORES}, like 0.4")
+    return count
 
 
 def bytes_per_s(text: str) -> float:
@@ -65,9 +74,10 @@ def sizes(text: str) -> list[int]:
 
 def size_in_bytes(text: str) -> int:
     """524288 for "512KiB"."""
-    count, *others = sizes(text)
-    if others:
-        raise UnitError(f"{text[:40]!r}: expected one size, like 512KiB")
+    try:
+        (count,) = sizes(text)
+    except ValueError:  # no size, or several
+        raise UnitError(f"{text[:40]!r} is no size: expected one, like 512KiB or 600MB") from None
     return count
 
 

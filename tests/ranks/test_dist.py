@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from dist import world
 from dist.ranges import cut
 from dist.world import ClosedTogether, leave_together, lost_ranks, threads_per_rank, world_of
 from tests.support.launch import launch
@@ -162,6 +163,7 @@ def test_cut_tiles_the_range(count, parts):
 def test_all_ranks_run_as_many_threads(comm, monkeypatch):
     """Two share a node of four cores, one has such a node alone: it would wait for the two."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(world, "cpu_quotas", dict)
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     assert threads_per_rank(world_of(comm, comm.Split(min(comm.rank, 1), comm.rank))) == 2
@@ -188,3 +190,25 @@ def test_what_all_close_together_stays_open_when_one_fails(error, is_closed):
         if error:
             raise error
     assert closed == [True] * is_closed
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("quotas", "threads"),
+    [
+        ([{"node": 3.0}] * 3, 1),
+        ([{"node": 7.5}] * 3, 2),
+        ([{"a": 2.0}, {"b": 2.0}, {"c": 3.0}], 2),
+        ([{"a": 2.0, "all": 3.0}, {"b": 2.0, "all": 3.0}, {"c": 2.0, "all": 3.0}], 1),
+        ([{}, {}, {"c": 1.9}], 1),
+        ([{"node": 0.4}] * 3, 1),
+        ([{"node": 90.0}] * 3, 4),
+    ],
+)
+def test_a_quota_of_the_cores_limits_threads(comm, monkeypatch, quotas, threads):
+    """The ranks in a control group share what it allows; twelve cores would be four for each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
+    monkeypatch.setattr(world, "cpu_quotas", lambda: quotas[comm.rank])
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    assert threads_per_rank(world_of(comm, comm.Split(0, comm.rank))) == threads

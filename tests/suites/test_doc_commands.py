@@ -94,6 +94,9 @@ ELSEWHERE = {
     "sbatch scripts/slurm/sweep.sbatch runs/sweep --model gpt2-124M --train-data fineweb/*_train_*.bin "
     "--steps 50": "tests/suites/test_slurm.py",
     "sudo apt-get install slurm-wlm munge libpmix-dev iproute2": ".ci/run",
+    "sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 4 --rate 1gbit --cores-per-host 0.4 "
+    "--memory-per-host 600MB -- python scripts/train.py --pipeline-parallel 4 --grad-accum 8 --steps 20":
+        "tests/suites/test_virtual_limits.py",
     "sudo python scripts/virtual_slurm.py run --nodes 4 --ranks-per-node 2 -- sbatch my.sbatch":
         "tests/suites/test_virtual_slurm.py",
     "sudo python scripts/virtual_slurm.py run --nodes 2 --gpus-per-node 2 -- bash":

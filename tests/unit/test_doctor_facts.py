@@ -12,7 +12,6 @@ from dist.probe.programs import tool_output
 from scripts.checkup import gpus, machine
 from scripts.checkup.facts import gather, new_facts
 from scripts.checkup.software import source_hash
-from scripts.machine import host
 from scripts.machine.launcher import LOCAL_RANKS, is_first, launcher_kind, mpi_family
 
 
@@ -106,42 +105,6 @@ def test_source_hash_sees_every_source(tmp_path):
     second = source_hash(tmp_path)
     source.rename(source.with_name("tree.py"))
     assert len({first, second, source_hash(tmp_path)}) == 3
-
-
-def cgroups(tmp_path, line: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
-    (tmp_path / "own").write_text(line + "\n")
-    for name, text in files.items():
-        path = tmp_path / "mount" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return tmp_path / "mount", tmp_path / "own"
-
-
-def test_limits_of_cgroups_version_2(tmp_path):
-    """The smallest of the own group's and of those around it; "max" is none."""
-    files = {
-        "job_7/step_0/memory.max": "max", "job_7/memory.max": "8000000000", "memory.max": "9000000000",
-        "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
-    }  # fmt: skip
-    places = cgroups(tmp_path, "0::/job_7/step_0", files)
-    assert host.memory_limit(places) == 8_000_000_000
-    assert host.cpu_quota(places) == 2.5
-
-
-def test_limits_of_cgroups_version_1(tmp_path):
-    """Controllers have trees of their own; in a container the path is the host's, and the mount's top counts."""
-    files = {
-        "memory/memory.limit_in_bytes": "4000000000", "cpu,cpuacct/cpu.cfs_quota_us": "150000",
-        "cpu,cpuacct/cpu.cfs_period_us": "100000",
-    }  # fmt: skip
-    places = cgroups(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/", files)
-    assert host.memory_limit(places) == 4_000_000_000
-    assert host.cpu_quota(places) == 1.5
-    (tmp_path / "mount/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (tmp_path / "mount/cpu,cpuacct/cpu.cfs_quota_us").write_text("-1\n")
-    assert host.memory_limit(places) is None
-    assert host.cpu_quota(places) is None
 
 
 def test_run_folder_where_it_will_be_made(tmp_path):

@@ -14,10 +14,12 @@ SMALL = partial(units.integer, low=2, high=4096)
 READ = [
     (units.bits_per_s, {"400mbit": 4e8, "2.5gbit": 2.5e9, "800KBIT": 8e5, "1000bit": 1e3, "1Tbit": 1e12}),
     (units.bytes_per_s, {"400mbit": 5e7}),
+    (units.core_count, {"0.4": 0.4, "2": 2.0, "0.01": 0.01}),
     (units.duration_s, {"20us": 20 * 1e-6, "1.5ms": 1.5e-3, "3ns": 3 * 1e-9, "2s": 2}),
     (units.parameter_count, {"124M": 124_000_000, "1.5b": 1_500_000_000, "7": 7, "2k": 2000}),
     (units.sizes, {"8MB,64mib": [8_000_000, 64 << 20], "8000000": [8_000_000], "1.5 K,2B": [1500, 2]}),
     (units.sizes, {"3KiB,1GiB": [3072, 1 << 30], "2GB": [2_000_000_000]}),
+    (units.size_in_bytes, {"512KiB": 512 << 10, "600MB": 600_000_000}),
     (units.file_size, {"5GB": 5_000_000_000, "500MB": 500_000_000}),
     (SMALL, {"1_000": 1000, "2": 2}),
     (units.percent, {"0.5": Fraction(1, 2), "10": 10}),
@@ -25,9 +27,15 @@ READ = [
 ]
 REFUSED = [
     (units.bits_per_s, ["fast", "400", "400 mbit", "0mbit", "0.5kbit", "-1mbit", "400mb", "400mbit\n"], "is no rate"),
+    (
+        units.core_count,
+        ["", "0", "0.001", "4097", "-1", "nan", "all", "1e2"],
+        "is no number of cores: expected 0.01 to 4096",
+    ),
     (units.duration_s, ["soon", "20", "20US", "-1s", "1 ms"], "is no time"),
     (units.parameter_count, ["124X", "0", "0.1", "", "-5"], "is no count"),
     (units.sizes, ["8MB,pear", "0", "", "8MB,", "8IB", "-8MB", "8 M B"], "is no list of sizes"),
+    (units.size_in_bytes, ["pear", "", "8MB,8MB"], "is no size: expected one"),
     (units.file_size, ["5", "0GB", "1.5GB", "5gb", "5TB"], "is no size"),
     (SMALL, ["1", "4097", "1__0", "1.5", "_7"], "expected an integer from 2 to 4096"),
     (units.percent, ["100", "-1", "0.1234567", "1e1"], "expected a number from 0 to below 100"),

@@ -1,0 +1,66 @@
+"""Linux's control groups as this process meets them: the memory and the cores' time that they leave it.
+
+SLURM, containers and virtual hosts limit what they start by groups. Version 1 has a tree of groups for each controller
+(memory, cpu), version 2 one tree for all. A limit holds for a group and all groups in it, so those around this
+process's group count too. Files: the Linux kernel's Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst,
+and scheduler/sched-bwc.rst.
+"""
+
+from pathlib import Path
+
+PLACES = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # where groups are mounted, and which are this process's
+VERSION_2 = ""  # its line of /proc/self/cgroup names no controllers: 0::/path
+NO_LIMIT = 1 << 60  # what groups of version 1 show where no memory is limited is beyond
+
+
+def own_groups(controller: str, places=PLACES) -> list[Path]:
+    """Folders of this process's group of a controller in version 1, or VERSION_2, and of those around it, inmost first.
+
+    [] without such a tree.
+    """
+    mount, own = places
+    for line in text_of(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            # Beside version 1, version 2 has a folder of its own.
+            names = (controllers, controller) if controllers else ("unified",)
+            top = next((mount / name for name in names if (mount / name).is_dir()), mount)
+            group = top / path.lstrip("/")
+            # In a container the path may be the machine's, and lead nowhere: the top counts.
+            return [folder for folder in (group, *group.parents) if folder.is_relative_to(top) and folder.is_dir()]
+    return []
+
+
+def memory_limit(places=PLACES) -> int | None:
+    """The smallest limit in bytes of this process's groups; None for no limit."""
+    files = [folder / "memory.max" for folder in own_groups(VERSION_2, places)]
+    files += [folder / "memory.limit_in_bytes" for folder in own_groups("memory", places)]
+    texts = map(text_of, files)
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < NO_LIMIT), default=None)
+
+
+def cpu_quota(places=PLACES) -> float | None:
+    """How many cores' time this process's groups may use; None for no limit."""
+    return min(cpu_quotas(places).values(), default=None)
+
+
+def cpu_quotas(places=PLACES) -> dict[tuple[int, int], float]:
+    """{what tells a group from all others of this machine: cores' time that its processes may use together}."""
+    texts = {folder: text_of(folder / "cpu.max") for folder in own_groups(VERSION_2, places)}
+    for folder in own_groups("cpu", places):
+        texts[folder] = " ".join(text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    pairs = {folder: text.split() for folder, text in texts.items()}
+    # By device and inode: in containers, paths of different groups may be the same.
+    return {
+        ((place := folder.stat()).st_dev, place.st_ino): int(pair[0]) / int(pair[1])
+        for folder, pair in pairs.items()
+        if len(pair) == 2 and all(map(str.isdecimal, pair))
+    }
+
+
+def text_of(path: Path) -> str:
+    """What a file of /proc or /sys says; "" where it is not to be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

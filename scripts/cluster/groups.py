@@ -1,0 +1,284 @@
+"""Control groups that limit virtual hosts: the cores' time and the memory of each, in version 1 or 2 of Linux's groups.
+
+    GROUP OF THIS PROCESS/virtual-cluster-PID-NUMBER/node0      in each controller's tree, or in the one of version 2
+
+They lie below this process's own group, so what limits that also limits the hosts. A group outlives its processes, and
+even the process that made it. So a janitor reads a pipe from this one: however this process ends, the pipe closes, and
+the janitor removes the groups as soon as the hosts are gone. What it could not remove, the next start or `down` does.
+Files: the Linux kernel's Documentation/scheduler/sched-bwc.rst, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+"""
+
+import fcntl
+import os
+import secrets
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist.control_groups import PLACES, VERSION_2, own_groups, text_of
+from scripts.settings.units import UnitError, core_count, size_in_bytes
+from traces.units import bytes_text
+
+MARK = "virtual-cluster-"
+# A host that has used its share stands still until the period ends: 6 ms with 0.4 cores. The kernel's own period of
+# 100 ms would make 60 ms of it, longer than a small model's micro-step. Below 10 ms the scheduler's tick, 1 to 4 ms, is
+# too coarse.
+PERIOD_US = 10_000
+LEAST_QUOTA_US = 1_000  # the kernel takes no less
+LEAST_MEMORY = 16_000_000  # bytes; with less not even the launcher's own processes start
+FLAGS = {"cpu": "--cores-per-host", "memory": "--memory-per-host"}
+# Files that only kernels with swap accounting have: elsewhere the limit holds without them, or there is no swap.
+OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts what was ended
+JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
+JANITOR_LIMIT_S = 12
+# Arguments: folders, those within others first. 100 tries are 10 s.
+JANITOR = """
+cat > /dev/null
+for try in 0 1 2 3 4 5 6 7 8 9; do for again in 0 1 2 3 4 5 6 7 8 9; do
+    left=
+    for folder; do rmdir "$folder" 2> /dev/null; [ -d "$folder" ] && left=1; done
+    [ "$left" ] || exit 0
+    sleep 0.1
+done; done
+"""
+
+
+class ClusterError(Exception):
+    """What the user or this machine must change before a cluster can run, in one line."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each host may have. cores: how many cores' time; memory: bytes. None: all that there is."""
+
+    cores: float | None = None
+    memory: int | None = None
+
+    @property
+    def controllers(self) -> list[str]:
+        return [name for name, limit in (("cpu", self.cores), ("memory", self.memory)) if limit is not None]
+
+
+NO_LIMITS = Limits()
+
+
+def read_limits(cores: str | None, memory: str | None) -> Limits:
+    """Limits of flags: "0.4" and "600MB", None where not given. UnitError if wrong."""
+    return Limits(read_flag("cpu", core_count, cores), read_flag("memory", host_memory, memory))
+
+
+def read_flag(controller: str, read: Callable, text: str | None):
+    try:
+        return None if text is None else read(text)
+    except UnitError as error:
+        raise UnitError(f"{FLAGS[controller]}: {error}") from None
+
+
+def host_memory(text: str) -> int:
+    """600000000 bytes for "600MB"."""
+    size = size_in_bytes(text)
+    if size < LEAST_MEMORY:
+        raise UnitError(f"{text[:40]!r} is no memory for a host: expected 16MB or more, written as 600MB or 2GiB")
+    return size
+
+
+class Group:
+    """The groups of one host. `folders`: {controller: folder}; in version 2 both are the same."""
+
+    def __init__(self, name: str, limits: Limits, folders: dict[str, Path]):
+        self.name, self.limits, self.folders = name, limits, folders
+
+    @property
+    def entrances(self) -> list[str]:
+        """The files that take a process into the groups, when it writes 0."""
+        return [f"{folder}/cgroup.procs" for folder in dict.fromkeys(self.folders.values())]
+
+    def joined(self, *command: str) -> list[str]:
+        """The command that runs `command` in the groups."""
+        return ["sh", "-c", JOIN, "sh", *self.entrances, "--", *command]
+
+    def kills(self) -> tuple[int, str]:
+        """How many processes the memory limit has ended, and the file that counts them."""
+        for name in KILLS if "memory" in self.folders else ():
+            words = text_of(self.folders["memory"] / name).split()
+            if "oom_kill" in words:
+                return int(words[words.index("oom_kill") + 1]), name
+        return 0, ""
+
+
+def kills_line(group: Group) -> str | None:
+    """What is to be said of a host whose memory limit has ended a process."""
+    count, file = group.kills()
+    if not count:
+        return None
+    ended = "a process" if count == 1 else f"{count} processes"
+    return f"host {group.name}: its limit of {bytes_text(group.limits.memory)} ended {ended} ({file}: oom_kill {count})"
+
+
+@contextmanager
+def limited_groups(names: list[str], limits: Limits, places=PLACES):
+    """{host: Group} for a block, {} without limits. ClusterError if this machine does not let us make them."""
+    if not limits.controllers:
+        yield {}
+        return
+    parents = {controller: parent_of(controller, limits, places) for controller in limits.controllers}
+    own = f"{MARK}{os.getpid()}-{secrets.token_hex(4)}"
+    tops = list(dict.fromkeys(parent / own for parent in parents.values()))
+    with janitor([*(top / name for top in tops for name in names), *tops]), ExitStack() as locks:
+        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may take them for what is left
+            for top in tops:
+                make_group(top)
+                locks.enter_context(locked(top))
+        for controller, parent in parents.items():
+            share_alike(parent / own, controller, len(names), limits)
+        groups = {}
+        for name in names:
+            folders = {controller: parent / own / name for controller, parent in parents.items()}
+            groups[name] = new_group(name, limits, folders)
+        yield groups
+
+
+def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
+    """The folder for groups with this controller: this process's own group where that may have some.
+
+    In version 2 a group that has processes gives controllers to no groups in it; then the next one outwards that does.
+    """
+    for folder in own_groups(controller, places):
+        return folder
+    around = own_groups(VERSION_2, places)
+    if not around or controller not in text_of(around[-1] / "cgroup.controllers").split():
+        raise ClusterError(
+            f"{FLAGS[controller]}: this machine has no control groups with the controller {controller!r} "
+            "(/proc/cgroups, /sys/fs/cgroup): leave it out"
+        )
+    for folder in around:
+        with suppress(OSError):
+            if not offered(folder, limits.controllers):
+                (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in limits.controllers))
+            if offered(folder, limits.controllers):
+                return folder
+    raise ClusterError(
+        f"{FLAGS[controller]}: no control group from {around[0]} outwards may have limited groups in it: start this on "
+        "the machine itself, not in a container"
+    )
+
+
+def offered(folder: Path, controllers: list[str]) -> bool:
+    return set(controllers) <= set(text_of(folder / "cgroup.subtree_control").split())
+
+
+def is_version_2(folder: Path) -> bool:
+    return (folder / "cgroup.controllers").exists()
+
+
+def make_group(folder: Path) -> None:
+    """The kernel fills the folder with its files."""
+    with said_plainly(folder):
+        folder.mkdir()
+
+
+def set_file(file: Path, text: str) -> None:
+    with said_plainly(file):
+        file.write_text(text)
+
+
+@contextmanager
+def said_plainly(path: Path):
+    """A refusal of the kernel becomes a ClusterError."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(f"this machine does not let us limit hosts: {path}: {error.strerror}") from None
+
+
+def share_alike(folder: Path, controller: str, hosts: int, limits: Limits) -> None:
+    """Prepare the group of all hosts for theirs.
+
+    Beside processes that are in no group a group counts as one, whatever is in it: each host is to count as one.
+    """
+    if is_version_2(folder):
+        set_file(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in limits.controllers))
+    if controller == "cpu":
+        name, weight, most = ("cpu.weight", 100, 10_000) if is_version_2(folder) else ("cpu.shares", 1024, 1 << 18)
+        set_file(folder / name, str(min(weight * hosts, most)))
+
+
+def new_group(name: str, limits: Limits, folders: dict[str, Path]) -> Group:
+    for folder in dict.fromkeys(folders.values()):
+        make_group(folder)
+    for controller, folder in folders.items():
+        for file, text in settings_of(controller, limits, is_version_2(folder)).items():
+            if file not in OPTIONAL or (folder / file).exists():
+                set_file(folder / file, text)
+    return Group(name, limits, folders)
+
+
+def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, str]:
+    """{file: text} in the order in which they are written: memory with swap is never limited to less than memory."""
+    if controller == "memory" and version_2:
+        return {"memory.max": str(limits.memory), "memory.swap.max": "0"}
+    if controller == "memory":
+        return {"memory.limit_in_bytes": str(limits.memory), "memory.memsw.limit_in_bytes": str(limits.memory)}
+    period = max(PERIOD_US, round(LEAST_QUOTA_US / limits.cores))
+    quota = max(LEAST_QUOTA_US, round(limits.cores * period))
+    if version_2:
+        return {"cpu.max": f"{quota} {period}"}
+    return {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(quota)}
+
+
+@contextmanager
+def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
+    """Hold a lock on a folder, as a cluster's process does on its groups while it lives.
+
+    BlockingIOError if another has it, or with LOCK_EX alone wait for it.
+    """
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, operation)
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def janitor(folders: list[Path]):
+    """The folders are removed after the block, or when this process is gone: those within others come first."""
+    # A session of its own: Ctrl-C and a terminal that closes are not for it. Nor has it our output, which may be a pipe
+    # whose reader waits for its end.
+    process = subprocess.Popen(
+        ["sh", "-c", JANITOR, "sh", *folders], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(JANITOR_LIMIT_S)
+
+
+def remove_left_groups(places=PLACES) -> bool:
+    """Remove the groups of clusters whose process is gone. False if there still are some: what is in them is ending."""
+    tops = {groups[-1] for controller in (*FLAGS, VERSION_2) if (groups := own_groups(controller, places))}
+    if not tops:
+        return True
+    with locked(places[0], fcntl.LOCK_EX):
+        found = [Path(around) / name for top in tops for around, names, _ in os.walk(top) for name in names]
+        return all([is_gone_or_lives(folder) for folder in found if folder.name.startswith(MARK)])
+
+
+def is_gone_or_lives(folder: Path) -> bool:
+    """Remove the group of a cluster unless its process lives. False if something in it keeps it."""
+    try:
+        with locked(folder):
+            for inner in (path for path in folder.iterdir() if path.is_dir()):
+                inner.rmdir()
+            folder.rmdir()
+    except (BlockingIOError, FileNotFoundError):  # its process lives and holds the lock; another has removed it
+        return True
+    except OSError:
+        return False
+    return True

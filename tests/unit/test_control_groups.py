@@ -1,0 +1,63 @@
+"""Control groups of versions 1 and 2, in made-up trees: what limits this process."""
+
+from pathlib import Path
+
+import pytest
+
+from dist import control_groups
+
+pytestmark = pytest.mark.any_mpi
+
+
+def tree(tmp_path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return tmp_path / "mount", tmp_path / "own"
+
+
+def test_limits_of_version_2(tmp_path):
+    """The smallest of the own group's and of those around it; "max" is none."""
+    files = {
+        "job_7/step_0/memory.max": "max", "job_7/memory.max": "8000000000", "memory.max": "9000000000",
+        "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
+    }  # fmt: skip
+    places = tree(tmp_path, "0::/job_7/step_0\n", files)
+    assert control_groups.memory_limit(places) == 8_000_000_000
+    assert control_groups.cpu_quota(places) == 2.5
+
+
+def test_limits_of_version_2_beside_version_1(tmp_path):
+    """It is mounted in a folder of its own then."""
+    places = tree(tmp_path, "1:cpu:/\n0::/a\n", {"unified/a/memory.max": "7000", "cpu/cpu.cfs_quota_us": "-1"})
+    assert control_groups.memory_limit(places) == 7000
+    assert control_groups.cpu_quota(places) is None
+
+
+def test_limits_of_version_1(tmp_path):
+    """Controllers have trees of their own; in a container the path is the host's, and the mount's top counts."""
+    files = {
+        "memory/memory.limit_in_bytes": "4000000000", "cpu,cpuacct/cpu.cfs_quota_us": "150000",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    }  # fmt: skip
+    places = tree(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n", files)
+    assert control_groups.memory_limit(places) == 4_000_000_000
+    assert control_groups.cpu_quota(places) == 1.5
+    (tmp_path / "mount/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "mount/cpu,cpuacct/cpu.cfs_quota_us").write_text("-1\n")
+    assert control_groups.memory_limit(places) is None
+    assert control_groups.cpu_quota(places) is None
+
+
+def test_quotas_tell_groups_apart(tmp_path):
+    """By what is the same for all processes in a group, whatever its path is there."""
+    files = {"cpu/a/cpu.cfs_quota_us": "5000", "cpu/a/cpu.cfs_period_us": "10000", "cpu/a/b/cpu.cfs_quota_us": "20000",
+             "cpu/a/b/cpu.cfs_period_us": "10000", "cpu/cpu.cfs_quota_us": "-1"}  # fmt: skip
+    places = tree(tmp_path, "1:cpu:/a/b\n", files)
+    outer, inner = ((tmp_path / "mount/cpu" / name).stat() for name in ("a", "a/b"))
+    expected = {(outer.st_dev, outer.st_ino): 0.5, (inner.st_dev, inner.st_ino): 2.0}
+    assert control_groups.cpu_quotas(places) == expected
+    assert control_groups.cpu_quotas((tmp_path / "nothing", tmp_path / "nothing")) == {}
