@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import mpi4py
@@ -120,16 +121,27 @@ class Launcher:
 
     def __init__(self):
         self.outcomes = {}  # of each item that has run under mpirun: the exception to be raised, None if it passed
+        self.seconds = {}  # of those that are through
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem):
         if not pyfuncitem.get_closest_marker("ranks"):
             return None
         if pyfuncitem not in self.outcomes:
-            self.outcomes |= run_under_mpirun(self._with_its_like(pyfuncitem))
+            outcomes, seconds = run_under_mpirun(self._with_its_like(pyfuncitem))
+            self.outcomes |= outcomes
+            self.seconds |= seconds
         if self.outcomes[pyfuncitem]:
             raise self.outcomes[pyfuncitem]
         return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        """--durations shows what each test took: not all of them for the first, with which they were started."""
+        report = yield
+        if call.when == "call":
+            report.duration = self.seconds.get(item, report.duration)
+        return report
 
     def _with_its_like(self, first) -> list:
         """All that is selected for as many ranks and has not run yet."""
@@ -141,8 +153,8 @@ def number_of_ranks(item) -> int | None:
     return item.callspec.params["rank_count"] if item.get_closest_marker("ranks") else None
 
 
-def run_under_mpirun(items) -> dict:
-    """What became of the first of these tests, and of those after it up to one that failed."""
+def run_under_mpirun(items) -> tuple[dict, dict]:
+    """What became of the first of these tests, and of those after it up to one that failed; the seconds of each."""
     ranks = number_of_ranks(items[0])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes"
@@ -151,14 +163,14 @@ def run_under_mpirun(items) -> dict:
         options = ["-x", "-q", "--capture=sys", f"--under-mpirun={ranks}", f"--outcomes={file}"]
         command = [sys.executable, "-m", "mpi4py", "-m", "pytest", *options, *map(address, items)]
         result = launch(ranks, command, time_limit_s=TIME_LIMIT_S * (1 + len(items)))
-        skipped = dict(json.loads(line) for line in file.read_text().splitlines())
-    reasons = {item: skipped[address(item)] for item in items if address(item) in skipped}
-    outcomes = {item: reason and pytest.skip.Exception(reason) for item, reason in reasons.items()}
+        noted = {where: said for where, *said in map(json.loads, file.read_text().splitlines())}
+    known = {item: noted[address(item)] for item in items if address(item) in noted}
+    outcomes = {item: reason and pytest.skip.Exception(reason) for item, (reason, _) in known.items()}
     if result.returncode or len(outcomes) < len(items):
         failed = next((item for item in items if item not in outcomes), items[-1])
         text = f"{result.stdout[-SHOWN:]}{result.stderr[-SHOWN:]}"
         outcomes[failed] = pytest.fail.Exception(f"{ranks} ranks, exit code {result.returncode}\n{text}", pytrace=False)
-    return outcomes
+    return outcomes, {item: seconds for item, (_, seconds) in known.items()}
 
 
 def address(item) -> str:
@@ -179,10 +191,10 @@ class OneOfTheRanks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         self._limit_time()
-        self.skipped = None
+        self.skipped, start = None, time.perf_counter()
         result = yield
         if not item.session.testsfailed:
-            self._meet(item)
+            self._meet(item, start)
         return result
 
     def pytest_runtest_logreport(self, report):
@@ -197,7 +209,7 @@ class OneOfTheRanks:
         faulthandler.dump_traceback_later(TIME_LIMIT_S, file=sys.__stderr__)
         signal.alarm(TIME_LIMIT_S + 3)
 
-    def _meet(self, item) -> None:
+    def _meet(self, item, start: float) -> None:
         from dist.world import start_mpi
 
         comm = start_mpi()
@@ -205,4 +217,4 @@ class OneOfTheRanks:
         assert len(set(skipped)) == 1, f"{item.name} was skipped on some ranks only: {skipped}"
         if comm.rank == 0:
             with self.outcomes.open("a") as file:
-                print(json.dumps([address(item), self.skipped]), file=file)
+                print(json.dumps([address(item), self.skipped, time.perf_counter() - start]), file=file)

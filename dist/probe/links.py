@@ -74,7 +74,9 @@ def segment_bytes(rate: float | None) -> int:
 def _probe(leaders) -> dict[str, float]:
     latency = _latency(leaders)
     emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # of what ports had saved for a burst
-    size = piece_bytes(emptied.bytes_per_s)
+    # Of the fastest: who sends to a slow port waits for answers through it, and would take the smallest pieces. Too few
+    # bytes are then under way where answers wait behind a neighbour's data.
+    size = piece_bytes(leaders.allreduce(emptied.bytes_per_s, MPI.MAX))
     ways = [_rates(leaders, size, direction) for direction in ((1, -1) if leaders.size > 2 else (1,))]
     return {"latency_s": latency} | {name: max(rates[name] for rates in ways) for name in ways[0]}
 

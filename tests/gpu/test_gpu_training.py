@@ -21,18 +21,20 @@ def trainer(comm, monkeypatch, shared_path):
 def cases(ranks):
     """(flags, transport in the end) of every strategy over every transport, after backward and during it.
 
-    Over GPU-aware MPI one of those that are alike there: what they exchange by has tests of its own, over it too.
+    Over GPU-aware MPI, and through host memory, one of those that are alike there: what they exchange by has tests of
+    its own, over it too, and through host memory a strategy is the one of CPUs behind the bridge.
     """
     device, tried = "alone" if ranks == 1 else "nccl", set()
     for name, kind in STRATEGIES.items():
         if not kind.exchanges:
             continue
-        yield ["--strategy", name, "--transport", "host"], "host"
+        if kind.buffers not in tried:
+            yield ["--strategy", name, "--transport", "host"], "host"
         yield ["--strategy", name], device
         form = form_on_gpus(kind, overlap=False)
         if ranks > 1 and form not in tried:
             yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
-        tried.add(form)
+        tried |= {kind.buffers, form}
         if kind.on_gpus.exchanges:
             yield ["--strategy", name, "--overlap"], device
     if ranks > 1:

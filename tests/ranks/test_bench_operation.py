@@ -13,6 +13,7 @@ from tests.support.launch import launch
 BENCH = Path(__file__).parents[2] / "scripts" / "bench_operation.py"
 
 
+@pytest.mark.any_mpi
 def test_the_command(tmp_path):
     file = tmp_path / "operation.json"
     flags = ["--bytes", "64KB,1KB", "--repeat", "1", "--threads", "1", "--json", str(file)]
@@ -49,6 +50,7 @@ def test_a_wrong_sum_is_seen(comm):
         assert comm.allreduce(wrong, MPI.LOR)
 
 
+@pytest.mark.any_mpi
 def test_mistakes(tmp_path):
     for flags, says in ((["--threads", "0"], "--threads"), (["--json", str(tmp_path / "no" / "a.json")], "no")):
         result = launch(2, [sys.executable, str(BENCH), *flags])

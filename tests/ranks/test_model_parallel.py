@@ -11,7 +11,7 @@ from strategies import STRATEGIES
 from tests.support.model_parallel import UNEVEN, Cut, Problem, Training, cuts, largest_errors, serial
 from tests.support.pytorch_fixture import FOLDER
 
-STEPS = 3
+STEPS = 2
 
 
 def check(world, cut, steps=STEPS):

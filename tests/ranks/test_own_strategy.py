@@ -51,6 +51,7 @@ def answer(name: str, *arguments) -> str:
     return done.stdout
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("messages", ["", MESSAGES], ids=["without messages", "with messages"])
 def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
     own, run = write_strategy(tmp_path / "chain.py", messages), tmp_path / "run"
@@ -72,6 +73,7 @@ def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
         assert row["unknown"] == "chain declares no messages"
 
 
+@pytest.mark.any_mpi
 def test_auto_and_the_benchmark_try_it(tmp_path):
     """For auto it is one more candidate, whether the model knows it or not."""
     for messages in ("", MESSAGES):
@@ -86,6 +88,7 @@ def test_auto_and_the_benchmark_try_it(tmp_path):
     assert re.search(r"^chain +[\d.]+", measured.stdout, re.MULTILINE)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(
     ("text", "says"),
     [

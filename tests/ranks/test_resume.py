@@ -76,7 +76,8 @@ def cases(ranks):
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"]
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
 def test_the_same_ranks_go_on_bit_for_bit(comm, runs):
     for number, flags in enumerate(cases(comm.size)):
         whole, resumed = f"{number}-whole", f"{number}-resumed"

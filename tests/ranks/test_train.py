@@ -258,6 +258,7 @@ def test_a_users_mistake_is_one_line(comm, shared_path, bad_files, mistake, monk
     assert "step 1/" not in printed.out
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize("mistake", ["unknown flag", "heads", "token beyond the vocabulary", "a run is there"])
 def test_with_it_the_command_ends(tmp_path, bad_files, mistake):
     """One mistake of each place where they are found: the line is all that is said, and mpirun gives its exit code."""

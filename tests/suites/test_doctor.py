@@ -150,9 +150,12 @@ def test_what_hangs_ends(hang, says):
 
 @needs_cluster
 def test_on_hosts_of_their_own(tmp_path):
-    """Their links and clocks are measured, through the port that carries them; the slow port is named."""
+    """Their links and clocks are measured, through the port that carries them; the slow port is named.
+
+    Rates are those that two busy cores keep up for three nodes: else it is they that are measured.
+    """
     file = tmp_path / "doctor.json"
-    hosts = ["--nodes", 3, "--ranks", 3, "--rate", "800mbit", "--slow", "node1:out:100mbit"]
+    hosts = ["--nodes", 3, "--ranks", 3, "--rate", "200mbit", "--slow", "node1:out:25mbit"]
     result = run("run", *hosts, command=[sys.executable, DOCTOR, "--json", str(file), "--out", str(tmp_path)])
     report = json.loads(file.read_text())
     check_exit_code(result, report)
@@ -163,5 +166,4 @@ def test_on_hosts_of_their_own(tmp_path):
         assert 0 < facts["link"]["latency_s"] < 1
         assert abs(facts["clock"]["ahead_s"]) < 1, "one machine has one time of day"
     slow = [finding["text"] for finding in report["findings"] if " of the others' rate (" in finding["text"]]
-    assert any(text.startswith("node1 sends at ") for text in slow), report["findings"]
-    assert not any(text.startswith("node1 receives at ") for text in slow)
+    assert [text.split(" at ")[0] for text in slow] == ["node1 sends"], slow

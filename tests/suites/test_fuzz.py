@@ -1,4 +1,4 @@
-"""Damaged files: a thousand mutants of each kind are refused with one clear line, or read as what their bytes say.
+"""Damaged files: a few hundred mutants of each kind are refused with one clear line, or read as what their bytes say.
 
 tests/suites/damaged/ says what is right for each format. damaged_inputs.py is the same as a program, for more of them;
 test_fuzz_objects.py looks for what would unpickle a file.
@@ -10,7 +10,7 @@ from tests.suites.damaged.table import KINDS
 from tests.support.mutations import ORIGINAL, PART, REFUSED, read_mutants
 
 pytestmark = pytest.mark.any_mpi
-COUNT = 1000
+COUNT = 200
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -105,6 +105,7 @@ def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
     assert facts["run"] == lock.run
 
 
+@pytest.mark.any_mpi
 def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     first = jobs.start("--steps", ENDLESS)
     assert wait_until(lambda: newest_step(jobs.run), TIME_LIMIT_S)
@@ -121,6 +122,7 @@ def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     assert not (jobs.run / "summary.json").exists(), "it would say that all steps are done"
 
 
+@pytest.mark.any_mpi
 def test_a_job_that_was_stopped_writes_nothing_once_another_has_taken_over(jobs):
     """It wakes up when the other has come to its end, in the middle of what it did."""
     first = jobs.start("--steps", ENDLESS)
@@ -147,6 +149,7 @@ def test_take_over_ends_the_other_job(jobs):
     assert second.poll() is None
 
 
+@pytest.mark.any_mpi
 def test_checkpoints_that_are_removed_are_made_again(jobs):
     job = jobs.start("--steps", ENDLESS)
     jobs.steps(2 * EVERY)
