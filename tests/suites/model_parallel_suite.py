@@ -3,9 +3,9 @@
 mpirun -n 4 python tests/suites/model_parallel_suite.py [--steps 10] [--shape 2,2,2] [--nodes 2]
 
 All (copies, parts, stages) of the ranks, or one --shape, with and without overlap, under both schedules; sizes that
-divide by nothing (tests/support/model_parallel.py). --nodes: as if the ranks sat on so many, dealt out in turn. Prints
-the largest relative errors of parameters, losses and norms. Exit code 1: one is beyond 1e-5, 1e-5 or 1e-4, or a second
-training gives other bits.
+divide by nothing (tests/support/model_parallel.py). --nodes: as if the ranks sat on so many, dealt out in turn; without
+it, on the hosts where they are. Prints the largest relative errors of parameters, losses and norms. Exit code 1: one is
+beyond 1e-5, 1e-5 or 1e-4, or a second training gives other bits.
 """
 
 import argparse
@@ -22,10 +22,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--shape", help="copies,parts,stages")
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nodes", type=int)
     arguments = parser.parse_args()
     job = start_world()
-    world = world_of(job.comm, job.comm.Split(job.rank % arguments.nodes, job.rank))
+    world = job
+    if arguments.nodes:
+        world = world_of(job.comm, job.comm.Split(job.rank % arguments.nodes, job.rank))
     shape = arguments.shape and tuple(map(int, arguments.shape.split(",")))
     chosen = [cut for cut in cuts(job.size) if shape in (None, (cut.copies, cut.parts, cut.stages))]
     worst, other_bits = np.zeros(3), []
@@ -37,7 +39,7 @@ def main() -> int:
     says = ", ".join(
         f"{name} {error:.1e}" for name, error in zip(("parameters", "losses", "norms"), worst, strict=True)
     )
-    job.print(f"{job.size} ranks on {arguments.nodes} nodes, {len(chosen)} cases of {arguments.steps} steps: {says}")
+    job.print(f"{job.size} ranks on {world.node_count} nodes, {len(chosen)} cases of {arguments.steps} steps: {says}")
     job.print(f"other bits in a second training: {other_bits or 'none'}")
     return int(bool(other_bits) or (worst > LIMITS).any())
 
