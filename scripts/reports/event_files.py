@@ -7,7 +7,6 @@ The package is imported when a file is begun. Records are written as they come, 
 that one has a thread, on whose errors, like a full disk, Python prints a traceback.
 """
 
-import importlib.util
 import os
 import socket
 import time
@@ -15,16 +14,10 @@ from datetime import datetime
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
+from scripts.settings.checks import INSTALL_TENSORBOARD, check_tensorboard
 from traces.read.checks import LOG_ROW
 
 FORMAT = "brain.Event:2"
-INSTALL = "pip install -e '.[tensorboard]'"
-
-
-def check_tensorboard(flag: str) -> None:
-    """UserError unless the package is there that the flag needs."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL}")
 
 
 class EventFile:
@@ -39,7 +32,7 @@ class EventFile:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
-            raise UserError(f"the package tensorboard cannot be imported ({error}): {INSTALL}") from None
+            raise UserError(f"the package tensorboard cannot be imported ({error}): {INSTALL_TENSORBOARD}") from None
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._new_event, self._new_value = Event, Summary.Value
         with self._errors():

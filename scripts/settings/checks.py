@@ -1,12 +1,12 @@
 """From the flags to complete settings: what they leave open is decided, and what does not fit together is refused."""
 
+import importlib.util
 from dataclasses import asdict, replace
 
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from scripts.reports.event_files import check_tensorboard
 from scripts.settings import presets
 from scripts.settings.model_parallel import copies, with_layers
 from scripts.settings.training import Settings
@@ -29,6 +29,7 @@ MOST_THREADS = 4096  # of a rank
 MOST_LAYERS = 10_000  # ten times the deepest that anybody has trained; a layer has tensors to be planned
 MOST = 2**31 - 1  # of anything else that is counted, as in the files' headers
 FLOAT32 = 1.2e-38, 3.4e38  # what kernels compute with: a smaller number would be 0 there, a larger one infinite
+INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
@@ -174,3 +175,9 @@ def check_numbers(settings: Settings) -> None:
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:
             raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")
+
+
+def check_tensorboard(flag: str) -> None:
+    """UserError unless the package is there that the flag needs."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL_TENSORBOARD}")

@@ -95,7 +95,6 @@ def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
 
 
 ROUNDED = (
-    ["--strategy", "hierarchical", "--overlap"],
     ["--strategy", "hierarchical-sharded", "--transport", "gpu-aware"],
     ["--strategy", "hierarchical-sharded", "--overlap", "--dtype", "bfloat16"],
     ["--strategy", "zero-2", "--overlap"],

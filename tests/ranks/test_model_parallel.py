@@ -62,7 +62,7 @@ def test_every_cut_is_one_serial_rank(comm):
 def test_the_same_bits_twice(comm):
     shapes = {4: [(2, 2, 1), (1, 2, 2), (1, 1, 4)], 8: [(2, 2, 2)]}[comm.size]
     for shape in shapes:
-        for strategy in ("hierarchical-sharded", "zero-2"):
+        for strategy in ("hierarchical-sharded", "zero-2")[: 8 // comm.size]:
             cut = Cut(*shape, strategy, bucket_bytes=1000)
             first, again = (check(one_node(comm), cut, 2) for _ in range(2))
             assert first[1:] == again[1:], cut
@@ -74,9 +74,9 @@ def test_nodes_of_two_that_the_launcher_has_dealt_out(comm):
     """Parts on one node, copies and stages across; and parts across nodes, over messages."""
     world = world_of(comm, comm.Split(comm.rank % (comm.size // 2), comm.rank))
     shapes = {4: [(2, 2, 1), (1, 2, 2), (1, 4, 1), (2, 1, 2)], 8: [(2, 2, 2), (1, 4, 2)]}[comm.size]
-    for shape in shapes:
-        for strategy in ("hierarchical-sharded", "zero-3"):
-            check(world, Cut(*shape, strategy, bucket_bytes=1000), 2)
+    for number, shape in enumerate(shapes):
+        strategy = ("hierarchical-sharded", "zero-3")[number % 2]
+        check(world, Cut(*shape, strategy, bucket_bytes=1000), 2)
 
 
 @pytest.mark.ranks(2, 4)

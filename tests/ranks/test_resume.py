@@ -66,11 +66,10 @@ def cases(ranks):
     for name, kind in STRATEGIES.items():
         if name == "none":
             continue
-        yield ["--strategy", name]
         if kind.overlaps:
             yield ["--strategy", name, "--overlap", "--wire", "bfloat16"]
-        elif kind.operations:
-            yield ["--strategy", name, "--wire", "bfloat16"]
+        else:
+            yield ["--strategy", name]
     yield ["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"]
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"]

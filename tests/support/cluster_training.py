@@ -13,7 +13,7 @@ from strategies import STRATEGIES
 from tests.ranks import test_strategies
 from tests.ranks.test_strategies import cases, distributed, serial
 
-STEPS = 3
+STEPS = 2
 
 
 def all_cases(ranks):

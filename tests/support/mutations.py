@@ -212,7 +212,7 @@ class Damaged:
     named: Path | None = None
     content: Callable = lambda value: value
     lacks: Callable = lambda value: False
-    least: int = 0
+    least: float = 0
 
 
 def read_mutants(case: Damaged, count: int, seed: int = 0) -> Counter:

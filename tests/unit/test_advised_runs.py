@@ -13,7 +13,7 @@ from gpt2.pipeline import SCHEDULES
 from scripts.reports.html_page import _advice
 from scripts.reports.verdict import as_text, diagnose
 from tests.support.make_run import write_run
-from tests.support.pipeline_runs import make_shared, place_of
+from tests.support.pipeline_runs import make_shared, places_of
 from tests.unit.test_advise import answer, run, steps_of
 from tests.unit.test_cost_of_cuts import by_events
 from traces import RunError, read_run
@@ -43,7 +43,10 @@ def rewrite(folder, settings=(), **facts):
 def cut_run(folder, mesh=(1, 1, 4), nodes=(0, 1, 2, 3), **changes):
     """A run of DEEP as train.py writes it, its ranks sharing models."""
     make_shared(folder, **{"mesh": mesh, "nodes": nodes, "hop_ms": 1e3 * HOP_S, "noise": 0.0} | changes)
-    places = [{"rank": rank} | place_of(rank, mesh) for rank in range(len(nodes))]
+    places = [
+        {"rank": rank} | {name: place[name] for name in ("copy", "part", "stage")}
+        for rank, place in enumerate(places_of(mesh))
+    ]
     links = links_of(nodes) if len(set(nodes)) > 1 else []
     flags = SHAPE | {"tensor_parallel": mesh[1], "pipeline_parallel": mesh[2]}
     return rewrite(folder, flags, parameters=Layout(DEEP).count, mesh=places, links=links)

@@ -276,7 +276,7 @@ def test_the_program_prints_it():
         (["--batch-size", "0"], "--batch-size 0: expected a number from 1"),
         (["--batch-size", "3"], "--global-batch 16 with --batch-size 3, expected a multiple of it"),
         (["--seq-len", "65"], "--seq-len 65: expected a number from 1 to 64"),
-        (["--memory", "much"], "'much' is no list of sizes"),
+        (["--memory", "much"], "'much' is no size: expected one"),
         (["--parameters", "2M"], "--parameters or --layers with --global-batch"),
         (["--layers", "2"], "--parameters or --layers with --global-batch"),
         (["--grad-accum", "2"], "--grad-accum with --global-batch"),

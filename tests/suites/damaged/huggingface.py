@@ -53,7 +53,7 @@ def case(folder: Path, name: str, mutate, judge) -> Damaged:
     def content(value):
         return value[0], value[1].flat.tobytes()
 
-    return Damaged(folder / name, mutate, lambda: read(folder), UserError, judge, folder, content, least=1)
+    return Damaged(folder / name, mutate, lambda: read(folder), UserError, judge, folder, content, least=0.5)
 
 
 def tensors(folder: Path, mutate) -> Damaged:
