@@ -21,11 +21,9 @@ def trainer(comm, monkeypatch, shared_path):
 def cases():
     """A strategy's state in each place: on the GPU, or beside parameters in host memory; in parts, also apart."""
     yield ["--strategy", "reduce-scatter", "--transport", "nccl"]
-    yield ["--strategy", "reduce-bcast", "--transport", "nccl", "--dtype", "bfloat16", "--stochastic-rounding"]
     yield ["--strategy", "hierarchical-sharded", "--transport", "host", "--overlap", "--wire", "bfloat16"]
     sharded = ["--strategy", "hierarchical-sharded", "--transport", "nccl", "--overlap", "--wire", "bfloat16"]
     yield [*sharded, "--error-feedback"]
-    yield ["--strategy", "tree", "--wire", "bfloat16", "--error-feedback", "--dtype", "bfloat16"]
     yield ["--strategy", "zero-3", "--overlap", "--dtype", "bfloat16", "--stochastic-rounding"]
 
 

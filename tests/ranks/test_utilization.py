@@ -95,7 +95,7 @@ def test_a_run_on_a_peak_that_is_too_low(comm, shared_path, monkeypatch, capsys)
         measured = iter([1e3, at_end])
         monkeypatch.setattr(utilization, "product_rates", lambda cores: np.full(PERIODS, next(measured)))  # noqa: B023
         run = shared_path / name
-        train_here(start_world(), run, *SMALL, "--steps", 6)
+        train_here(start_world(), run, *SMALL, "--steps", 6, peak=())
         printed = capsys.readouterr().out
         lines = [line for line in printed.splitlines() if line.startswith("step ") and "/6 " in line]
         assert lines
@@ -132,7 +132,7 @@ def test_what_a_run_says(comm, shared_path, capsys):
 
     world, run = start_world(), shared_path / "run"
     server = ["--strategy", "reduce-bcast", "--server", "dedicated"] if world.size > 1 else []
-    train_here(world, run, *SMALL, *server)
+    train_here(world, run, *SMALL, *server, peak=())
     peak = json.loads((run / "config.json").read_text())["peak"]
     assert peak["in_log"] <= sum(filter(None, peak["tflops"]))
     assert peak["source"] == "measured"

@@ -6,11 +6,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def train(world, out, *flags) -> None:
-    """One run on all ranks of `world`, as scripts/train.py with these flags; its folder is whole on return."""
+def train(world, out, *flags, peak=("--peak-tflops", "0.1")) -> None:
+    """One run on all ranks of `world`, as scripts/train.py with these flags; its folder is whole on return.
+
+    peak: flags as well. Without, it is measured, which takes longer than a few small steps do.
+    """
     from scripts import train
 
-    settings = train.parse_settings("", [*map(str, flags), "--out", str(out)])
+    settings = train.parse_settings("", [*peak, *map(str, flags), "--out", str(out)])
     train.train(settings, world)
     world.comm.Barrier()
 
