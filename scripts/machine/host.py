@@ -10,14 +10,14 @@ from dist.control_groups import cpu_quota, memory_limit
 
 
 def machine() -> dict:
-    return {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()}
+    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()}
 
 
 def versions(*packages: str) -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name as Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

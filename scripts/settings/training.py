@@ -11,6 +11,8 @@ from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
 from gpt2.pipeline import SCHEDULES
+from scripts.machine.blas import AS_SET
+from scripts.machine.blas_choice import HELP, METAVAR
 from scripts.settings import presets
 from strategies import AUTO, DEFAULT, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
@@ -143,6 +145,7 @@ class Settings:
     transport: str = setting("auto", "what carries the exchange between GPUs", choices=(AUTO, *TRANSPORTS))
     share_gpus: bool = setting(False, "allow several ranks on one GPU, to try things out")
     threads: int = setting(0, "threads of a rank; 0: as many as its share of the node's cores")
+    blas_kernels: str = setting(AS_SET, HELP, metavar=METAVAR)
     eval_every: int = setting(50, "steps between validations; there is one after the last step too; 0: never")
     eval_steps: int = setting(20, "batches that each rank takes in a validation; 0: the whole validation set")
     sample_every: int = setting(0, "steps between two samples of text, which rank 0 prints; 0: none")

@@ -1,9 +1,14 @@
-"""bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone."""
+"""bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone.
+
+Where this machine has faster BLAS kernels than those that are set, the floor with these is a contender, too.
+"""
 
 import statistics
 import time
 from contextlib import ExitStack, closing
 
+from scripts.machine.blas import L2_SIZE, blas_text
+from scripts.machine.blas_choice import best_kernels, environment_of
 from scripts.machine.host import machine, versions
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
@@ -18,32 +23,43 @@ SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the co
 COMMAND = contender_command()
 SHAPE = ("model", "batch_size", "seq_len", "threads")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
+BEST_FLOOR = "floor-best"  # the floor in a process of its own, with the fastest kernels
 
 
 def bench(settings, config) -> int:
     """Measure, print, write; the exit code."""
-    names = CONTENDERS | (TORCH_CONTENDERS if settings.vs == "torch" else {})
-    report = summarize(settings, measure(settings, names))
-    print(table(report, names))
+    best = best_kernels()
+    names = CONTENDERS | {BEST_FLOOR: f"  by {best['kernels']} kernels"}
+    names |= TORCH_CONTENDERS if settings.vs == "torch" else {}
+    report = summarize(settings, measure(settings, names, best))
+    print(table(report, {name: text for name, text in names.items() if name in report["contenders"]}))
     write_report(settings, report)
     return 0
 
 
-def measure(settings, names) -> dict[str, list[dict]]:
-    """Every contender's reports of its counted steps, after two that are not counted."""
-    results = {name: [] for name in names}
+def measure(settings, names, best: dict) -> dict[str, list[dict]]:
+    """Every contender's reports of its counted steps, after two that are not counted. best: best_kernels()."""
+    results, shape = {}, chosen(settings, *SHAPE)
     with ExitStack() as stack:
-        contenders = {
-            name: stack.enter_context(closing(Contender(COMMAND, name, chosen(settings, *SHAPE)))) for name in names
-        }
-        for contender in contenders.values():
-            for _ in range(2):
-                contender.ask("step")
+        contenders = {}
+        for name in names:
+            if name == BEST_FLOOR and has_kernels(results["floor"][-1]["blas"], best):
+                continue  # it is the floor
+            environment = environment_of(best["name"]) if name == BEST_FLOOR else None
+            maker = "floor" if name == BEST_FLOOR else name
+            contenders[name] = stack.enter_context(closing(Contender(COMMAND, maker, shape, environment)))
+            results[name] = [contenders[name].ask("step") for _ in range(2)]
+        results = {name: [] for name in contenders}
         for _ in range(settings.repeat):
             for name, contender in contenders.items():
                 time.sleep(SETTLE_S)
                 results[name].append(contender.ask("step"))
     return results
+
+
+def has_kernels(blas: dict, best: dict) -> bool:
+    """Whether a process multiplies as the best one of the trial; also where the trial found nothing."""
+    return best["kernels"] in (None, blas["kernels"]) and L2_SIZE not in blas["variables"]
 
 
 def summarize(settings, results) -> dict:
@@ -54,16 +70,18 @@ def summarize(settings, results) -> dict:
         contenders[name] = statistics_of(seconds, ours, settings.batch_size * settings.seq_len) | {
             "peak_memory_bytes": steps[-1]["peak_memory_bytes"],
             "parts_s": {part: statistics.median(step["parts"][part] for step in steps) for part in steps[0]["parts"]},
-            "versions": steps[-1]["versions"],
+            **{name: steps[-1][name] for name in ("versions", "environment", "blas")},
         }
     facts = {"settings": chosen(settings, *SHAPE, "repeat"), "machine": machine() | versions("numpy", "numba")}
-    return facts | {"contenders": contenders}
+    blas = results["ours"][-1]["blas"] | {"asked": settings.blas_kernels}
+    return facts | {"blas": blas, "contenders": contenders}
 
 
 def table(report: dict, names: dict[str, str]) -> str:
     s = report["settings"]
     lines = [
         f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['threads']} threads, {s['repeat']} steps in turn",
+        blas_text(report["blas"]),
         "",
         f"{'':24} {'step, s':>9} {'min':>7} {'max':>7} {'tokens/s':>9} {'ours / it':>9} {'memory, GB':>11}",
     ]
@@ -73,9 +91,9 @@ def table(report: dict, names: dict[str, str]) -> str:
             f"{text:24} {c['step_s']:9.3f} {c['min_s']:7.3f} {c['max_s']:7.3f} {c['tokens_per_s']:9.1f} "
             f"{c['ours_over_this']:9.3f} {c['peak_memory_bytes'] / 1e9:11.2f}"
         )
-    for name in CONTENDERS:
+    for name in (name for name in (*CONTENDERS, BEST_FLOOR) if name in names):
         c = report["contenders"][name]
-        lines += ["", f"{names[name]}, where the step goes:"]
+        lines += ["", f"{names[name].strip()}, where the step goes:"]
         lines += [
             f"    {part:28} {seconds * 1e3:9.1f} ms {seconds / c['step_s']:6.1%}"
             for part, seconds in c["parts_s"].items()

@@ -2,16 +2,21 @@
 
     python scripts/bench_step.py --contender NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 64, "threads": 2}'
 
-Answers {"do": "step"} with one step's step_s, parts (seconds by name), peak_memory_bytes, versions.
+Answers {"do": "step"} with one step's step_s, parts (seconds by name), peak_memory_bytes, versions, environment: the
+variables that shape its products, and blas: NumPy's in its process (scripts/machine/blas.py), None of PyTorch.
 """
 
+import os
 import resource
 from collections import defaultdict
 from importlib.metadata import version
 from time import perf_counter
 from types import SimpleNamespace
 
+from scripts.machine.blas import blas_facts
 from scripts.step_bench.process import import_torch
+
+SHAPING = "OPENBLAS_", "OMP_", "MKL_", "KMP_", "GOMP_"  # what the variables begin with that BLAS and OpenMP look at
 
 
 def ours(shape):
@@ -121,11 +126,16 @@ def answering(make):
 
     def make_functions(shape):
         one_step, versions = make(shape)
+        facts = {
+            "versions": versions,
+            "environment": {name: value for name, value in os.environ.items() if name.startswith(SHAPING)},
+            "blas": blas_facts(os.environ) if "numpy" in versions else None,
+        }
 
         def step():
             seconds, parts = one_step()
             peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return {"step_s": seconds, "parts": parts, "peak_memory_bytes": peak_bytes, "versions": versions}
+            return {"step_s": seconds, "parts": parts, "peak_memory_bytes": peak_bytes} | facts
 
         return {"step": step}
 

@@ -33,12 +33,12 @@ from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
-from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, run_table
+from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, blas_of_ranks, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
 from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
-from scripts.training.utilization import Utilization, find_peak, measured_peak
+from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
@@ -96,13 +96,14 @@ def assemble(settings, world, lock) -> Parts:
     links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links)
+    choice |= blas_of_ranks(world, s.blas_kernels)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
-    utilization = new_utilization(s, world, backend.kernels, choice)
+    utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
@@ -202,11 +203,11 @@ def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
-def new_utilization(s, world, kernels, choice: dict) -> Utilization:
-    """What says MFU. A peak that is measured now is measured again when the run ends. Collective."""
+def utilization_of(s, world, kernels, choice: dict) -> Utilization:
+    """What says MFU. Collective."""
+    blas = next(kind for kind in choice["blas"] if world.rank in kind["ranks"]) | {"ranks": None}
     computes = computing_ranks(s, world.size)
-    peak = find_peak(world, computes, s.peak_tflops, kernels, choice.get("gpus"))
-    return Utilization(peak, partial(measured_peak, world, computes, kernels.device) if peak.is_measured else None)
+    return new_utilization(world, computes, s.peak_tflops, kernels.device, choice.get("gpus"), blas)
 
 
 def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code) -> RunFolder | None:

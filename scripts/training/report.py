@@ -14,6 +14,8 @@ from dist.probe.links import clock_offset, probe_links
 from dist.world import library_name
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
+from scripts.checkup.findings import Ranks
+from scripts.machine.blas import blas_facts, blas_text
 from scripts.training.meeting import Meeting
 from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
@@ -40,13 +42,42 @@ def run_table(
         **({"cut": cut} if cut else {}),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(threads, 'thread')} on rank 0",
-        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else {}),
+        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else _blas_line(choice["blas"])),
         "peak": str(peak),
         "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
         "MPI": library_name(),
         "run folder": str(path),
     }
     return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
+
+
+def blas_of_ranks(world, asked: str) -> dict:
+    """{"blas": for each kind of BLAS and CPU in the job what blas_facts says of it, and "ranks"}. Collective.
+
+    For config.json. asked: --blas-kernels. Rank 0 warns of unlike kinds.
+    """
+    kinds = []
+    for rank, facts in enumerate(world.comm.allgather(blas_facts(os.environ, asked))):
+        like = next((kind for kind in kinds if kind | {"ranks": None} == facts | {"ranks": None}), None)
+        if like is None:
+            kinds.append(like := facts | {"ranks": []})
+        like["ranks"].append(rank)
+    if world.rank == 0 and len(kinds) > 1:
+        warn(unlike_blas(kinds, world.places))
+    return {"blas": kinds}
+
+
+def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
+    """Which ranks have which kernels and CPUs, in a sentence. kinds: as blas_of_ranks has them."""
+    said = []
+    for kind in kinds:
+        ranks = Ranks({"place": places[rank]} for rank in kind["ranks"])
+        said.append(f"{blas_text(kind)} on {kind['processor']} ({', '.join(kind['instructions'])}): {ranks.names}")
+    return f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}"
+
+
+def _blas_line(kinds: list[dict]) -> dict[str, str]:
+    return {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
 
 
 def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:

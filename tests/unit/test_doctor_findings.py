@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts.checkup import gpus, machine, network, software
+from scripts.checkup import blas, gpus, machine, network, software
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, find
 from scripts.checkup.report import verdict
 from scripts.doctor import CHECKS
@@ -27,7 +27,7 @@ from tests.support.doctor_job import (
     healthy,
 )
 
-SUBJECTS = (software, machine, network, gpus)
+SUBJECTS = (software, blas, machine, network, gpus)
 MISSING = {"vocab.bpe": "6d1c"}
 
 # what is found: (what is changed, severity, words of the finding's text, words of its fix)
@@ -67,6 +67,20 @@ CASES = {
         (change("BLAS", [], 2, 3), SLOW, "BLAS is unknown on node1", "OMP_NUM_THREADS=1"),
         (change("BLAS", [{"name": "blis", "version": "1", "threads": 8, "held_to": 8}], 2, 3), SLOW,
          "blis keeps 8 threads in each of 2 ranks on node1", "OMP_NUM_THREADS=1"),
+    ],
+    "slow_kernels": [
+        (changes(change("BLAS kernels/text", "OpenBLAS, Nehalem kernels (forced)", 2, 4),
+                 change("BLAS kernels/variables", {"OPENBLAS_CORETYPE": "Nehalem"}, 2, 4),
+                 change("BLAS kernels/trial", {"as_set": 12e9, "flops": 30e9, "name": None, "kernels": "Zen"}, 2),
+                 change("BLAS kernels/trial", {"as_set": 12e9, "flops": 36e9, "name": None, "kernels": "Zen"}, 4)),
+         SLOW, "(forced) on node1 and node2: matrix products take 3.0 times as long as by Zen kernels (12 of 36 GFLOP",
+         "unset OPENBLAS_CORETYPE, or start training with --blas-kernels best"),
+        (change("BLAS kernels/trial", {"as_set": 2e9, "flops": 4e9, "name": "SkylakeX", "kernels": "SkylakeX"}, 0),
+         SLOW, "Zen kernels on node0: matrix products take 2.0 times as long as by SkylakeX", "start training with"),
+    ],
+    "unlike_kernels": [
+        (change("BLAS kernels/kernels", "SkylakeX", *NODE_1), NOTE,
+         "Zen on node0, node2 and node3; SkylakeX on node1", "--blas-kernels NAME"),
     ],
     "numba_cache": [(change("numba's cache/folder", None, 6), SLOW, "can write no cache on node3", "NUMBA_CACHE_DIR")],
     "tokenizer_files": [

@@ -1,0 +1,98 @@
+"""Answers that a machine gives once: kept for the user's next programs, and for the other ranks that ask at once.
+
+An answer is a small file, named by a hash of all that it depends on, which it also holds. It lies in the user's cache
+folder, or else in the machine's folder for temporary files. Where neither can be written, everybody finds the answer by
+himself: nobody waits for ever, and nothing ends of it.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from gpt2.errors import UserError
+from gpt2.files import read_bytes, write_json
+
+WAIT_S = 15.0  # for another process that finds the answer; then this one finds it, too
+LOOK_S = 0.02
+
+
+def once(name: str, facts: dict, find: Callable[[], dict], is_usable: Callable[[dict], bool]) -> dict:
+    """The answer that is kept for these facts, which JSON can hold; without one, what find() returns, which is kept.
+
+    Of several processes that ask at once, one finds it and the others wait. is_usable: whether a kept one may be taken.
+    """
+    path = place_of(name, facts)
+    if path is None:
+        return find()
+    if (answer := read(path, facts, is_usable)) is not None:
+        return answer
+    with _locked(path.with_suffix(".lock")):
+        answer = read(path, facts, is_usable)
+        if answer is None:
+            write(path, facts, answer := find())
+        return answer
+
+
+def place_of(name: str, facts: dict) -> Path | None:
+    """The file of an answer, whether it is there or not; None where nothing can be kept."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return next((folder / f"{name}-{digest}.json" for folder in _folders() if _can_keep(folder)), None)
+
+
+def read(path: Path | None, facts: dict, is_usable: Callable[[dict], bool]) -> dict | None:
+    """The answer in a file, if it is one to these facts and can be used."""
+    try:
+        kept = json.loads(read_bytes(path)) if path else None
+        return kept["answer"] if kept and kept["facts"] == facts and is_usable(kept["answer"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
+        return None  # there is none, or another hand has been at it
+
+
+def write(path: Path | None, facts: dict, answer: dict) -> None:
+    with suppress(UserError, OSError):  # a full disk: it is found again
+        if path:
+            write_json(path, {"facts": facts, "answer": answer})
+
+
+def _folders() -> list[Path]:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [Path(cache, "gpt2-mpi"), Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")]
+
+
+def _can_keep(folder: Path) -> bool:
+    """Whether files can be written there: tried, as root may write everywhere but to a disk that is read-only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            # Anybody may have made a folder of that name among the temporary files.
+            return folder.stat().st_uid == os.getuid() or folder.parent != Path(tempfile.gettempdir())
+    except OSError:
+        return False
+
+
+@contextmanager
+def _locked(path: Path):
+    """The block alone among the processes of a machine that come here; at the latest after WAIT_S it goes on anyway."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file, end = stack.enter_context(open(path, "w")), time.monotonic() + WAIT_S
+            while not _take(file) and time.monotonic() < end:
+                time.sleep(LOOK_S)
+        yield
+
+
+def _take(file) -> bool:
+    """Whether waiting has an end: the lock is this process's, or the file system has none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
