@@ -1,6 +1,7 @@
 """scripts/training/utilization.py: whose peak MFU is a part of, and what a training run says of it."""
 
 import json
+import math
 import threading
 from types import SimpleNamespace
 
@@ -9,13 +10,23 @@ import pytest
 
 from gpt2.kernels.numpy import Cores
 from scripts.training import utilization
-from scripts.training.utilization import PERIODS, PRODUCT_SIZE, Peak, Utilization, datasheet_peak, product_rates
+from scripts.training.utilization import PERIODS, SHAPES, Peak, Utilization, datasheet_peak, product_rates
 from tests.support.in_process import log
 from tests.support.in_process import train as train_here
 
 SMALL = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 16, "--steps", 2, "--eval-every", 0]
 PARAMETERS = 256 * 16 + 16 * 16 + (12 * 16**2 + 13 * 16) + 2 * 16
+BLAS = {
+    "library": "openblas", "version": "0.3.31", "kernels": "Haswell", "processor": "EPYC", "instructions": ["AVX2"],
+    "variables": {},
+}  # fmt: skip
 FLOPS_PER_TOKEN = 6 * PARAMETERS + 6 * 1 * 16 * 16
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch, tmp_path):
+    """Of another test, or of the machine: peaks are kept where nobody else looks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -28,10 +39,11 @@ def test_the_rate_is_the_threads_products_over_their_time(threads, monkeypatch):
         return clocks.now
 
     monkeypatch.setattr(utilization.time, "perf_counter", look)
-    monkeypatch.setattr(utilization.np, "matmul", lambda a, b, out: products.append((a.shape, b.shape, out.shape)))
+    monkeypatch.setattr(utilization.np, "matmul", lambda a, b, out: products.append((*a.shape, out.shape[1])))
     rates = product_rates(Cores(threads))
-    assert rates == pytest.approx([threads * 2 * PRODUCT_SIZE**3 / 0.005] * PERIODS)
-    assert set(products) == {3 * ((PRODUCT_SIZE, PRODUCT_SIZE),)}
+    expected = [threads * 2 * math.prod(SHAPES[period % len(SHAPES)]) / 0.005 for period in range(PERIODS)]
+    assert rates == pytest.approx(expected)
+    assert set(products) == set(SHAPES)
     whole = PERIODS * utilization.PERIOD_S / 0.005
     assert whole <= len(products) / threads <= whole + 1, "periods follow one another, and end when they must"
 
@@ -41,7 +53,7 @@ def test_a_product_longer_than_all_periods_counts_once(monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(utilization.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(utilization.np, "matmul", lambda a, b, out: None)
-    assert product_rates(Cores(1)).tolist() == [2.0 * PRODUCT_SIZE**3, 0, 0, 0, 0]
+    assert product_rates(Cores(1)).tolist() == [2.0 * math.prod(SHAPES[0])] + [0] * (PERIODS - 1)
 
 
 @pytest.mark.any_mpi
@@ -58,30 +70,78 @@ def test_the_best_period_of_all_ranks_together_is_the_peak(comm, monkeypatch):
     assert peak.tflops == [None, pytest.approx(7.0)]
 
 
+@pytest.mark.any_mpi
+@pytest.mark.ranks(1, 3)
+def test_a_peak_is_measured_once_for_a_jobs_shape(comm, shared_path, monkeypatch):
+    """And again where one node has not kept it, or other kernels, threads or ranks compute. A step raises it."""
+    from dist.world import start_world
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_path / "cache"))
+    world, measured = start_world(), []
+    computes = [rank > 0 or world.size == 1 for rank in range(world.size)]
+
+    def measure():
+        comm.Barrier()  # else a rank may be so early that it finds what another has just kept
+        measured.append(float(len(measured) + 1))
+        return Peak([measured[-1] if computing else None for computing in computes], "measured")
+
+    def peak(threads=1, **changed):
+        facts = utilization.node_facts(world, computes, threads, BLAS | changed)
+        return utilization.kept_peak(world, facts, measure), facts
+
+    workers = sum(computes)
+    for _ in range(2):
+        assert peak()[0] == Peak([1.0 if computing else None for computing in computes], "measured")
+    assert (peak(threads=2)[0].flops, peak(kernels="SkylakeX")[0].flops) == (2e12 * workers, 3e12 * workers)
+    assert (len(measured), peak()[0].flops) == (3, 1e12 * workers)
+
+    known, facts = peak()
+    for fastest, rate in ((1.5e12, 1.5), (1.2e12, 1.5)):  # a later run that is slower lowers nothing
+        utilization.keep_peak(world, facts, known, fastest * workers if world.rank == 0 else 0.0)
+        assert peak()[0].flops == pytest.approx(rate * 1e12 * workers)
+        comm.Barrier()
+
+
+@pytest.mark.any_mpi
+def test_a_kept_peak_that_does_not_fit_is_no_peak():
+    fits = [
+        utilization._fits([True, False], {"tflops": rates})
+        for rates in ([1.0, None], [1.0], [1.0, 2.0], [None, 1.0], [-1.0, None], [float("inf"), None], [1.0, "x"])
+    ]
+    assert fits == [True] + 6 * [False]
+
+
 def test_a_peak_that_was_too_low_is_raised_and_said():
-    peak = Peak([None, 0.5, 0.5], "measured")
+    peak, raised = Peak([None, 0.5, 0.5], "measured"), []
     assert peak.mfu(0.4e12) == {"mfu": 0.4}
-    seen = Utilization(peak, lambda: Peak([None, 0.75, 0.75], "measured"))
+    again = Peak([None, 0.75, 0.75], "measured")
+    seen = Utilization(peak, lambda: again, lambda *known: raised.append(known))
     assert seen.of_step(1e12) == {"mfu": 1.0}, "all of it is no more than it"
     assert seen.of_step(2e12) == {"mfu": 1.0, "peak_underestimated": True}
     assert seen.of_step(1e12) == {"mfu": 0.5, "peak_underestimated": True}
     facts, line = seen.at_end()
     assert facts == {"tflops": [None, 0.75, 0.75], "source": "measured", "in_log": 2.0}
     assert line == (
-        "the peak of 1 TFLOP/s (measured) was underestimated: at the end 1.5 were measured, the fastest step reached 2"
+        "the peak of 1 TFLOP/s (measured) was underestimated: at the end 1.5 were measured, the fastest step reached "
+        "2; later runs take 2"
     )
-    seen = Utilization(Peak([1.0], "--peak-tflops"), None)
+    assert raised == [(again, 2e12)]
+    seen = Utilization(Peak([1.0], "--peak-tflops"))
     assert (seen.of_step(0.5e12), seen.at_end()) == ({"mfu": 0.5}, (None, None))
-    seen.of_step(2e12)
-    line = "the peak of 1 TFLOP/s (--peak-tflops) was underestimated: the fastest step reached 2"
-    assert seen.at_end() == (None, line)
-    assert Utilization(Peak(None, "no datasheet"), None).at_end() == (None, None)
+    seen.of_step(1.01e12)
+    line = "the peak of 1 TFLOP/s (--peak-tflops) was underestimated: the fastest step reached 1.01"
+    assert seen.at_end() == (None, line), "also where it is little"
+    assert Utilization(Peak(None, "no datasheet")).at_end() == (None, None)
 
 
-def test_a_second_measurement_that_is_lower_changes_nothing():
-    seen = Utilization(Peak([1.0], "measured"), lambda: Peak([0.2], "measured"))
+@pytest.mark.parametrize("rate", [0.2, 1.05])
+def test_a_second_measurement_that_says_nothing_new_changes_nothing(rate):
+    """So runs that are compared are parts of one peak, whatever each has measured at its end."""
+    raised = []
+    seen = Utilization(Peak([1.0], "measured"), lambda: Peak([rate], "measured"), lambda *known: raised.append(known))
     seen.of_step(0.9e12)
     assert seen.at_end() == ({"tflops": [1.0], "source": "measured", "in_log": 1.0}, None)
+    assert raised == [(seen.peak, 0.9e12)]
 
 
 @pytest.mark.any_mpi
@@ -92,6 +152,7 @@ def test_a_run_on_a_peak_that_is_too_low(comm, shared_path, monkeypatch, capsys)
     from scripts import diagnose, plot
 
     for name, at_end in (("busy", 1e3), ("free", 1e15)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(shared_path / "caches" / name))
         measured = iter([1e3, at_end])
         monkeypatch.setattr(utilization, "product_rates", lambda cores: np.full(PERIODS, next(measured)))  # noqa: B023
         run = shared_path / name
