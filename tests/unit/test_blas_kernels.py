@@ -171,6 +171,24 @@ def test_the_kernels_of_a_name_multiply():
     assert "OpenBLAS has no kernels of that name" in outcome(CHOOSE, "--blas-kernels", "Fast")
 
 
+PROGRAM = """
+import runpy, sys
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+except SystemExit:
+    pass
+from scripts.machine.blas import loaded_blas
+print("\\n" + loaded_blas()["kernels"])
+"""
+
+
+@needs_openblas
+@pytest.mark.parametrize("name", ["train", "evaluate", "sample", "bench_step"])
+def test_each_program_chooses_before_numpy_is_there(name):
+    program = str(ROOT / "scripts" / f"{name}.py")
+    assert outcome(PROGRAM, program, "--blas-kernels", "nehalem", "--help").splitlines()[-1] == "Nehalem"
+
+
 @needs_openblas
 def test_the_best_kernels_win_over_a_variable():
     own = outcome(CHOOSE)
