@@ -10,7 +10,7 @@ from gpt2.kernels.cupy import cublaslt, device
 from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.cuda_shim.shim import Shim, lasting_build
-from tests.support.in_process import log
+from tests.support.in_process import PEAK_GIVEN, log
 from tests.support.in_process import train as train_here
 
 SMALL = ["--n-layer", 1, "--n-head", 1, "--n-embd", 64, "--context", 8, "--vocab-size", 100, "--steps", 2]
@@ -46,7 +46,7 @@ class Trainer:
             write_shard(self.folder / "tokens.bin", np.random.default_rng(1).integers(100, size=3001).astype(np.uint16))
         comm.Barrier()
 
-    def run(self, *flags, world=None, **machine):
+    def run(self, *flags, world=None, peak=PEAK_GIVEN, **machine):
         """(loss and norm of each step and the last validation loss, the checkpoint's bytes) of one run."""
         world = world or self.world
         self.count += 1
@@ -54,7 +54,7 @@ class Trainer:
         fake_cupy.install(self.monkeypatch, self.shim, **{"gpus": 4, "nccl": True} | machine)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
         registered = fake_cupy.Host.registered
-        train_here(world, out, *SMALL, *USUAL, *data, *flags)
+        train_here(world, out, *SMALL, *USUAL, *data, *flags, peak=peak)
         assert fake_cupy.Host.registered == registered, "all memory that was pinned is let go"
         lines = log(out)
         curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]

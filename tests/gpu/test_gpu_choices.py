@@ -115,7 +115,7 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     assert "--backend auto takes numpy: --backend cupy: no GPU" in capsys.readouterr().out or comm.rank
     trainer.run("--n-head", 2)
     assert trainer.config["settings"]["backend"] == "numpy"
-    trainer.run()
+    trainer.run(peak=())
     assert trainer.config["settings"]["backend"] == "cupy"
     assert trainer.config["settings"]["transport"] == "nccl"
     assert len({gpu["id"] for gpu in trainer.config["gpus"]}) == 2
@@ -126,7 +126,7 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
         comm.rank == 0
     )
     monkeypatch.setitem(gpu_machine.PEAK_TFLOPS, "shim", 8)
-    trainer.run("--share-gpus", gpus=1)
+    trainer.run("--share-gpus", peak=(), gpus=1)
     assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
     assert trainer.config["settings"]["transport"] == "gpu-aware"
     assert "NCCL wants a GPU for each rank" in trainer.config["transport_why"]

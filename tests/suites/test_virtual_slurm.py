@@ -61,7 +61,15 @@ def test_nothing_stays_after(number, tmp_path):
 
 
 def processes_with(word: str) -> bool:
-    return any(word in path.read_bytes().decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline"))
+    return any(word in command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def command_line(file: Path) -> str:
+    """One process's command line; nothing where it ends meanwhile."""
+    try:
+        return file.read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until(happens) -> None:

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PEAK_GIVEN = ("--peak-tflops", "0.1")
 
 
-def train(world, out, *flags, peak=("--peak-tflops", "0.1")) -> None:
+def train(world, out, *flags, peak=PEAK_GIVEN) -> None:
     """One run on all ranks of `world`, as scripts/train.py with these flags; its folder is whole on return.
 
     peak: flags as well. Without, it is measured, which takes longer than a few small steps do.
