@@ -26,6 +26,7 @@ INSTRUCTIONS = {
 TOLD = "AVX2", "AVX-512", "AVX512_BF16", "AMX", "SVE", "BF16"
 WIDTHS = "AVX", "AVX2", "AVX-512"
 X86 = {
+    "Katmai": "SSE3",  # what OpenBLAS calls its oldest kernels, Prescott's, once they are loaded
     "Prescott": "SSE3", "Core2": "SSSE3", "Penryn": "SSE4", "Dunnington": "SSE4", "Nehalem": "SSE4",
     "Opteron": "3DNow", "Opteron_SSE3": "3DNow", "Barcelona": "SSE4A", "Bobcat": "SSE4A", "Atom": "SSSE3",
     "Nano": "SSSE3", "Sandybridge": "AVX", "Bulldozer": "AVX FMA4", "Piledriver": "AVX FMA4",

@@ -12,6 +12,7 @@ import sys
 import time
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from gpt2.errors import UserError
@@ -46,7 +47,7 @@ def choose(arguments: list[str]) -> None:
 def asked_for(arguments: list[str]) -> str:
     """The flag's value on a command line, of several the last, as argparse takes it."""
     asked = AS_SET
-    for word, after in zip(arguments, [*arguments[1:], AS_SET], strict=True):
+    for word, after in pairwise([*arguments, AS_SET]):
         if word == FLAG:
             asked = after
         elif word.startswith(f"{FLAG}="):

@@ -62,7 +62,7 @@ def test_the_best_period_of_all_ranks_together_is_the_peak(comm, monkeypatch):
     """Not each rank's own best one, which it may have had a core alone for. 10 of 30 in all, of which one made 16."""
     from dist.world import start_world
 
-    rates = {0: [1.0, 9.0, 4.0, 2.0, 0.0], 1: [7.0, 1.0, 5.0, 1.0, 0.0]}[comm.rank]
+    rates = {0: [1.0, 9.0, 4.0, 2.0], 1: [7.0, 1.0, 5.0, 1.0]}[comm.rank] + [0.0] * (PERIODS - 4)
     monkeypatch.setattr(utilization, "product_rates", lambda cores: 1e12 * np.array(rates))
     peak = utilization.measured_peak(start_world(), [True, True], None)
     assert (peak.tflops, peak.source) == (pytest.approx([10 * 16 / 30, 10 * 14 / 30]), "measured")
