@@ -1,4 +1,4 @@
-"""What forward leaves for backward: the arrays, and how many numbers a model that trains holds of them."""
+"""What forward leaves for backward: the arrays, and how many bytes a model that trains holds of them."""
 
 from types import SimpleNamespace
 
@@ -24,39 +24,51 @@ def new_activations(kernels, config: GPT2Config, piece: Piece, B: int, T: int, d
     def new(*shape):
         return kernels.empty(shape, dtype)
 
+    def operand(*shape):
+        return kernels.empty(shape, kernels.operand_dtype or dtype)
+
     def of_rows(*shape):
         return kernels.empty(shape, np.promote_types(dtype, np.float32))
 
     def layer():
         return SimpleNamespace(
-            residual1=new(N, C), ln1=new(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
-            qkv=new(N, 3 * A), attention=new(N, A), logsumexp=of_rows(B, piece.share_size(config.n_head), T),
-            residual2=new(N, C), ln2=new(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
-            gelu=new(N, F), gelu_saved=new(N, F),
+            residual1=new(N, C), ln1=operand(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
+            qkv=operand(N, 3 * A), attention=operand(N, A), logsumexp=of_rows(B, piece.share_size(config.n_head), T),
+            residual2=new(N, C), ln2=operand(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
+            gelu=operand(N, F), gelu_saved=operand(N, F),
         )  # fmt: skip
 
     layers = [layer() for _ in range(piece.first_layer, piece.stop_layer)]
     kept = SimpleNamespace(layers=layers, exponentials=None, row_scale=None)
     if piece.is_last:
-        kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd = new(N, C), new(N, C), of_rows(N), of_rows(N)
+        kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd = new(N, C), operand(N, C), of_rows(N), of_rows(N)
         kept.losses = of_rows(N)
         if trains:
-            kept.exponentials, kept.row_scale = new(N, piece.share_size(config.padded_vocab_size)), of_rows(N)
+            kept.exponentials, kept.row_scale = operand(N, piece.share_size(config.padded_vocab_size)), of_rows(N)
     kept.inputs = kept.layers[0].residual1 if kept.layers else kept.residual
     return kept
 
 
-def activation_count(
-    config, batch_size: int, sequence_length: int, piece: Piece | None = None, in_flight: int = 1
+def activation_bytes(
+    config,
+    batch_size: int,
+    sequence_length: int,
+    piece: Piece | None = None,
+    in_flight: int = 1,
+    operand_bytes: int = 4,
 ) -> int:
-    """How many numbers a model, or a piece, that trains holds beside parameters and gradients: those of GPT2."""
+    """What a float32 model, or a piece, that trains holds beside parameters and gradients: the arrays of GPT2.
+
+    operand_bytes: of a number in what is only ever an operand of products.
+    """  # fmt: skip
     piece, rows, C = piece or whole(config), batch_size * sequence_length, config.n_embd
     heads, (channels, columns) = piece.share_size(config.n_head), widths(config, piece)
-    layer = 4 * C + 4 * channels + 2 * columns + heads + 4
-    kept = (piece.stop_layer - piece.first_layer) * layer
+    layers = piece.stop_layer - piece.first_layer
+    kept, operands = layers * (2 * C + heads + 4), layers * (2 * C + 4 * channels + 2 * columns)
     if piece.is_last:
-        kept += 2 * C + 4 + piece.share_size(config.padded_vocab_size)
-    shared = 3 * C + 3 * channels + columns  # branch, dbranch, dresidual, dqkv, dfc
+        kept, operands = kept + C + 4, operands + C + piece.share_size(config.padded_vocab_size)
+    shared = 3 * C  # branch, dbranch, dresidual
     if piece.parts > 1:
         shared += channels - 2 * C  # dattention; the branches lie in memory that the parts share
-    return rows * (in_flight * kept + shared + (0 if piece.is_last else C))
+    numbers = in_flight * kept + shared + (0 if piece.is_last else C)
+    return rows * (4 * numbers + operand_bytes * (in_flight * operands + 3 * channels + columns))  # and dqkv, dfc

@@ -85,7 +85,8 @@ class GPT2:
         if self.gradients is not None:
             # Forward has used its branch before backward begins, so both may have the one room.
             self.dbranch = self.kernels.empty((N, C), dtype) if room is None else room
-            self.dresidual, self.dqkv, self.dfc = (self.kernels.empty((N, n), dtype) for n in (C, 3 * A, F))
+            self.dresidual = self.kernels.empty((N, C), dtype)
+            self.dqkv, self.dfc = (self.kernels.empty((N, n), self.kernels.operand_dtype or dtype) for n in (3 * A, F))
             self.dattention = self.dbranch if A == C else self.kernels.empty((N, A), dtype)
 
     def inputs(self, slot: int):
@@ -122,7 +123,7 @@ class GPT2:
         """Logits (B, T, V) of tokens (B, T), newly allocated; of a whole model."""
         kept = self.kept[0]
         self._transform(tokens, kept)
-        out = self.kernels.empty((len(kept.lnf), self.config.padded_vocab_size), kept.lnf.dtype)
+        out = self.kernels.empty((len(kept.lnf), self.config.padded_vocab_size), self.parameters.flat.dtype)
         self.kernels.linear_forward(out, kept.lnf, self.parameters.wte, None)
         return out.reshape(*tokens.shape, -1)[:, :, : self.config.vocab_size]
 

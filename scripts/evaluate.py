@@ -30,7 +30,7 @@ from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
 from scripts.machine.blas import AS_SET, blas_facts, remark
-from scripts.settings.training import AUTO, OneLineParser
+from scripts.settings.training import AUTO, DTYPES, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
 
@@ -48,7 +48,7 @@ def evaluate(settings, world) -> None:
         blas_choice.check(s.blas_kernels)
     if world.rank == 0 and (line := remark(blas_facts(os.environ, s.blas_kernels))):
         say(line, on_stderr=True)
-    model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.threads, world)
+    model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {
         "val_data": lambda: of_validation(model, s.val_data, world),
         "text": lambda: of_text(model, s.text, s.tokenizer, world),
@@ -79,6 +79,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--seq-len", type=int, metavar="T", help="tokens in a window of --val-data and --text (the model's context)")
     add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products on cores ({DTYPES[0]})")
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
     add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")

@@ -29,6 +29,7 @@ from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.tokenizer import choose_tokenizer
+from scripts.settings.training import DTYPES
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 
@@ -64,6 +65,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--seed", type=int, default=1337, help="the same seed gives the same text (1337)")
     add("--tokenizer", choices=TOKENIZERS, help="the run's; else gpt2 for a vocabulary of 50257, bytes for 256")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products ({DTYPES[0]})")
     add("--threads", type=int, help="CPU cores to use (all)")
     add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     return parser.parse_args(arguments)
@@ -80,7 +82,7 @@ def begin(settings):
     config = weights.read_config(settings.model)
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
     parameters = weights.load(settings.model)
-    kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)))
+    kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
     pieces = sample_text(kernels, parameters, encoding, settings.prompt, settings.tokens, sampling, settings.seed)
     size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
     facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores"

@@ -13,6 +13,9 @@ gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and 
 Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
 (gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them: so far in numpy alone.
 
+With operand_dtype, which the bound set has beside its functions, activations that are only ever operands of products
+are of that dtype (gpt2/activations.py; dqkv, dfc): bfloat16 on CPUs. None: of the parameters'.
+
 With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps: it makes
 its step on that, and rounds it into the parameters.
 """
@@ -42,16 +45,19 @@ KERNELS = (
 )
 
 
-def load_kernels(backend: str, threads: int, gpu: int = 0, tf32: bool = False) -> SimpleNamespace:
+def load_kernels(
+    backend: str, threads: int, gpu: int = 0, tf32: bool = False, dtype: str = "float32"
+) -> SimpleNamespace:
     """The kernels of `backend`, bound to what they run on, their `device`: `kernels.sum_of_squares(flat)`.
 
-    numpy: `threads` cores. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
+    numpy: `threads` cores; dtype "bfloat16" rounds the operands of products to that. cupy: the `gpu`-th of the GPUs
+    that this process sees; UserError where there is none.
     tf32: float32 products keep 10 bits of mantissa, on its tensor cores.
     """
     if backend == "numpy":
         from gpt2.kernels import numpy as kernel_set
 
-        device = kernel_set.Cores(threads)
+        device = (kernel_set.Cores if dtype == "float32" else kernel_set.bfloat16_cores)(threads)
     elif backend == "cupy":
         from gpt2.kernels import cupy as kernel_set
 
@@ -64,4 +70,4 @@ def load_kernels(backend: str, threads: int, gpu: int = 0, tf32: bool = False) -
 def bind(kernel_set, device) -> SimpleNamespace:
     """The functions of a kernel set with their first argument filled in, and that argument: `device`."""
     functions = {name: partial(getattr(kernel_set, name), device) for name in KERNELS}
-    return SimpleNamespace(**functions, device=device)
+    return SimpleNamespace(**functions, device=device, operand_dtype=getattr(device, "operand_dtype", None))

@@ -31,8 +31,9 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
             check_arrays(settings, f" ({why})")
         settings = with_strategy(replace(settings, transport="host"), world, layout.size, links, wire_format)
         settings = with_operation(settings, operation)
-        made_by = partial(OnCores, settings, world, layout, adamw, wire_format, load_kernels("numpy", threads))
-        return settings, made_by, {"backend_why": why}
+        kernels = load_kernels("numpy", threads, dtype=settings.dtype)
+        made_by = partial(OnCores, settings, world, layout, adamw, wire_format, kernels)
+        return settings, made_by, {"backend_why": why, "products": kernels.device.how}
     identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
     shared = shared_gpus(world.places, identities)
     with world.together(UserError):

@@ -84,11 +84,6 @@ def check_arrays(settings: Settings, why: str = "") -> None:
 
     why: the reason for which --backend auto took this backend, in brackets.
     """
-    if settings.backend == "numpy" and settings.dtype != "float32":
-        raise UserError(
-            f"--dtype {settings.dtype} with --backend numpy{why}, which computes in float32: use --backend cupy, or "
-            "leave it out"
-        )
     if settings.tf32 and settings.backend == "numpy":
         raise UserError(
             f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
@@ -101,6 +96,11 @@ def check_arrays(settings: Settings, why: str = "") -> None:
             raise UserError(
                 f"--stochastic-rounding with --dtype {settings.dtype}, whose parameters are not rounded: add --dtype "
                 "bfloat16, or leave it out"
+            )
+        if settings.backend == "numpy":
+            raise UserError(
+                f"--stochastic-rounding with --backend numpy{why}, whose parameters stay float32: use --backend cupy, "
+                "or leave it out"
             )
         check_rounding(kind, settings.strategy, settings.wire)
     if kind and settings.overlap and settings.backend == "numpy" and overlaps_over_nccl(kind):

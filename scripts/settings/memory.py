@@ -6,7 +6,7 @@ from collections import Counter
 from dist.cost.memory import VECTOR_BYTES
 from dist.mesh import positions
 from dist.sharded import LAYER_SLOTS
-from gpt2.activations import activation_count
+from gpt2.activations import activation_bytes
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
@@ -40,8 +40,14 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
     """On this rank's node, where each rank has a whole model of so many parameters."""
     needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
-    activations = activation_count(config, settings.batch_size, settings.seq_len)
-    return needed + VECTOR_BYTES * activations * max(1, world.local_size - (settings.server == "dedicated"))
+    operand_bytes = bytes_of_operands(settings)
+    activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
+    return needed + activations * max(1, world.local_size - (settings.server == "dedicated"))
+
+
+def bytes_of_operands(settings: Settings) -> int:
+    """Of a number in activations that are only ever operands of products."""
+    return 2 if settings.dtype == "bfloat16" else 4
 
 
 def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
@@ -58,7 +64,8 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
         on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
         needed += memory.of_node(layout.count, here, world.size // len(cut.pieces), on_nodes)
         held = cut.in_flight(number // cut.tensor)
-        needed += here * bytes_beside(layout, held, settings.batch_size, settings.seq_len, cut.micro_steps)
+        batch = settings.batch_size, settings.seq_len
+        needed += here * bytes_beside(layout, held, *batch, cut.micro_steps, bytes_of_operands(settings))
     return needed + (bytes_of_slots(Layout(config)) if world.node == 0 else 0)
 
 
@@ -68,12 +75,14 @@ def bytes_of_slots(whole: Layout) -> int:
     return VECTOR_BYTES * (first + last + sum(sorted(layers)[-LAYER_SLOTS:]))
 
 
-def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int, micro_steps: int) -> int:
+def bytes_beside(
+    layout: Layout, in_flight: int, batch_size: int, length: int, micro_steps: int, operand_bytes: int = 4
+) -> int:
     """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps in
     flight, what it borrows and its gradients, where the head's gradient lands, where parts and stages put rows, and
     where a product is made that is added to the gradients of micro-steps before."""
     piece, rows = layout.piece, batch_size * length * layout.config.n_embd
-    numbers = activation_count(layout.config, batch_size, length, piece, in_flight) + 2 * layout.borrowed_size
+    numbers = 2 * layout.borrowed_size
     if piece.parts > 1:
         numbers += rows + rows // piece.parts  # a room, and a share of the sum
     if not (piece.is_first and piece.is_last):
@@ -82,7 +91,8 @@ def bytes_beside(layout: Layout, in_flight: int, batch_size: int, length: int, m
         numbers += piece.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
     if micro_steps > 1:
         numbers += max((math.prod(tensor.shape) for tensor in multiplied(layout)), default=0)
-    return VECTOR_BYTES * numbers
+    activations = activation_bytes(layout.config, batch_size, length, piece, in_flight, operand_bytes)
+    return activations + VECTOR_BYTES * numbers
 
 
 def multiplied(layout: Layout) -> list:

@@ -137,7 +137,10 @@ class Settings:
     backend: str = setting(
         "auto", "which kernels compute; auto: cupy if every rank has a GPU", choices=(AUTO, "numpy", "cupy")
     )
-    dtype: str = setting("float32", "number format of a model on a GPU; sums and AdamW stay float32", choices=DTYPES)
+    dtype: str = setting(
+        "float32", "number format of products' operands, and on a GPU of the model; sums and AdamW stay float32",
+        choices=DTYPES,
+    )  # fmt: skip
     tf32: bool = setting(False, "with --dtype float32 on a GPU: multiply on tensor cores, with 10 bits of mantissa")
     stochastic_rounding: bool = setting(
         False, "with --dtype bfloat16: round parameters at random, so that they are right on average"

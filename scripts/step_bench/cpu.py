@@ -21,15 +21,16 @@ from scripts.step_bench.process import (
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
 COMMAND = contender_command()
-SHAPE = ("model", "batch_size", "seq_len", "threads")
+SHAPE = ("model", "batch_size", "seq_len", "threads", "dtype")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
+FLOAT32 = {"ours-float32": "this project, float32"}  # where the others compute in bfloat16
 BEST_FLOOR = "floor-best"  # the floor in a process of its own, with the fastest kernels
 
 
 def bench(settings, config) -> int:
     """Measure, print, write; the exit code."""
     best = best_kernels()
-    names = CONTENDERS | {BEST_FLOOR: f"  by {best['kernels']} kernels"}
+    names = CONTENDERS | ({BEST_FLOOR: f"  by {best['kernels']} kernels"} if settings.dtype == "float32" else FLOAT32)
     names |= TORCH_CONTENDERS if settings.vs == "torch" else {}
     report = summarize(settings, measure(settings, names, best))
     print(table(report, {name: text for name, text in names.items() if name in report["contenders"]}))
@@ -80,7 +81,8 @@ def summarize(settings, results) -> dict:
 def table(report: dict, names: dict[str, str]) -> str:
     s = report["settings"]
     lines = [
-        f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['threads']} threads, {s['repeat']} steps in turn",
+        f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {s['threads']} threads, "
+        f"{s['repeat']} steps in turn",
         blas_text(report["blas"]),
         "",
         f"{'':24} {'step, s':>9} {'min':>7} {'max':>7} {'tokens/s':>9} {'ours / it':>9} {'memory, GB':>11}",

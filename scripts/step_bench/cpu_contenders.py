@@ -30,7 +30,7 @@ def ours(shape):
     from gpt2.parameters import initialize
 
     spent = defaultdict(float)
-    kernels = timed(load_kernels("numpy", shape["threads"]), spent)
+    kernels = timed(load_kernels("numpy", shape["threads"], dtype=shape["dtype"]), spent)
     model = new_model(PRESETS[shape["model"]], kernels, shape["batch_size"], shape["seq_len"])
     initialize(model.parameters, seed=1)
     optimizer = AdamW(kernels, model.parameters.layout, 0, model.parameters.layout.size, AdamWSettings())
@@ -56,6 +56,7 @@ def ours(shape):
 
 def timed(kernels, spent) -> SimpleNamespace:
     """The same kernels, adding the seconds of each call to spent[name]."""
+    from gpt2.kernels import KERNELS
 
     def wrap(name, kernel):
         def call(*arguments):
@@ -66,27 +67,30 @@ def timed(kernels, spent) -> SimpleNamespace:
 
         return call
 
-    return SimpleNamespace(**{name: wrap(name, kernel) for name, kernel in vars(kernels).items()})
+    return SimpleNamespace(**vars(kernels) | {name: wrap(name, getattr(kernels, name)) for name in KERNELS})
 
 
 def floor(shape):
     """Every matrix product of the step, in its order, and nothing else."""
+    import numpy as np
     from threadpoolctl import ThreadpoolController
 
     from gpt2.config import PRESETS
-    from gpt2.kernels.numpy.cores import Cores
+    from gpt2.kernels import load_kernels
     from scripts.step_bench.products import step_products
 
-    cores = Cores(shape["threads"])
+    cores = load_kernels("numpy", shape["threads"], dtype=shape["dtype"]).device
     blas = ThreadpoolController().select(user_api="blas").lib_controllers
-    products = step_products(PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"])
+    products = step_products(
+        PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"], cores.operand_dtype or np.float32
+    )
 
     def step():
         parts, start = defaultdict(float), perf_counter()
         for part, multiply in products:
             before = perf_counter()
             for library in blas:
-                library.set_num_threads(1 if "attention" in part else shape["threads"])
+                library.set_num_threads(1 if "attention" in part or cores.operand_dtype else shape["threads"])
             multiply(cores)
             parts[part] += perf_counter() - before
         return perf_counter() - start, parts
@@ -95,7 +99,7 @@ def floor(shape):
 
 
 def pytorch(shape, compiled):
-    """forward, backward, fused AdamW, float32; eager or through torch.compile."""
+    """forward, backward, fused AdamW; eager or through torch.compile. In bfloat16 as torch.autocast has it."""
     torch, torch_gpt2 = import_torch()
     from gpt2.config import PRESETS
     from gpt2.parameters import Layout
@@ -106,10 +110,12 @@ def pytorch(shape, compiled):
     optimizer = torch_gpt2.new_adamw(p, 0.1, lr=1e-4, fused=True)
     inputs, targets = torch.randint(config.vocab_size, (2, shape["batch_size"], shape["seq_len"]))
     loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=shape["dtype"] == "bfloat16")
 
     def step():
         start = perf_counter()
-        loss = loss_function(p, inputs, targets, config.n_layer, config.n_head)
+        with autocast:
+            loss = loss_function(p, inputs, targets, config.n_layer, config.n_head)
         forward = perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -144,6 +150,7 @@ def answering(make):
 
 MAKERS = {
     "ours": answering(ours),
+    "ours-float32": answering(lambda shape: ours(shape | {"dtype": "float32"})),
     "floor": answering(floor),
     "torch": answering(lambda shape: pytorch(shape, compiled=False)),
     "torch-compiled": answering(lambda shape: pytorch(shape, compiled=True)),

@@ -6,15 +6,20 @@ Outputs are never inputs: values stay where they began, and no product slows dow
 
 import numpy as np
 
+HEADS = 4  # attention's, multiplied at once
 
-def step_products(config, B: int, T: int) -> list:
-    """(part, multiply(cores)) of every product, or of a layer's attention head by head, in the step's order."""
+
+def step_products(config, B: int, T: int, kept=np.float32) -> list:
+    """(part, multiply(cores)) of every product, or of a layer's attention head by head, in the step's order.
+
+    kept: the dtype of activations that are only ever operands.
+    """
     N, C, padded = B * T, config.n_embd, config.padded_vocab_size
     widths = ((C, 3 * C), (C, C), (C, 4 * C), (4 * C, C))  # qkv, attproj, fc, fcproj: inputs, outputs
-    x, y, written = _array(N, 4 * C), _array(N, 4 * C), _array(N, 4 * C)
+    x, y, written = _array(N, 4 * C, dtype=kept), _array(N, 4 * C, dtype=kept), _array(N, 4 * C)
     layers = [[(_array(o, i), _array(o, i)) for i, o in widths] for _ in range(config.n_layer)]
-    wte, dwte, logits = _array(padded, C), _array(padded, C), _array(N, padded)
-    forward_heads, backward_heads = _attention(B * config.n_head, T, config.head_size)
+    wte, dwte, logits = _array(padded, C), _array(padded, C), _array(N, padded, dtype=kept)
+    forward_heads, backward_heads = _attention(B * config.n_head, T, config.head_size, kept)
 
     products = []
     for layer in layers:
@@ -22,7 +27,7 @@ def step_products(config, B: int, T: int) -> list:
             o, i = weight.shape
             products.append(("forward, linear", _product(_first(x, N, i), weight.T, _first(written, N, o))))
         products.append(("forward, attention", forward_heads))
-    products.append(("classifier", _product(_first(x, N, C), wte.T, np.empty_like(logits))))
+    products.append(("classifier", _product(_first(x, N, C), wte.T, _array(N, padded))))
     products += _linear_backward("classifier", logits, _first(x, N, C), wte, dwte, _first(written, N, C))
     for layer in layers:
         for weight, gradient in layer:
@@ -33,8 +38,8 @@ def step_products(config, B: int, T: int) -> list:
     return products
 
 
-def _array(*shape):
-    return np.full(shape, 0.01, np.float32)
+def _array(*shape, dtype=np.float32):
+    return np.full(shape, 0.01, dtype)
 
 
 def _first(array, rows: int, columns: int):
@@ -43,37 +48,49 @@ def _first(array, rows: int, columns: int):
 
 
 def _product(a, b, out):
-    return lambda cores: np.matmul(a, b, out=out)
+    """By BLAS' own threads, or, where it does not make the products, by those that do."""
+    return lambda cores: np.matmul(a, b, out=out) if is_blas(cores) else cores.matmuls((a, b, out, None))
+
+
+def is_blas(cores) -> bool:
+    return cores.operand_dtype is None
 
 
 def _linear_backward(part, dy, x, weight, dweight, dx):
     return [(part, _product(dy, weight, dx)), (part, _product(dy.T, x, dweight))]
 
 
-def _attention(heads: int, T: int, head_size: int):
-    """Forward's two and backward's four products of all heads, a thread a head, each head's while it is in cache.
+def _attention(heads: int, T: int, head_size: int, kept):
+    """Forward's two and backward's four products of all heads, on each thread a few at once, which its cache holds.
 
     That a backward may make the scores again, as ours does, is not in the floor.
     """
-    q, k, v, do, out = (_array(heads, T, head_size) for _ in range(5))
-    scores = _array(heads, T, T)
+    q, k, v, do = (_array(heads, T, head_size, dtype=kept) for _ in range(4))
+    out, scores = _array(heads, T, head_size), _array(heads, T, T)
 
     def run(products):
-        def one_head(h, _):
-            for a, b, result in products(h):
-                np.matmul(a, b, out=result)
+        def run_heads(cores):
+            def some_heads(start, stop):
+                for a, b, result in products(slice(start, stop)):
+                    cores.matmul(a, b, result)
 
-        return lambda cores: cores.for_blocks(heads, 1, one_head)
+            cores.for_blocks(heads, HEADS, some_heads)
+
+        return run_heads
 
     def forward(h):
-        return (q[h], k[h].T, scores[h]), (scores[h], v[h], out[h])
+        return (q[h], _flipped(k[h]), scores[h]), (scores[h], v[h], out[h])
 
     def backward(h):
         return (
-            (do[h], v[h].T, scores[h]),
-            (scores[h].T, do[h], out[h]),
+            (do[h], _flipped(v[h]), scores[h]),
+            (_flipped(scores[h]), do[h], out[h]),
             (scores[h], k[h], out[h]),
-            (scores[h].T, q[h], out[h]),
+            (_flipped(scores[h]), q[h], out[h]),
         )
 
     return run(forward), run(backward)
+
+
+def _flipped(heads):
+    return heads.transpose(0, 2, 1)

@@ -55,12 +55,13 @@ class Model:
 
 
 def load_model(
-    path: Path, sequence_length: int | None, stride: int | None, batch_size: int, backend: str, threads: int, world
-) -> Model:
+    path: Path, sequence_length: int | None, stride: int | None, batch_size: int, backend: str, dtype: str,
+    threads: int, world,
+) -> Model:  # fmt: skip
     """All parameters on each rank, on its GPU if it computes on one.
 
-    sequence_length: None for the model's context. stride: None for half of that. threads: 0 for the rank's share of
-    its node's cores.
+    sequence_length: None for the model's context. stride: None for half of that. dtype: of the products' operands, on
+    cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
     with world.together(UserError):
@@ -76,10 +77,12 @@ def load_model(
     check_same_files(world, files)
     kernels, _ = choose_kernels(backend, config, world, threads)
     with world.together(UserError):
+        if kernels is not None and dtype != "float32":
+            raise UserError(f"--dtype {dtype} on a GPU, where models are evaluated in float32: use --backend numpy")
         parameters = Parameters.zeros(Layout(config))
         weights.read_parameters(path, parameters)
         if kernels is None:
-            return Model(path, load_kernels("numpy", threads), parameters, length, stride, batch_size)
+            return Model(path, load_kernels("numpy", threads, dtype=dtype), parameters, length, stride, batch_size)
         flat = kernels.empty(parameters.flat.shape)
         flat.set(parameters.flat)
         return Model(path, kernels, Parameters(parameters.layout, flat), length, stride, batch_size)

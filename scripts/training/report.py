@@ -42,7 +42,7 @@ def run_table(
         **({"cut": cut} if cut else {}),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(threads, 'thread')} on rank 0",
-        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else _blas_line(choice["blas"])),
+        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else core_facts(choice)),
         "peak": str(peak),
         "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
         "MPI": library_name(),
@@ -76,8 +76,11 @@ def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
     return f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}"
 
 
-def _blas_line(kinds: list[dict]) -> dict[str, str]:
-    return {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
+def core_facts(choice: dict) -> dict[str, str]:
+    """Which BLAS there is, and what makes the products where it is not that alone."""
+    kinds, products = choice["blas"], choice["products"]
+    line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
+    return line if products == "BLAS" else line | {"products": products}
 
 
 def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:

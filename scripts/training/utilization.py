@@ -2,8 +2,9 @@
 
 MFU (model FLOPs utilization) is the share of the peak that the model's own operations reach (gpt2/config.py). A rank's
 peak is --peak-tflops if that is given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
-float32. The peak of CPU cores is measured: the rate that they reach in float32 products, where each thread computes
-products of its own. All ranks measure at once, so that they share clock, caches and cores as they do in a step.
+float32. The peak of CPU cores is measured: the rate that they reach in products as the step makes them, where each
+thread computes products of its own. All ranks measure at once, so that they share clock, caches and cores as they do in
+a step.
 
 It is measured once for each shape of a job on a machine, and kept there (scripts/machine/kept.py): so runs that are
 compared are parts of one peak. A job's shape is in it, as ranks that share cores reach less. Whatever else the machine
@@ -77,17 +78,17 @@ def new_utilization(world, computes: list[bool], told: float | None, cores, gpus
         return Utilization(Peak([told if computing else None for computing in computes], "--peak-tflops"))
     if gpus is not None:
         return Utilization(datasheet_peak(gpus, [place["host"] for place in world.places], computes))
-    measure, facts = partial(measured_peak, world, computes, cores), node_facts(world, computes, cores.threads, blas)
+    measure, facts = partial(measured_peak, world, computes, cores), node_facts(world, computes, cores, blas)
     return Utilization(kept_peak(world, facts, measure), measure, partial(keep_peak, world, facts))
 
 
-def node_facts(world, computes: list[bool], threads: int, blas: dict) -> dict:
+def node_facts(world, computes: list[bool], cores, blas: dict) -> dict:
     """What the rates of this node's ranks depend on; also on the other nodes, which may be virtual ones beside it."""
     own = [computes[place["rank"]] for place in world.places if place["node"] == world.node]
     kernels = {name: blas[name] for name in ("library", "version", "kernels", "processor", "instructions")}
     return {
-        "host": world.host, **kernels, L2_SIZE: blas["variables"].get(L2_SIZE), "dtype": "float32",
-        "threads": threads, "computes": own, "ranks": world.size, "nodes": world.node_count,
+        "host": world.host, **kernels, L2_SIZE: blas["variables"].get(L2_SIZE), "products": cores.how,
+        "threads": cores.threads, "computes": own, "ranks": world.size, "nodes": world.node_count,
         "cores": len(os.sched_getaffinity(0)), "quota": cpu_quota(),
     }  # fmt: skip
 
@@ -155,7 +156,7 @@ def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> 
 
 
 def product_rates(cores) -> np.ndarray:
-    """(PERIODS,) FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in float32 products.
+    """(PERIODS,) FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in its products.
 
     Periods end at set times after the start, however long a product takes: so all ranks have the same ones, and no rank
     computes on when others, which share its cores, are through. A period in which no product ended has the rate 0.
@@ -163,13 +164,14 @@ def product_rates(cores) -> np.ndarray:
     rates = np.zeros((cores.threads, PERIODS))
 
     def multiply(thread, _):
-        factors = [_factors(np.random.default_rng(thread), *shape) for shape in SHAPES]
+        dtype = cores.operand_dtype or np.float32
+        factors = [_factors(np.random.default_rng(thread), dtype, *shape) for shape in SHAPES]
         now = begun = time.perf_counter()
         for period in range(PERIODS):
             a, b, out = factors[period % len(SHAPES)]
             since, products, stop = now, 0, begun + (period + 1) * PERIOD_S
             while now < stop:
-                np.matmul(a, b, out=out)
+                cores.matmul(a, b, out)
                 products, now = products + 1, time.perf_counter()
             flops = products * 2 * math.prod(SHAPES[period % len(SHAPES)])
             rates[thread, period] = flops / (now - since) if products else 0.0
@@ -178,9 +180,9 @@ def product_rates(cores) -> np.ndarray:
     return rates.sum(axis=0)
 
 
-def _factors(random, rows: int, inputs: int, outputs: int) -> tuple:
-    """a, b, and a place for a @ b."""
-    a, b = random.standard_normal((rows, inputs), np.float32), random.standard_normal((inputs, outputs), np.float32)
+def _factors(random, dtype, rows: int, inputs: int, outputs: int) -> tuple:
+    """a, b of that dtype, and a place for a @ b."""
+    a, b = (random.standard_normal(shape, np.float32).astype(dtype) for shape in ((rows, inputs), (inputs, outputs)))
     return a, b, np.zeros((rows, outputs), np.float32)
 
 

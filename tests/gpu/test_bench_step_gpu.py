@@ -207,7 +207,6 @@ def test_pytorch_does_our_step(monkeypatch, compiled):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--dtype bfloat16", "which computes in float32: use --backend cupy"),
         ("--backend cupy --threads 2", "--threads is for --backend numpy"),
         ("--peak-tflops 990", "--peak-tflops is for --backend cupy"),
     ],

@@ -60,7 +60,6 @@ MISTAKES = {
         "out of GPU memory",
     ),
     "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
-    "bfloat16 on cores": (["--backend", "numpy", "--dtype", "bfloat16"], {}, "which computes in float32: use"),
     "NCCL on cores": (
         ["--backend", "numpy", "--transport", "nccl"],
         {},
@@ -77,9 +76,13 @@ MISTAKES = {
     "random rounding on cores": (
         ["--backend", "numpy", "--dtype", "bfloat16", "--stochastic-rounding"],
         {},
-        "--dtype bfloat16 with --backend numpy, which computes in float32",
+        "--stochastic-rounding with --backend numpy, whose parameters stay float32: use --backend cupy",
     ),
-    "bfloat16 by auto": (["--backend", "auto", "--dtype", "bfloat16"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
+    "random rounding by auto": (
+        ["--backend", "auto", "--dtype", "bfloat16", "--stochastic-rounding"],
+        {"gpus": None},
+        "numpy (--backend cupy: no GPU",
+    ),
 }
 
 

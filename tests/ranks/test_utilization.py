@@ -85,8 +85,9 @@ def test_a_peak_is_measured_once_for_a_jobs_shape(comm, shared_path, monkeypatch
         measured.append(float(len(measured) + 1))
         return Peak([measured[-1] if computing else None for computing in computes], "measured")
 
-    def peak(threads=1, **changed):
-        facts = utilization.node_facts(world, computes, threads, BLAS | changed)
+    def peak(threads=1, products="BLAS", **changed):
+        cores = SimpleNamespace(threads=threads, how=products)
+        facts = utilization.node_facts(world, computes, cores, BLAS | changed)
         return utilization.kept_peak(world, facts, measure), facts
 
     workers = sum(computes)

@@ -124,7 +124,8 @@ def test_memory_of_pieces_is_that_of_their_arrays(flags):
     for number, piece in enumerate(cut.pieces):
         counted, layout = [], Layout(config, 1, piece)
         kernels = SimpleNamespace(
-            empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1")
+            empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1"),
+            operand_dtype=None,
         )
         parts = {"parts": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if piece.parts > 1 else {}
         parameters = Parameters.zeros(layout)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist.world import lost_ranks
-from gpt2.activations import activation_count
+from gpt2.activations import activation_bytes
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -90,16 +90,19 @@ def test_a_batch_beyond_the_memory(monkeypatch):
         check_memory(replace(settings, batch_size=100_000), config, WORLD)
 
 
-def test_activations_are_those_that_a_model_allocates():
-    kernels, counted = load_kernels("numpy", 1), []
+@pytest.mark.parametrize(("dtype", "operand_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_activations_are_those_that_a_model_allocates(dtype, operand_bytes):
+    kernels, counted = load_kernels("numpy", 1, dtype=dtype), []
 
     def empty(shape, dtype=np.float32):
-        counted.append(int(np.prod(shape)))
-        return np.empty(shape, dtype)
+        array = np.empty(shape, dtype)
+        counted.append(array.nbytes)
+        return array
 
     config = GPT2Config(n_layer=3, n_head=2, n_embd=8, context=16, vocab_size=300)
     new_model(config, SimpleNamespace(**{**vars(kernels), "empty": empty}), batch_size=5, sequence_length=7)
-    assert sum(counted[2:]) == activation_count(config, 5, 7)  # the first two are parameters and gradients
+    # The first two are parameters and gradients.
+    assert sum(counted[2:]) == activation_bytes(config, 5, 7, operand_bytes=operand_bytes)
 
 
 @pytest.mark.parametrize("kind", [units.sizes, units.parameter_count, units.bits_per_s, units.duration_s])

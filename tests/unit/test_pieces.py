@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.activations import activation_count
+from gpt2.activations import activation_bytes
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, new_model
@@ -186,11 +186,16 @@ def in_threads(work, stage, parts):
 
 @pytest.mark.parametrize(("layers", "parts"), CUTS)
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_activations_are_counted(layers, parts, in_flight):
-    kernels, counted = load_kernels("numpy", 1), []
-    counting = SimpleNamespace(
-        **vars(kernels) | {"empty": lambda shape, dtype: counted.append(shape) or np.empty(shape)}
-    )
+@pytest.mark.parametrize(("dtype", "operand_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_activations_are_counted(layers, parts, in_flight, dtype, operand_bytes):
+    kernels, counted = load_kernels("numpy", 1, dtype=dtype), []
+
+    def empty(shape, dtype):
+        array = np.empty(shape, dtype)
+        counted.append(array.nbytes)
+        return array
+
+    counting = SimpleNamespace(**vars(kernels) | {"empty": empty})
     room = np.zeros((10, CONFIG.n_embd))
     of_part = SimpleNamespace(room=lambda shape: room)
     for piece in pieces(layers, parts):
@@ -198,7 +203,7 @@ def test_activations_are_counted(layers, parts, in_flight):
         counted.clear()
         parameters = Parameters.zeros(layout)
         GPT2(counting, parameters, parameters, 2, 5, **({"parts": of_part} if parts > 1 else {}), in_flight=in_flight)
-        assert sum(int(np.prod(shape)) for shape in counted) == activation_count(CONFIG, 2, 5, piece, in_flight)
+        assert sum(counted) == activation_bytes(CONFIG, 2, 5, piece, in_flight, operand_bytes)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -1,11 +1,14 @@
 """GPT-2's kernels on CPU cores: BLAS products through NumPy, and compiled loops (`loops.py`) between them.
 
+For --dtype bfloat16 other products take the place of BLAS' (`bfloat16.py`).
+
 Each function's first argument is `cores`, the threads it may use (`cores.py`).
 """
 # ruff: noqa: F401 - the functions of gpt2.kernels.KERNELS are imported here to be found by name
 
 from gpt2.kernels.numpy.adamw import adamw, sum_of_squares
 from gpt2.kernels.numpy.attention import attention_backward, attention_forward
+from gpt2.kernels.numpy.bfloat16 import bfloat16_cores
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.numpy.cores import Cores, empty
 from gpt2.kernels.numpy.layers import (

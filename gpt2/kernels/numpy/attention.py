@@ -24,12 +24,12 @@ def attention_forward(cores, out, logsumexp, qkv, head_count):
     scale = _scale(parts[0])
 
     def work(b, heads):
-        q, k, v = (_contiguous(cores, name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
+        q, k, v = (cores.near(name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
         for start in range(0, T, ROWS):
             stop = min(start + ROWS, T)
-            p = _product(cores, "p", q[:, start:stop], k[:, :stop])
+            p = _product(cores, "p", logsumexp.dtype, q[:, start:stop], k[:, :stop])
             loops.causal_softmax(p, logsumexp[b, heads], start, scale)
-            np.matmul(p, v[:, :stop], out=out_heads[b, heads, start:stop])
+            cores.matmul(p, v[:, :stop], out_heads[b, heads, start:stop])
 
     _for_head_groups(cores, parts[0], work)
 
@@ -46,19 +46,20 @@ def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
     scale = _scale(parts[0])
 
     def work(b, heads):
-        q, k, v = (_contiguous(cores, name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
-        do = _contiguous(cores, "do", dout_all[b, heads])
-        out_dots = np.einsum("htd,htd->ht", do, out_all[b, heads])
-        dk, dv, product = (cores.scratch(name, k.shape, k.dtype) for name in ("dk", "dv", "product"))
+        q, k, v = (cores.near(name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
+        do = cores.near("do", dout_all[b, heads])
+        out_dots = np.einsum("htd,htd->ht", do, cores.exact("out", out_all[b, heads]))
+        dk, dv = (cores.scratch(name, k.shape, dout.dtype) for name in ("dk", "dv"))
         for start in reversed(range(0, T, ROWS)):  # the last rows come first: they see all keys
             stop = min(start + ROWS, T)
-            p = _product(cores, "p", q[:, start:stop], k[:, :stop])
-            ds = _product(cores, "ds", do[:, start:stop], v[:, :stop])
+            p = _product(cores, "p", logsumexp.dtype, q[:, start:stop], k[:, :stop])
+            ds = _product(cores, "ds", logsumexp.dtype, do[:, start:stop], v[:, :stop])
             loops.causal_softmax_backward(p, ds, logsumexp[b, heads], out_dots, start, scale)
-            _add_product(dv, p, do[:, start:stop], product, write=stop == T)
-            _add_product(dk, ds, q[:, start:stop], product, write=stop == T)
-            np.matmul(ds, k[:, :stop], out=dq_all[b, heads, start:stop])
-        dk_all[b, heads], dv_all[b, heads] = dk, dv
+            cores.matmul(p.transpose(0, 2, 1), do[:, start:stop], dv[:, :stop], add=stop < T)
+            cores.matmul(ds.transpose(0, 2, 1), q[:, start:stop], dk[:, :stop], add=stop < T)
+            cores.matmul(ds, k[:, :stop], dq_all[b, heads, start:stop])
+        cores.store(dk_all[b, heads], dk)
+        cores.store(dv_all[b, heads], dv)
 
     _for_head_groups(cores, parts[0], work)
 
@@ -71,13 +72,13 @@ def _heads(packed, parts: int, head_count: int):
 
 
 def _scale(q_all):
-    return q_all.dtype.type(1.0 / math.sqrt(q_all.shape[-1]))
+    return np.promote_types(q_all.dtype, np.float32).type(1.0 / math.sqrt(q_all.shape[-1]))
 
 
 def _for_head_groups(cores, q_all, work):
     """work(b, heads) for slices of heads whose scratch fits the cache, spread over the threads."""
     B, H, T, head_size = q_all.shape
-    head_bytes = q_all.itemsize * T * (6 * head_size + 2 * min(T, ROWS))
+    head_bytes = max(4, q_all.itemsize) * T * (6 * head_size + 2 * min(T, ROWS))
     group = max(1, min(-(-B * H // cores.threads), H, HEADS_BYTES // head_bytes))
     groups = [(b, slice(h, min(h + group, H))) for b in range(B) for h in range(0, H, group)]
 
@@ -88,21 +89,8 @@ def _for_head_groups(cores, q_all, work):
     cores.for_parts(len(groups), some_groups)
 
 
-def _contiguous(cores, name, heads_view):
-    copy = cores.scratch(name, heads_view.shape, heads_view.dtype)
-    copy[:] = heads_view
-    return copy
-
-
-def _product(cores, name, rows, columns):
+def _product(cores, name, dtype, rows, columns):
     """rows (heads, n, head size) @ columns (heads, m, head size)^T: (heads, n, m), in scratch of that name."""
-    out = cores.scratch(name, (len(rows), rows.shape[1], columns.shape[1]), rows.dtype)
-    return np.matmul(rows, columns.transpose(0, 2, 1), out=out)
-
-
-def _add_product(total, left, right, product, write):
-    """total[:, keys] = (if `write`) or += left^T right: left (heads, rows, keys), right (heads, rows, head size)."""
-    keys = slice(0, left.shape[2])
-    np.matmul(left.transpose(0, 2, 1), right, out=total[:, keys] if write else product[:, keys])
-    if not write:
-        total[:, keys] += product[:, keys]
+    out = cores.scratch(name, (len(rows), rows.shape[1], columns.shape[1]), dtype)
+    cores.matmul(rows, columns.transpose(0, 2, 1), out)
+    return out

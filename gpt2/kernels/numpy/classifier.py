@@ -38,7 +38,7 @@ def classifier_forward(
         row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], shift))
     losses[:] = np.log(row_sum) + (shift - target_logits)
     if exponentials is not None:
-        exponentials[own, columns] -= row_sum[own]
+        exponentials[own, columns] = exponentials[own, columns].astype(losses.dtype, copy=False) - row_sum[own]
         exponentials[:, known:] = 0.0
         np.divide(scale, row_sum, out=row_scale)
 
@@ -53,22 +53,24 @@ def _target_logits(cores, inputs, wte, own, columns):
 
     own: the rows whose targets are here, in `columns`.
     """
+    inputs = cores.exact("target_inputs", inputs)
     if len(own) == len(inputs):
         rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
-        return np.einsum("nc,nc->n", inputs, np.take(wte, columns, axis=0, out=rows, mode="clip"))
+        np.take(wte, columns, axis=0, out=rows, mode="clip")
+        return np.einsum("nc,nc->n", inputs, cores.as_operand(rows))
     logits = np.zeros(len(inputs), inputs.dtype)
-    logits[own] = np.einsum("nc,nc->n", inputs[own], wte[columns])
+    logits[own] = np.einsum("nc,nc->n", inputs[own], cores.as_operand(wte[columns]))
     return logits
 
 
 def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
     """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
 
-    def scale_rows(rows, columns):
-        dinputs[rows, columns] *= row_scale[rows, None]
+    def scale_rows(result, rows, columns):
+        result[:, columns] *= row_scale[rows, None]
 
-    scaled = cores.scratch("scaled_inputs", inputs.shape, inputs.dtype)
-    np.multiply(inputs, row_scale[:, None], out=scaled)
+    scaled = cores.scratch("scaled_inputs", inputs.shape, dinputs.dtype)
+    np.multiply(cores.exact("target_inputs", inputs), row_scale[:, None], out=scaled)
     backward_products(cores, dinputs, dwte, exponentials, scaled, wte, accumulate, scale_rows, None)
 
 
@@ -76,7 +78,7 @@ def _exponentials(cores, out, inputs, weight, shift):
     """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
 
     def add_block(sums, logits, rows, first_column):
-        into, column = (logits, 0) if out is None else (out[rows], first_column)
+        into, column = (logits, 0) if out is None else (loops.bits(out[rows]), first_column)
         loops.add_exponentials(into, column, sums, logits, shift[rows])
 
     return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block)
@@ -97,13 +99,13 @@ def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
     partial = {}
 
     def some_columns(start, stop):
-        result = partial[start] = np.full(N, start_value, inputs.dtype)
+        result = partial[start] = np.full(N, start_value, weight.dtype)
         for low in range(start, stop, COLUMNS):
             high = min(low + COLUMNS, stop)
             for row in range(0, N, ROWS):
                 rows = slice(row, min(row + ROWS, N))
-                logits = cores.scratch("logits", (rows.stop - row, high - low), inputs.dtype)
-                np.matmul(inputs[rows], weight[low:high].T, out=logits)
+                logits = cores.scratch("logits", (rows.stop - row, high - low), weight.dtype)
+                cores.matmul(inputs[rows], weight[low:high].T, logits)
                 add_block(result[rows], logits, rows, low)
 
     cores.for_parts(V, some_columns)

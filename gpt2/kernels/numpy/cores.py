@@ -16,7 +16,14 @@ from threadpoolctl import ThreadpoolController
 
 
 class Cores:
-    """`threads` threads of this process. The calling thread is one of them."""
+    """`threads` threads of this process. The calling thread is one of them. Products are of the dtype of the arrays.
+
+    operand_dtype: what activations are kept in that are only ever operands of products; None for the parameters'.
+    how: what makes the products, in words.
+    """
+
+    operand_dtype = None
+    how = "BLAS"
 
     def __init__(self, threads: int):
         self.threads = threads
@@ -63,17 +70,55 @@ class Cores:
         """Independent products (a, b, out, finish), out (rows, columns) = a @ b, all at once.
 
         They are cut into as many parts as keep all threads busy; two products on two threads stay whole. The longer
-        side of `out` is cut, since that packs less of a and b twice. finish(rows, columns), two slices, is called by
-        the thread that has made that part of `out`; it may be None.
+        side of `out` is cut, since that packs less of a and b twice. finish: as multiply calls it, or None.
         """
         parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
-        tasks = [task for product in products for task in _cut_product(parts, *product)]
+        tasks = [
+            partial(self.multiply, a, b, out, *part, finish)
+            for a, b, out, finish in products
+            for part in _parts(parts, *out.shape)
+        ]
 
         def some_tasks(start, stop):
             for task in tasks[start:stop]:
                 task()
 
         self.for_parts(len(tasks), some_tasks)
+
+    def multiply(self, a, b, out, rows: slice, columns: slice, finish) -> None:
+        """That part of out = a @ b, by the calling thread.
+
+        finish(result, rows, columns), where not None, is called as soon as result[:, columns] holds these rows and
+        columns of the product: float32, or the dtype of `out` where that is wider. What it makes of them goes to `out`.
+        """
+        np.matmul(a[rows], b[:, columns], out=out[rows, columns])
+        if finish is not None:
+            finish(out[rows], rows, columns)
+
+    def matmul(self, a, b, out, add: bool = False) -> None:
+        """out (heads, rows, columns) = or, if `add`, += a (heads, rows, k) @ b (heads, k, columns), by this thread."""
+        if not add:
+            np.matmul(a, b, out=out)
+        else:
+            out += np.matmul(a, b, out=self.scratch("product", out.shape, out.dtype))
+
+    def near(self, name: str, array) -> np.ndarray:
+        """The array as products with it run best: in scratch of that name, one row behind the other."""
+        copy = self.scratch(name, array.shape, array.dtype)
+        copy[:] = array
+        return copy
+
+    def exact(self, name: str, array) -> np.ndarray:
+        """The array in the dtype of sums, float32 at least: itself, or in scratch of that name."""
+        return array
+
+    def as_operand(self, array) -> np.ndarray:
+        """The numbers that products make of the array's, in its dtype."""
+        return array
+
+    def store(self, out, values) -> None:
+        """out = values, rounded where `out` is narrower."""
+        out[:] = values
 
 
 class _Worker:
@@ -100,20 +145,11 @@ class _Worker:
             self._done.put(error)
 
 
-def _cut_product(parts: int, a, b, out, finish):
-    """out = a @ b as `parts` functions to call."""
-    rows, columns = out.shape
-
-    def task(row_slice, column_slice):
-        np.matmul(a[row_slice], b[:, column_slice], out=out[row_slice, column_slice])
-        if finish is not None:
-            finish(row_slice, column_slice)
-
+def _parts(parts: int, rows: int, columns: int):
+    """A product's (rows, columns), two slices, of each of so many parts."""
     longer = max(rows, columns)
     cuts = [slice(longer * part // parts, longer * (part + 1) // parts) for part in range(parts)]
-    if rows < columns:
-        return [partial(task, slice(0, rows), cut) for cut in cuts]
-    return [partial(task, cut, slice(0, columns)) for cut in cuts]
+    return [(slice(0, rows), cut) if rows < columns else (cut, slice(0, columns)) for cut in cuts]
 
 
 def empty(cores: Cores, shape, dtype=np.float32) -> np.ndarray:

@@ -62,13 +62,13 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
 
 def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
     """out, inputs (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
-    cores.for_parts(len(inputs), partial(loops.layernorm, out, mean, rstd, inputs, weight, bias, EPSILON))
+    cores.for_parts(len(inputs), partial(loops.layernorm, loops.bits(out), mean, rstd, inputs, weight, bias, EPSILON))
 
 
 def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, weight, bias):
     """residual = inputs + branch, out = LayerNorm(residual), one pass over the rows. All (N, C) but mean, rstd (N,)."""
-    rows = partial(loops.residual_layernorm, residual, out, mean, rstd, inputs, branch, weight, bias, EPSILON)
-    cores.for_parts(len(inputs), rows)
+    arrays = residual, loops.bits(out), mean, rstd, inputs, branch, weight, bias
+    cores.for_parts(len(inputs), partial(loops.residual_layernorm, *arrays, EPSILON))
 
 
 def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
@@ -94,8 +94,8 @@ def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, r
 def linear_forward(cores, out, inputs, weight, bias):
     """out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
 
-    def add_bias(rows, columns):
-        out[rows, columns] += bias[columns]
+    def add_bias(result, rows, columns):
+        loops.add_bias(result, bias, columns)
 
     cores.matmuls((inputs, weight.T, out, None if bias is None else add_bias))
 
@@ -103,37 +103,38 @@ def linear_forward(cores, out, inputs, weight, bias):
 def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
     """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for backward alone."""
 
-    def add_bias_and_gelu(rows, columns):
-        loops.bias_gelu_and_slope(out, saved, bias, rows, columns)
+    def add_bias_and_gelu(result, rows, columns):
+        loops.bias_gelu_and_slope(loops.bits(out[rows]), result, bias, columns)
 
     cores.matmuls((inputs, weight.T, saved, add_bias_and_gelu))
 
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
     """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias, unless None, = or += column sums."""
-    sum_columns = _bias_backward(dbias, doutputs, accumulate)
+    sum_columns = _bias_backward(cores, dbias, doutputs, accumulate)
     backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
 
 
 def gelu_linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
     """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of GELU's inputs."""
 
-    def times_slope(rows, columns):
-        dinputs[rows, columns] *= saved[rows, columns]
+    def times_slope(result, rows, columns):
+        loops.multiply_by(result, loops.bits(saved[rows]), columns)
 
-    sum_columns = _bias_backward(dbias, doutputs, accumulate)
+    sum_columns = _bias_backward(cores, dbias, doutputs, accumulate)
     backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, sum_columns)
 
 
-def _bias_backward(dbias, doutputs, accumulate):
+def _bias_backward(cores, dbias, doutputs, accumulate):
     """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs; None without one."""
     if dbias is None:
         return None
-    ones = np.ones(len(doutputs), doutputs.dtype)
+    ones = np.ones(len(doutputs), dbias.dtype)
 
-    def sum_columns(outputs, inputs):
+    def sum_columns(_, outputs, inputs):
         if inputs.start == 0:  # once for each output, also where the weight's columns are cut
-            sums = ones @ doutputs[:, outputs]  # a matrix-vector product: faster than sum(axis=0)
+            # A matrix-vector product: faster than sum(axis=0).
+            sums = ones @ cores.exact("bias", doutputs[:, outputs])
             dbias[outputs] = dbias[outputs] + sums if accumulate else sums
 
     return sum_columns
@@ -142,14 +143,14 @@ def _bias_backward(dbias, doutputs, accumulate):
 def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):
     """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, side by side.
 
-    finish_inputs and finish_weight are called with each part of dinputs and dweight that is done, as in Cores.matmuls.
+    finish_inputs and finish_weight are called with each part of dinputs and dweight that is done, as in Cores.multiply.
     """
     product = cores.scratch("dweight", dweight.shape, dweight.dtype) if accumulate else dweight
 
-    def finish(rows, columns):
+    def finish(result, rows, columns):
         if accumulate:
-            dweight[rows, columns] += product[rows, columns]
+            dweight[rows, columns] += result[:, columns]
         if finish_weight is not None:
-            finish_weight(rows, columns)
+            finish_weight(result, rows, columns)
 
     cores.matmuls((doutputs, weight, dinputs, finish_inputs), (doutputs.T, inputs, product, finish))

@@ -1,7 +1,8 @@
 """The kernels' loops over elements, compiled by numba: each reads and writes memory once. Products are BLAS's.
 
-Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks); whoever calls chooses the thread, as
-the interpreter lock is released. Constants take the arrays' dtype: a bare 0.5 would be float64, and so all after it.
+Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks); what is kept as bfloat16 comes as
+its `bits`. Whoever calls chooses the thread, as the interpreter lock is released. Constants take the arrays' dtype: a
+bare 0.5 would be float64, and so all after it.
 All loops are in this one file because numba's cache on disk notices a change of a loop's own file only.
 """
 
@@ -10,16 +11,17 @@ from functools import partial
 
 import numba
 import numpy as np
-from numba.extending import overload
+from ml_dtypes import bfloat16
+from numba.extending import overload, register_jitable
 
 
-def _compiled(function=None, *, fastmath=False):
+def compiled(function=None, *, fastmath=False):
     """Compile at the first call with these dtypes; x / 0 is inf as in NumPy, since a check would hinder vectors.
 
     Without `fastmath` each element is IEEE arithmetic, the same bits however an array is cut.
     """
     if function is None:
-        return partial(_compiled, fastmath=fastmath)
+        return partial(compiled, fastmath=fastmath)
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         return numba.njit(cache=True, **options)(function)
@@ -28,7 +30,7 @@ def _compiled(function=None, *, fastmath=False):
 
 
 # A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
-_compiled_sums = _compiled(fastmath={"reassoc", "contract", "nsz"})
+compiled_sums = compiled(fastmath={"reassoc", "contract", "nsz"})
 
 
 def _exp(x):
@@ -60,7 +62,77 @@ def _exp_of_dtype(x):
     return exp32
 
 
-@_compiled
+def bits(array):
+    """The array as these loops take it: bfloat16 as its bits, uint16."""
+    return array.view(np.uint16) if array.dtype == bfloat16 else array
+
+
+@register_jitable(error_model="numpy", fastmath=False)
+def _rounded(value):
+    """The bits of the bfloat16 that is nearest to a float32; of two, of the even one."""
+    word = np.float32(value).view(np.uint32)
+    if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN, which by the sum below could become another
+        return np.uint16((word >> np.uint32(16)) | np.uint32(64))
+    return np.uint16((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+def _as_kept(array, value):
+    """The value as `array` keeps it: itself, or, for the bits of bfloat16, rounded."""
+
+
+@overload(_as_kept, inline="always")
+def _as_kept_of_dtype(array, value):
+    if array.dtype is numba.uint16:
+        return lambda array, value: _rounded(value)
+    return lambda array, value: value
+
+
+def _number(value):
+    """A kept number: itself, or float32 of the bits of bfloat16."""
+
+
+@overload(_number, inline="always")
+def _number_of_dtype(value):
+    if value is not numba.uint16:
+        return lambda value: value
+    return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+
+@compiled
+def keep(out, values, columns):
+    """out = values, as `out` keeps them, in these columns of both (N, width)."""
+    for n in range(len(out)):
+        row_out, row = out[n, columns], values[n, columns]
+        for c in range(len(row)):
+            row_out[c] = _as_kept(row_out, row[c])
+
+
+@compiled
+def round_off(values):
+    """Flat float32 values, each rounded to the nearest bfloat16."""
+    for i in range(len(values)):
+        values[i] = _number(_rounded(values[i]))
+
+
+@compiled
+def add_bias(x, bias, columns):
+    """x += bias, in these columns of x (N, width) and bias (width,)."""
+    for n in range(len(x)):
+        row_x, row_bias = x[n, columns], bias[columns]
+        for c in range(len(row_x)):
+            row_x[c] += row_bias[c]
+
+
+@compiled
+def multiply_by(x, factor, columns):
+    """x *= factor, in these columns of both (N, width)."""
+    for n in range(len(x)):
+        row_x, row_factor = x[n, columns], factor[n, columns]
+        for c in range(len(row_x)):
+            row_x[c] *= _number(row_factor[c])
+
+
+@compiled
 def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
     """m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Flat arrays of one length."""
     for i in range(len(p)):
@@ -70,24 +142,24 @@ def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
         p[i] = p[i] * keep - step_size * (m[i] / (math.sqrt(v[i]) + eps))
 
 
-@_compiled
-def bias_gelu_and_slope(y, x, bias, rows, columns):
-    """y = gelu(x + bias), x = its slope, in slices of y, x (N, width) and bias (width,)."""
+@compiled
+def bias_gelu_and_slope(y, x, bias, columns):
+    """y = gelu(x + bias), x = its slope, in these columns of y, x (N, width) and bias (width,)."""
     real = x.dtype.type
     one, three = real(1.0), real(3.0)
     linear, cubic = real(-2.0 * math.sqrt(2.0 / math.pi)), real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
-    for n in range(rows.start, rows.stop):  # a row as an array of its own: LLVM sees that its indices are not negative
+    for n in range(len(x)):  # a row as an array of its own: LLVM sees that its indices are not negative
         row_y, row_x, row_bias = y[n, columns], x[n, columns], bias[columns]
         for c in range(len(row_x)):
             z = row_x[c] + row_bias[c]
             square = cubic * z * z
             h = one + _exp(z * (linear + square))
             result = z / h
-            row_y[c] = result
+            row_y[c] = _as_kept(row_y, result)
             row_x[c] = (one - (z - result) * (linear + three * square)) / h
 
 
-@_compiled_sums
+@compiled_sums
 def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
     C, real = x.shape[1], x.dtype.type
     total, squares = real(0.0), real(0.0)
@@ -98,17 +170,17 @@ def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
         squares += (x[n, c] - mean[n]) * (x[n, c] - mean[n])
     rstd[n] = real(1.0) / math.sqrt(squares / real(C) + real(epsilon))
     for c in range(C):
-        out[n, c] = (x[n, c] - mean[n]) * rstd[n] * weight[c] + bias[c]
+        out[n, c] = _as_kept(out, (x[n, c] - mean[n]) * rstd[n] * weight[c] + bias[c])
 
 
-@_compiled
+@compiled
 def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
     """Rows [start, stop) of out, x (N, C) and mean, rstd (N,); weight, bias (C,)."""
     for n in range(start, stop):
         _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n)
 
 
-@_compiled
+@compiled
 def residual_layernorm(residual, out, mean, rstd, x, branch, weight, bias, epsilon, start, stop):
     """The same of residual = x + branch, which is kept."""
     for n in range(start, stop):
@@ -117,7 +189,7 @@ def residual_layernorm(residual, out, mean, rstd, x, branch, weight, bias, epsil
         _normalize_row(out, mean, rstd, residual, weight, bias, epsilon, n)
 
 
-@_compiled_sums
+@compiled_sums
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, start, stop):
     """dx += and, over rows [start, stop), dweight, dbias (C,) +=; dx, dy, x (N, C); mean, rstd (N,)."""
     C, real = x.shape[1], x.dtype.type
@@ -135,7 +207,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, start, sto
             dx[n, c] += rstd[n] * (dy[n, c] * weight[c] - g_mean - normalized * gn_mean)
 
 
-@_compiled(fastmath={"nnan", "nsz"})
+@compiled(fastmath={"nnan", "nsz"})
 def _largest(row):
     """Of a row without NaN; with one, any number."""
     largest = row[0]
@@ -144,7 +216,7 @@ def _largest(row):
     return largest
 
 
-@_compiled_sums
+@compiled_sums
 def causal_softmax(scores, logsumexp, first_query, scale):
     """scores (heads, queries, keys) become softmax(scale * scores), 0 where a key comes after its query.
 
@@ -167,7 +239,7 @@ def causal_softmax(scores, logsumexp, first_query, scale):
             logsumexp[h, first_query + query] = scale * largest + math.log(total)
 
 
-@_compiled
+@compiled
 def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale):
     """scores become p = softmax(scale * scores) again, and dp its scores' gradient scale * p * (dp - out_dots).
 
@@ -185,13 +257,14 @@ def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale)
                 p[key] = dscores[key] = real(0.0)
 
 
-@_compiled_sums
+@compiled_sums
 def add_exponentials(out, first_column, row_sums, logits, shift):
     """out[:, first_column:] = exp(logits - shift[:, None]), row_sums += its sums; logits (N, columns), shift (N,)."""
     N, width = logits.shape
     for n in range(N):
         row, row_out, total = logits[n], out[n, first_column : first_column + width], row_sums[n]
         for c in range(width):
-            row_out[c] = _exp(row[c] - shift[n])
-            total += row_out[c]
+            exponential = _exp(row[c] - shift[n])
+            row_out[c] = _as_kept(row_out, exponential)
+            total += exponential
         row_sums[n] = total

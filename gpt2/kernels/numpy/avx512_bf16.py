@@ -1,0 +1,261 @@
+"""Products of bfloat16 numbers with float32 sums, by AVX-512's VDPBF16PS: pack both operands, then make `tiles`.
+
+VDPBF16PS adds to each of 16 float32 sums the products of two bfloat16 numbers with two others. So operands are packed
+first, as pairs that follow one another along the summed axis: rows of `a` in panels of 8, columns of `b` in panels of
+48, [pair][row or column] within each (Goto and van de Geijn 2008). A tile of 8 x 48 sums takes 24 of the 32 vector
+registers, and 3 loaded vectors and 8 broadcast pairs feed 24 instructions.
+
+Operands may be float32, which is rounded to nearest even on the way, or bfloat16. Numbers below 2^-126 count as 0: so
+these instructions take them. Addresses, and strides in bytes, are int64: so one compiled form serves all arrays.
+
+The instructions have no form in Python and are written as LLVM's (numba's @intrinsic). They are compiled only where
+available() says so: elsewhere LLVM ends the process.
+"""
+
+from numba import types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from gpt2.kernels.numpy import llvm_vectors as llvm
+from gpt2.kernels.numpy.llvm_vectors import LANES
+from gpt2.kernels.numpy.loops import compiled
+
+PAIR_BYTES = 4
+A_PANEL, B_VECTORS = 8, 3
+B_PANEL = B_VECTORS * LANES
+DEPTH = 2 * LANES  # packed operands are filled up with zeros to a multiple of it
+A_GROUPS, B_GROUPS = 4, 60  # of 16 columns, packed side by side
+WRITE, ADD, ROUND = 0, 1, 2  # what becomes of a tile's sums: float32 written or added, or bfloat16 written
+
+
+def available() -> bool:
+    """Whether numba compiles for a CPU with these instructions: this one, unless its variables name another."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return {"+avx512bf16", "+avx512bw", "+avx512vl"} <= set(features.split(","))
+
+
+def _new_pack_rows(is_bfloat16: bool):
+    """16 rows, or as many as there are, by 32 numbers of the summed axis, which follow one another in a row."""
+
+    @intrinsic
+    def pack_rows(typing_context, source, row_stride, rows, depth, target, second_half, pair_stride):
+        def generate(context, build, signature, arguments):
+            source, row_stride, rows, depth, target, second_half, pair_stride = arguments
+            whole = llvm.first_lanes(build, depth, 2 * LANES)
+            halves = [llvm.first_lanes(build, build.sub(depth, llvm.I64(LANES * half)), LANES) for half in range(2)]
+
+            def load(row):
+                number = build.select(
+                    build.icmp_signed("<", llvm.I64(row), rows), llvm.I64(row), build.sub(rows, llvm.I64(1))
+                )
+                place = build.add(source, build.mul(number, row_stride))
+                if is_bfloat16:
+                    return llvm.load(build, llvm.MANY_HALVES, place, whole)
+                low, high = (
+                    llvm.load(build, llvm.FLOATS, build.add(place, llvm.I64(64 * half)), halves[half])
+                    for half in range(2)
+                )
+                return llvm.rounded_pairs(build, low, high)
+
+            for words in llvm.transposed(build, [build.bitcast(load(row), llvm.WORDS) for row in range(LANES)]):
+                llvm.store_halves(build, words, target, second_half)
+                target = build.add(target, pair_stride)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), generate
+
+    return pack_rows
+
+
+def _new_pack_columns(is_bfloat16: bool, is_whole: bool):
+    """16 columns, which follow one another, by 2 numbers of the summed axis; or, unless is_whole, as many as there are.
+
+    Masks for each of such few numbers would double the time.
+    """
+
+    @intrinsic
+    def pack_columns(typing_context, source, depth_stride, columns, depth, target, second_half):
+        def generate(context, build, signature, arguments):
+            source, depth_stride, columns, depth, target, second_half = arguments
+            kind, rows = llvm.HALVES if is_bfloat16 else llvm.FLOATS, []
+            for row, place in enumerate((source, build.add(source, depth_stride))):
+                if is_whole:
+                    rows.append(llvm.load_whole(build, kind, place, 0))
+                    continue
+                there = build.select(build.icmp_signed("<", llvm.I64(row), depth), columns, llvm.I64(0))
+                rows.append(llvm.load(build, kind, place, llvm.first_lanes(build, there, LANES)))
+            interleaved = [lane for column in range(LANES) for lane in (column, column + LANES)]
+            if is_bfloat16:
+                pairs = llvm.shuffle(build, *rows, interleaved)
+            else:
+                rounded = build.bitcast(llvm.rounded_pairs(build, *rows), llvm.MANY_HALVES)
+                pairs = llvm.shuffle(build, rounded, rounded, interleaved)
+            llvm.store_halves(build, build.bitcast(pairs, llvm.WORDS), target, second_half)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return pack_columns
+
+
+def _new_tile(vectors: int):
+    """8 rows by `vectors` * 16 columns of sums over all pairs; what exceeds `rows` or `columns` is not stored."""
+
+    @intrinsic
+    def tile(typing_context, out, out_stride, rows, columns, a, b, pairs, mode):
+        def generate(context, build, signature, arguments):
+            out, out_stride, rows, columns, a, b, pairs, mode = arguments
+            sums = _sums(build, vectors, a, b, pairs)
+            masks = [llvm.first_lanes(build, build.sub(columns, llvm.I64(LANES * v)), LANES) for v in range(vectors)]
+            end = build.append_basic_block("end")
+            choice = build.switch(mode, end)
+            for case in (WRITE, ADD, ROUND):
+                block = build.append_basic_block("store")
+                choice.add_case(llvm.I64(case), block)
+                build.position_at_end(block)
+                for row in range(A_PANEL):
+                    is_there = build.icmp_signed("<", llvm.I64(row), rows)
+                    place = build.add(out, build.mul(out_stride, llvm.I64(row)))
+                    for v in range(vectors):
+                        _store_sums(
+                            build, case, sums[row][v], place, v, build.select(is_there, masks[v], masks[v].type(None))
+                        )
+                build.branch(end)
+            build.position_at_end(end)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return tile
+
+
+def _sums(build, vectors: int, a, b, pairs):
+    """The loop over the pairs of a panel of each operand: sums[row][vector], left in registers."""
+    before, loop, after = build.block, build.append_basic_block("pairs"), build.append_basic_block("after")
+    build.branch(loop)
+    build.position_at_end(loop)
+    left, a_here, b_here = (build.phi(llvm.I64) for _ in range(3))
+    for variable, start in ((left, pairs), (a_here, a), (b_here, b)):
+        variable.add_incoming(start, before)
+    sums = [[build.phi(llvm.FLOATS) for _ in range(vectors)] for _ in range(A_PANEL)]
+    columns = [llvm.load_whole(build, llvm.PAIRS, b_here, 4 * LANES * v) for v in range(vectors)]
+    new = []
+    for row in range(A_PANEL):
+        pair = llvm.spread(build, llvm.load_whole(build, llvm.I32, a_here, PAIR_BYTES * row), LANES)
+        pair = build.bitcast(pair, llvm.PAIRS)
+        new.append([
+            llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", llvm.FLOATS, sums[row][v], pair, columns[v])
+            for v in range(vectors)
+        ])  # fmt: skip
+    for variable, step in ((left, -1), (a_here, PAIR_BYTES * A_PANEL), (b_here, PAIR_BYTES * B_PANEL)):
+        variable.add_incoming(build.add(variable, llvm.I64(step)), loop)
+    for row in range(A_PANEL):
+        for v in range(vectors):
+            sums[row][v].add_incoming(llvm.FLOATS(None), before)
+            sums[row][v].add_incoming(new[row][v], loop)
+    build.cbranch(build.icmp_signed(">", left, llvm.I64(1)), loop, after)
+    build.position_at_end(after)
+    return new
+
+
+def _store_sums(build, mode, sums, row, v: int, mask):
+    """Vector v of a row of a tile."""
+    if mode == ROUND:
+        rounded = llvm.call(build, "llvm.x86.avx512bf16.cvtneps2bf16.512", llvm.ROUNDED, sums)
+        return llvm.store(build, build.bitcast(rounded, llvm.HALVES), build.add(row, llvm.I64(32 * v)), mask)
+    place = build.add(row, llvm.I64(64 * v))
+    llvm.store(
+        build, build.fadd(sums, llvm.load(build, llvm.FLOATS, place, mask)) if mode == ADD else sums, place, mask
+    )
+
+
+_pack_float32_rows, _pack_bfloat16_rows = _new_pack_rows(False), _new_pack_rows(True)
+_pack_float32_columns, _pack_bfloat16_columns = (_new_pack_columns(is_bfloat16, True) for is_bfloat16 in (False, True))
+_pack_float32_edge, _pack_bfloat16_edge = (_new_pack_columns(is_bfloat16, False) for is_bfloat16 in (False, True))
+_tile1, _tile2, _tile3 = (_new_tile(vectors) for vectors in (1, 2, 3))
+
+
+def packed_depth(depth: int) -> int:
+    return -(-depth // DEPTH) * DEPTH
+
+
+def packed_bytes(width: int, depth: int) -> int:
+    """Of an operand of `width` rows of a, or columns of b, packed."""
+    return -(-width // B_PANEL) * B_PANEL * packed_depth(depth) * 2
+
+
+@compiled
+def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
+    """An operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
+
+    `width` rows of a, or columns of b, stride bytes apart; numbers along the summed axis depth_stride bytes apart. One
+    of the two strides is item_bytes.
+    """
+    pairs = (depth + DEPTH - 1) // DEPTH * LANES
+    pair_stride = PAIR_BYTES * (B_PANEL if is_b else A_PANEL)
+    second_half = 32 if is_b else pairs * pair_stride
+    all_groups, side_by_side = (width + LANES - 1) // LANES, B_GROUPS if is_b else A_GROUPS
+    for first in range(0, all_groups, side_by_side):
+        groups = range(first, min(first + side_by_side, all_groups))
+        if depth_stride == item_bytes:
+            for group in groups:
+                into = target + _group_offset(group, pairs, is_b)
+                rows, here = min(LANES, width - group * LANES), source + group * LANES * stride
+                for k in range(0, depth, DEPTH):
+                    place, left = into + k // 2 * pair_stride, min(DEPTH, depth - k)
+                    if item_bytes == 2:
+                        _pack_bfloat16_rows(here + 2 * k, stride, rows, left, place, second_half, pair_stride)
+                    else:
+                        _pack_float32_rows(here + 4 * k, stride, rows, left, place, second_half, pair_stride)
+        else:
+            for pair in range(pairs):
+                here, left = source + 2 * pair * depth_stride, depth - 2 * pair
+                for group in groups:
+                    place = target + _group_offset(group, pairs, is_b) + pair * pair_stride
+                    columns, row = width - group * LANES, here + group * LANES * stride
+                    is_edge = left < 2 or columns < LANES
+                    if item_bytes == 2 and is_edge:
+                        _pack_bfloat16_edge(row, depth_stride, columns, left, place, second_half)
+                    elif item_bytes == 2:
+                        _pack_bfloat16_columns(row, depth_stride, columns, left, place, second_half)
+                    elif is_edge:
+                        _pack_float32_edge(row, depth_stride, columns, left, place, second_half)
+                    else:
+                        _pack_float32_columns(row, depth_stride, columns, left, place, second_half)
+
+
+@compiled
+def _group_offset(group, pairs, is_b):
+    """Where a group of 16 begins: a third of a panel of b, or two panels of a."""
+    if is_b:
+        return (group // B_VECTORS * pairs * B_VECTORS + group % B_VECTORS) * LANES * PAIR_BYTES
+    return group * pairs * LANES * PAIR_BYTES
+
+
+@compiled
+def tiles(out, out_stride, rows, columns, a, b, depth, mode):
+    """out (rows, columns), out_stride bytes a row: the product of packed a and b, as `mode` says."""
+    pairs, item_bytes = (depth + DEPTH - 1) // DEPTH * LANES, 2 if mode == ROUND else 4
+    for column in range(0, columns, B_PANEL):
+        b_panel, wide = b + column * pairs * PAIR_BYTES, columns - column
+        for row in range(0, rows, A_PANEL):
+            a_panel, high = a + row * pairs * PAIR_BYTES, rows - row
+            place = out + row * out_stride + column * item_bytes
+            if wide > 2 * LANES:
+                _tile3(place, out_stride, high, wide, a_panel, b_panel, pairs, mode)
+            elif wide > LANES:
+                _tile2(place, out_stride, high, wide, a_panel, b_panel, pairs, mode)
+            else:
+                _tile1(place, out_stride, high, wide, a_panel, b_panel, pairs, mode)
+
+
+@compiled
+def heads(
+    count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
+    b_stride, b_depth_stride, b_bytes, a_room, b_room, mode,
+):  # fmt: skip
+    """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before."""
+    for head in range(count):
+        pack(a_room, a + head * a_step, a_stride, a_depth_stride, a_bytes, rows, depth, False)
+        pack(b_room, b + head * b_step, b_stride, b_depth_stride, b_bytes, columns, depth, True)
+        tiles(out + head * out_step, out_stride, rows, columns, a_room, b_room, depth, mode)

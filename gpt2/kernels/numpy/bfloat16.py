@@ -1,0 +1,162 @@
+"""Products of bfloat16 operands with float32 sums, in the place of Cores' own: --dtype bfloat16 on CPUs.
+
+    (a b)_ij = sum_k bfloat16(a_ik) bfloat16(b_kj)
+
+Parameters, gradients and all that is between products stay float32. Activations that are only ever operands are kept as
+bfloat16. Where the CPU has an instruction for such sums (avx512_bf16.py), it makes them. Elsewhere operands are rounded
+and widened to float32, block by block, and BLAS makes the sums: of the same operands, so the same numbers but for the
+order of additions.
+"""
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from gpt2.kernels.numpy import loops
+from gpt2.kernels.numpy.cores import Cores
+
+
+def bfloat16_cores(threads: int) -> "BFloat16Cores":
+    """The form that is fastest on this CPU."""
+    from gpt2.kernels.numpy import avx512_bf16
+
+    return (DotProductCores if avx512_bf16.available() else WideningCores)(threads)
+
+
+class BFloat16Cores(Cores):
+    """What both forms share: a product is made in blocks of rows x columns sums over `depth` numbers of k.
+
+    A form says how an operand (width, depth) is prepared, and how sums are made: (rows, columns) of two prepared
+    operands, and those of many heads.
+    """
+
+    operand_dtype = np.dtype(bfloat16)
+    rows: int
+    columns: int
+    depth: int
+
+    def multiply(self, a, b, out, rows, columns, finish):
+        """As Cores.multiply. Sums that are to be rounded wait in scratch, so all of k is taken at once."""
+        rounds, width = out.dtype == bfloat16, out.shape[1]
+        for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
+            for columns_here in _blocks(columns, self.columns):
+                right = self.prepared("right", b[k, columns_here].T)
+                for rows_here in _blocks(rows, self.rows):
+                    left, count = self.prepared("left", a[rows_here, k]), rows_here.stop - rows_here.start
+                    result = self.scratch("result", (count, width), np.float32) if rounds else out[rows_here]
+                    self.sum_up(result[:, columns_here], left, right, k, add=k.start > 0)
+                    if rounds:
+                        if finish is not None:
+                            finish(result, rows_here, columns_here)
+                        loops.keep(loops.bits(out[rows_here]), result, columns_here)
+        if finish is not None and not rounds:
+            finish(out[rows], rows, columns)
+
+    def matmul(self, a, b, out, add=False):
+        if out.ndim == 2:
+            self.multiply(a, b, out, slice(0, out.shape[0]), slice(0, out.shape[1]), None)
+        else:
+            self.multiply_heads(a, b, out, add)
+
+    def near(self, name, array):
+        return array  # every product copies its operands in any case
+
+    def exact(self, name, array):
+        if array.dtype != bfloat16:
+            return array
+        wide = self.scratch(name, array.shape, np.float32)
+        wide[...] = array
+        return wide
+
+    def as_operand(self, array):
+        return array.astype(bfloat16).astype(array.dtype)
+
+    def store(self, out, values):
+        kept = self.scratch("kept", (1, values.size), np.uint16)
+        loops.keep(kept, values.reshape(1, -1), slice(0, values.size))
+        loops.bits(out)[...] = kept.reshape(values.shape)
+
+
+def _blocks(whole: slice, size: int) -> list[slice]:
+    return [slice(low, min(low + size, whole.stop)) for low in range(whole.start, whole.stop, size)]
+
+
+class DotProductCores(BFloat16Cores):
+    """By AVX-512's VDPBF16PS. A block of the left operand takes a quarter of an L2 cache of 1 MB, one of the right 2 MB
+    of the L3 cache, which is read once for each block of the left."""
+
+    how = "AVX512_BF16, bfloat16 operands"
+    rows, columns, depth = 128, 960, 1024
+
+    def __init__(self, threads: int):
+        from gpt2.kernels.numpy import avx512_bf16  # compiled at its first use, and only where it can be
+
+        super().__init__(threads)
+        self.kernels = avx512_bf16
+
+    def prepared(self, name, operand) -> int:
+        """The operand (width, depth) packed, in scratch of that name: its address."""
+        item = operand.itemsize
+        if item not in operand.strides:
+            operand = np.ascontiguousarray(operand)
+        width, depth = operand.shape
+        target = self._room(name, width, depth)
+        strides = operand.strides
+        self.kernels.pack(target, _address(operand), *strides, item, width, depth, name == "right")
+        return target
+
+    def _room(self, name, width, depth) -> int:
+        room = self.scratch(name, (self.kernels.packed_bytes(width, depth) + 64,), np.uint8)
+        return -(-_address(room) // 64) * 64
+
+    def sum_up(self, result, left, right, k, add):
+        kernels = self.kernels
+        mode = kernels.ADD if add else kernels.WRITE
+        kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
+
+    def multiply_heads(self, a, b, out, add):
+        kernels, (heads, rows, columns), depth = self.kernels, out.shape, a.shape[2]
+        mode = kernels.ROUND if out.dtype == bfloat16 else kernels.ADD if add else kernels.WRITE
+        rooms = self._room("left", rows, depth), self._room("right", columns, depth)
+        b = b.transpose(0, 2, 1)
+        operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b)]
+        kernels.heads(
+            heads, rows, columns, depth, _address(out), *out.strides[:2], *operands[0], *operands[1], *rooms, mode
+        )
+
+
+class WideningCores(BFloat16Cores):
+    """By BLAS, of operands rounded to bfloat16 and widened to float32 again."""
+
+    how = "BLAS in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
+    rows, columns, depth = 1024, 1024, 4096
+
+    def prepared(self, name, operand) -> np.ndarray:
+        """The operand, rounded, in scratch of that name; the axis that was contiguous still is."""
+        last = operand.ndim - 1
+        order = (
+            (*range(last - 1), last, last - 1) if operand.strides[last] > operand.strides[last - 1] else range(last + 1)
+        )
+        wide = self.scratch(name, operand.transpose(order).shape, np.float32)
+        wide[...] = operand.transpose(order)
+        if operand.dtype != bfloat16:
+            loops.round_off(wide.reshape(-1))
+        return wide.transpose(order)
+
+    def sum_up(self, result, left, right, k, add):
+        if add:
+            result += np.matmul(left, right.T, out=self.scratch("product", result.shape, np.float32))
+        else:
+            np.matmul(left, right.T, out=result)
+
+    def multiply_heads(self, a, b, out, add):
+        left, right = self.prepared("left", a), self.prepared("right", b)
+        if out.dtype == bfloat16:
+            self.store(out, np.matmul(left, right, out=self.scratch("product", out.shape, np.float32)))
+        elif add:
+            out += np.matmul(left, right, out=self.scratch("product", out.shape, np.float32))
+        else:
+            np.matmul(left, right, out=out)
+
+
+def _address(array) -> int:
+    return array.__array_interface__["data"][0]

@@ -1,0 +1,95 @@
+"""Words for LLVM's vector instructions on a CPU with AVX-512, of which numba has none: for @intrinsic (avx512_bf16.py).
+
+Each takes llvmlite's builder first. An address is an int64, and needs no alignment; a word is a pair of bfloat16.
+numba's cache on disk does not see a change here: change avx512_bf16.py, too.
+"""
+
+from llvmlite import ir
+
+LANES = 16  # float32 numbers, or words, in a vector
+
+
+class _BFloat(ir.types.Type):
+    """LLVM's bfloat, which llvmlite does not have."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash(_BFloat)
+
+
+I1, I16, I32, I64, F32 = *(ir.IntType(bits) for bits in (1, 16, 32, 64)), ir.FloatType()
+FLOATS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
+MANY_HALVES, PAIRS = ir.VectorType(I16, 2 * LANES), ir.VectorType(_BFloat(), 2 * LANES)
+ROUNDED = ir.VectorType(_BFloat(), LANES)
+NAMES = {FLOATS: "v16f32", HALVES: "v16i16", MANY_HALVES: "v32i16"}
+
+
+def call(build, name, result, *arguments):
+    """A call of one of LLVM's own functions."""
+    kinds = [argument.type for argument in arguments]
+    return build.call(build.module.declare_intrinsic(name, (), ir.FunctionType(result, kinds)), arguments)
+
+
+def place_of(build, address, offset: int = 0):
+    return build.inttoptr(build.add(address, I64(offset)), ir.PointerType())
+
+
+def load(build, kind, address, mask):
+    """A vector; lanes that the mask leaves out are 0, and their memory is not touched."""
+    return call(build, f"llvm.masked.load.{NAMES[kind]}.p0", kind, place_of(build, address), I32(1), mask, kind(None))
+
+
+def store(build, value, address, mask):
+    arguments = value, place_of(build, address), I32(1), mask
+    call(build, f"llvm.masked.store.{NAMES[value.type]}.p0", ir.VoidType(), *arguments)
+
+
+def load_whole(build, kind, address, offset):
+    """A whole vector from anywhere."""
+    return build.load(place_of(build, address, offset), align=1, typ=kind)
+
+
+def spread(build, value, lanes: int):
+    """The value in all lanes."""
+    kind = ir.VectorType(value.type, lanes)
+    first = build.insert_element(kind(ir.Undefined), value, I32(0))
+    return shuffle(build, first, first, [0] * lanes)
+
+
+def shuffle(build, x, y, lanes: list[int]):
+    return build.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def first_lanes(build, count, lanes: int):
+    """The mask of the first `count` lanes."""
+    numbers = ir.Constant(ir.VectorType(I64, lanes), list(range(lanes)))
+    return build.icmp_signed("<", numbers, spread(build, count, lanes))
+
+
+def rounded_pairs(build, low, high):
+    """32 bfloat16: those of 16 float32 in `low`, then in `high`."""
+    return call(build, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low)
+
+
+def store_halves(build, words, target, second_half):
+    """16 words: 8 from target on, 8 from target + second_half on."""
+    for first, place in ((0, target), (8, build.add(target, second_half))):
+        build.store(shuffle(build, words, words, list(range(first, first + 8))), place_of(build, place)).align = 1
+
+
+def transposed(build, rows):
+    """The columns of 16 x 16 words: of four steps, each takes every word one power of two nearer to its place."""
+    for step in (1, 2, 4, 8):
+        low = [lane + (LANES - step if lane & step else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & step else step) for lane in range(LANES)]
+        new = list(rows)
+        for row in (row for row in range(LANES) if not row & step):
+            new[row] = shuffle(build, rows[row], rows[row + step], low)
+            new[row + step] = shuffle(build, rows[row], rows[row + step], high)
+        rows = new
+    return rows
