@@ -4,6 +4,7 @@
     python scripts/export.py runs/sliced --format huggingface --out my-gpt2     a folder for transformers
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
+    python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
     python scripts/export.py runs/sliced --format tensorboard --out board/sliced    for tensorboard --logdir board
 
 A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, for another format of them.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from dist.console import open_console
 from gpt2.errors import UserError
-from gpt2.files import place_of_file, replacing_in
+from gpt2.files import new_folder, place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
@@ -24,7 +25,8 @@ from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.read.runs import read_config, read_log
 
-FORMATS = ("llmc", "huggingface", "paraver", "perfetto", "tensorboard")
+TRACES = ("paraver", "perfetto", "otf2")
+FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
 # Flags that only some of the formats take.
 FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
 
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def export(settings: argparse.Namespace) -> list[Path]:
     """Write what the flags ask for; returns the paths. RunError, UserError, OSError."""
-    if settings.format in ("paraver", "perfetto"):
+    if settings.format in TRACES:
         return export_trace(settings)
     if settings.format == "tensorboard":
         return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
@@ -61,7 +63,9 @@ def export(settings: argparse.Namespace) -> list[Path]:
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:
-    """For Paraver, which gets three files, or for Perfetto."""
+    """For Paraver, which gets three files, for Perfetto, or in OTF2, which is a folder."""
+    if settings.format == "otf2":
+        return export_otf2(settings)
     out, write_trace = settings.out, paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):
         place_of_file(out)  # refuses before the minutes that a long trace takes
@@ -69,6 +73,20 @@ def export_trace(settings: argparse.Namespace) -> list[Path]:
     with replacing_in(out.parent) as folder:
         written = write_trace(run, folder / out.name)
     return [out.parent / path.name for path in written]
+
+
+def export_otf2(settings: argparse.Namespace) -> list[Path]:
+    """UserError where the package is missing that writes it."""
+    try:
+        from traces.export import otf2
+    except ImportError as error:
+        raise UserError(
+            f"--format otf2 needs the package otf2, which cannot be imported ({error}): pip install -e '.[otf2]'"
+        ) from None
+    run = read_run(settings.run, allow_missing=True)
+    with new_folder(settings.out) as folder:
+        otf2.export(run, folder)
+    return [settings.out / "traces.otf2"]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

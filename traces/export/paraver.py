@@ -10,12 +10,20 @@ Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and na
 src/tracer/wrappers/MPI/mpi_events, MPI_EventEncoding.h and src/merger/paraver/labels.c.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
+from traces.export.collectives import (
+    ALLGATHER,
+    ALLREDUCE,
+    BARRIER,
+    BCAST,
+    COLLECTIVE_OF,
+    REDUCE,
+    REDUCE_SCATTER,
+)
 from traces.export.line_merge import Lines, text_file, write_merged
 from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
 from traces.read.runs import Run
@@ -52,38 +60,8 @@ STATE_OF |= dict.fromkeys(COPY, MEMORY_TRANSFER) | dict.fromkeys(("data", "check
 STATE_OF |= dict(zip(PIPELINE, (IMMEDIATE_SEND, WAITING), strict=True)) | {"wait": SYNCHRONIZATION}
 
 
-@dataclass(frozen=True)
-class Collective:
-    """An MPI collective, and the part of the vector that a rank sends and receives.
-
-    none, all, share (1/N), root (all on the root, none elsewhere), others (the reverse).
-    """
-
-    value: int
-    label: str
-    sends: str
-    receives: str
-
-
-BCAST = Collective(7, "MPI_Bcast", "root", "others")
-BARRIER = Collective(8, "MPI_Barrier", "none", "none")
-REDUCE = Collective(9, "MPI_Reduce", "all", "root")
-ALLREDUCE = Collective(10, "MPI_Allreduce", "all", "all")
-ALLGATHER = Collective(17, "MPI_Allgather", "share", "all")
-REDUCE_SCATTER = Collective(168, "MPI_Reduce_scatter_block", "all", "share")
-COLLECTIVES = (BCAST, BARRIER, REDUCE, ALLREDUCE, ALLGATHER, REDUCE_SCATTER)
-
-# Without a root, with one. A reduce without is many of them, a slice to each rank: what MPI calls a reduce-scatter.
-COLLECTIVE_OF = {
-    "reduce": (REDUCE_SCATTER, REDUCE),
-    "bcast": (ALLGATHER, BCAST),
-    "reduce_scatter": (REDUCE_SCATTER, REDUCE_SCATTER),
-    "allreduce": (ALLREDUCE, ALLREDUCE),
-    "allgather": (ALLGATHER, ALLGATHER),
-    "tensor": (ALLREDUCE, ALLREDUCE),
-    "norm": (ALLREDUCE, ALLREDUCE),
-    "wait": (BARRIER, BARRIER),
-}
+# Extrae's numbers of MPI's collectives.
+COLLECTIVE_NUMBERS = {BCAST: 7, BARRIER: 8, REDUCE: 9, ALLREDUCE: 10, ALLGATHER: 17, REDUCE_SCATTER: 168}
 
 _OPTIONS = """DEFAULT_OPTIONS
 
@@ -223,21 +201,15 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) 
         collective, communicator = COLLECTIVE_OF[NAMES[phase]][with_root], int(groups.of[rank][phase])
         ranks = len(groups.members[communicator - WORLD])
         these = which.ravel() == kind
-        sent[these] = _part(collective.sends, calls["bytes"][these], at_root, ranks)
-        received[these] = _part(collective.receives, calls["bytes"][these], at_root, ranks)
+        sent[these], received[these] = collective.sizes(calls["bytes"][these], at_root, ranks)
         root = f":{ROOT}:1" if at_root else ""
         templates.append(
-            f"2:{who}:%d:{COLLECTIVE}:{collective.value}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
+            f"2:{who}:%d:{COLLECTIVE}:{COLLECTIVE_NUMBERS[collective]}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
             f"{COMMUNICATOR}:{communicator}{root}:{PHASE}:{phase + 1}:{WAITED}:%d\n"
         )
     return Lines(
         calls["start"], PHASE_BEGINS, templates, (calls["start"], sent, received, calls["waited"]), which.ravel()
     )
-
-
-def _part(rule: str, sizes: np.ndarray, at_root: int, ranks: int) -> np.ndarray:
-    whole = {"none": False, "all": True, "share": True, "root": bool(at_root), "others": not at_root}[rule]
-    return sizes * whole // (ranks if rule == "share" else 1)
 
 
 def pcf_text(strategy: str) -> str:
@@ -247,7 +219,8 @@ def pcf_text(strategy: str) -> str:
     types = [
         _event_type({APPLICATION: "Application"}, {0: "End", 1: "Begin"}),
         _event_type(
-            {COLLECTIVE: "MPI Collective Comm"}, {0: "Outside MPI"} | {one.value: one.label for one in COLLECTIVES}
+            {COLLECTIVE: "MPI Collective Comm"},
+            {0: "Outside MPI"} | {number: one.label for one, number in COLLECTIVE_NUMBERS.items()},
         ),
         _event_type({SEND_SIZE: "Send Size in MPI Global OP", RECEIVE_SIZE: "Recv Size in MPI Global OP"}),
         _event_type({ROOT: "Root in MPI Global OP", COMMUNICATOR: "Communicator in MPI Global OP"}),

@@ -33,11 +33,12 @@ class Spans:
     """All ranks of the job in order, also those without a trace; `end`: the run's last moment, ns from its start.
 
     rates: per node number an array of COUNTERS, whose fields are rates here: bytes/s (stalled: ticks/s) from `time` on
-    until the next one's.
+    until the next one's. counts: the same counters as they were read, from 0 on.
     """
 
     ranks: list[RankSpans]
     rates: dict[int, np.ndarray]
+    counts: dict[int, np.ndarray]
     end: int
 
 
@@ -57,7 +58,10 @@ def lay_out(run: Run) -> Spans:
     end = int(max(times["end"][-1] for times in written))
     nothing = np.empty(0, SPAN)
     ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in _places(run)]
-    return Spans(ranks, {one.node: _rates(one.records, begin, end) for one in run.counters}, end)
+    rates, counts = (
+        {one.node: counted(one.records, begin, end) for one in run.counters} for counted in (_rates, _counts)
+    )
+    return Spans(ranks, rates, counts, end)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,15 @@ def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
         grown = np.maximum(0, np.diff(samples[name]))
         rates[name][:-1] = np.rint(grown / np.diff(samples["time"]) * 1e9)
     return _last_of_equals(rates)
+
+
+def _counts(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """What a node's counters have grown by since their first sample. A counter that was set back has not grown."""
+    counts = samples.copy()
+    counts["time"] = np.clip(samples["time"] - begin, 0, end - begin)
+    for name in COUNTERS.names[1:]:
+        counts[name] = np.cumsum(np.maximum(0, np.diff(samples[name], prepend=samples[name][:1])))
+    return _last_of_equals(counts)
 
 
 def _last_of_equals(samples: np.ndarray) -> np.ndarray:

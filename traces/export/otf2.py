@@ -1,0 +1,200 @@
+"""Export to OTF2, the format of Score-P, Vampir and Scalasca, written with the Score-P team's package `otf2`.
+
+    OUT/traces.otf2, traces.def, traces/    an archive: definitions, and a file of events for each location
+
+A node is a system tree node, a rank a process with one location. Times are nanoseconds from the run's start, on rank
+0's clock. A step is a region, with its number as a parameter, and phases are regions inside it. An exchange has inside
+its phase the region of the MPI collective of the same meaning, over the ranks that meet in it, with the sizes that the
+collective would have. Its attribute `waited` says for how many ns this rank waited for others. Messages between stages
+are MPI messages. What parts and stages lend each other is a region alone. The counters of a node's ports are metrics at
+a location of their own.
+
+Format: OTF2's documentation of its records and definitions, version 3.
+"""
+
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+from otf2 import (
+    CollectiveOp,
+    CollectiveRoot,
+    GroupType,
+    LocationType,
+    MetricMode,
+    Paradigm,
+    ParameterType,
+    RecorderKind,
+    RegionRole,
+    Type,
+    writer,
+)
+
+from traces.export.collectives import (
+    ALLGATHER,
+    ALLREDUCE,
+    BARRIER,
+    BCAST,
+    COLLECTIVE_OF,
+    REDUCE,
+    REDUCE_SCATTER,
+)
+from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
+from traces.read.runs import Run
+from traces.record.phases import NAMES, STEP
+
+NANOSECONDS = 10**9  # ticks a second
+MESSAGE_TAG = 0  # of stages' messages: between two ranks all of one direction follow one another
+# Of each counter what it counts, and in which unit.
+COUNTED = {
+    "in": ("into the node's ports", "bytes"),
+    "out": ("out of the node's ports", "bytes"),
+    "stalled": ("port_xmit_wait of the node's ports", "ticks"),
+}
+# Of each collective OTF2's name and kind.
+OPERATIONS = {
+    BCAST: (CollectiveOp.BCAST, RegionRole.COLL_ONE2ALL),
+    BARRIER: (CollectiveOp.BARRIER, RegionRole.BARRIER),
+    REDUCE: (CollectiveOp.REDUCE, RegionRole.COLL_ALL2ONE),
+    ALLREDUCE: (CollectiveOp.ALLREDUCE, RegionRole.COLL_ALL2ALL),
+    ALLGATHER: (CollectiveOp.ALLGATHER, RegionRole.COLL_ALL2ALL),
+    REDUCE_SCATTER: (CollectiveOp.REDUCE_SCATTER_BLOCK, RegionRole.COLL_ALL2ALL),
+}
+MESSAGES = {"send": "MPI_Send", "recv": "MPI_Recv"}
+# Among events of equal time: what ends comes before what begins, the inner before the outer, or after it.
+PHASE_ENDS, STEP_ENDS, STEP_BEGINS, PHASE_BEGINS = range(4)
+
+
+def export(run: Run, path) -> list[Path]:
+    """Write the archive into the folder `path`. Returns [path]."""
+    path, spans, groups = Path(path), lay_out(run), communicators(run)
+    with writer.open(str(path), timer_resolution=NANOSECONDS) as archive:
+        definitions = Definitions(archive.definitions, spans, groups)
+        for rank in spans.ranks:
+            location = definitions.locations[rank.place["rank"]]
+            RankEvents(archive.event_writer_from_location(location), definitions, groups, rank).write()
+        for node, counts in spans.counts.items():
+            title, process = f"ports of node {node}", definitions.processes[node]
+            ports = archive.event_writer(title, type=LocationType.METRIC, group=process)
+            for time, *values in counts[["time", *COUNTED]].tolist():
+                ports.metric(time, definitions.ports, values)
+    return [path]
+
+
+class Definitions:
+    """What events refer to.
+
+    locations: by rank. processes: of each node the location group of its first rank. comms: as Communicators numbers
+    them. regions: by phase number; collectives: by Collective; messages: by the name of their phase.
+    """
+
+    def __init__(self, registry, spans: Spans, groups: Communicators):
+        self._registry = registry
+        self._define_places([rank.place for rank in spans.ranks])
+        self._define_comms(groups)
+        roles = {STEP: RegionRole.LOOP}
+        self.regions = [registry.region(name, region_role=roles.get(name, RegionRole.CODE)) for name in NAMES]
+        self.collectives = {one: self._mpi_region(one.label, role) for one, (_, role) in OPERATIONS.items()}
+        self.messages = {name: self._mpi_region(label, RegionRole.POINT2POINT) for name, label in MESSAGES.items()}
+        self.step_number = registry.parameter(STEP, parameter_type=ParameterType.UINT64)
+        self.waited = registry.attribute("waited", description="ns of waiting for other ranks", type=Type.UINT64)
+        counters = [
+            registry.metric_member(
+                name, text, metric_mode=MetricMode.ACCUMULATED_START, value_type=Type.UINT64, unit=unit
+            )
+            for name, (text, unit) in COUNTED.items()
+        ]
+        self.ports = registry.metric_class(counters, recorder_kind=RecorderKind.ABSTRACT)
+
+    def _define_places(self, places: list[dict]) -> None:
+        root, nodes = self._registry.system_tree_node("run", class_name="machine"), {}
+        self.processes, self.locations = {}, {}
+        for place in places:
+            node, title = place["node"], place["title"]
+            if node not in nodes:
+                nodes[node] = self._registry.system_tree_node(place["host"], class_name="node", parent=root)
+            process = self._registry.location_group(title, system_tree_parent=nodes[node])
+            self.processes.setdefault(node, process)
+            self.locations[place["rank"]] = self._registry.location(title, group=process)
+
+    def _define_comms(self, groups: Communicators) -> None:
+        everybody = tuple(self.locations.values())
+        self._registry.group("ranks", GroupType.COMM_LOCATIONS, paradigm=Paradigm.MPI, members=everybody)
+        self.comms = {}
+        for number, ranks in enumerate(groups.members, start=WORLD):
+            name = "MPI_COMM_WORLD" if number == WORLD else f"ranks {', '.join(map(str, ranks))}"
+            members = tuple(self.locations[rank] for rank in ranks)
+            group = self._registry.group(name, GroupType.COMM_GROUP, paradigm=Paradigm.MPI, members=members)
+            self.comms[number] = self._registry.comm(name, group=group)
+
+    def _mpi_region(self, label: str, role: RegionRole):
+        return self._registry.region(label, region_role=role, paradigm=Paradigm.MPI)
+
+
+class RankEvents:
+    """Writes what a rank did, in the order of time: each span (spans.SPAN) by a method for its beginning, one for its
+    end."""
+
+    def __init__(self, events, definitions: Definitions, groups: Communicators, rank: RankSpans):
+        self._events, self._definitions, self._groups = events, definitions, groups
+        self._phases, self._steps, self._number = rank.phases, rank.steps, rank.place["rank"]
+
+    def write(self) -> None:
+        kinds = (
+            (self._phases, "end", PHASE_ENDS, self._end_phase),
+            (self._steps, "end", STEP_ENDS, self._end_step),
+            (self._steps, "start", STEP_BEGINS, self._begin_step),
+            (self._phases, "start", PHASE_BEGINS, self._begin_phase),
+        )
+        events = [(int(span[edge]), order, write, span) for spans, edge, order, write in kinds for span in spans]
+        for time, _, write, span in sorted(events, key=itemgetter(0, 1)):
+            write(time, span)
+
+    def _begin_step(self, time: int, span: np.void) -> None:
+        self._events.enter(time, self._definitions.regions[span["phase"]])
+        self._events.parameter_unsigned_int(time, self._definitions.step_number, int(span["step"]))
+
+    def _end_step(self, time: int, span: np.void) -> None:
+        self._events.leave(time, self._definitions.regions[span["phase"]])
+
+    def _begin_phase(self, time: int, span: np.void) -> None:
+        name = NAMES[span["phase"]]
+        self._events.enter(time, self._definitions.regions[span["phase"]])
+        if name in COLLECTIVE_OF:
+            self._events.enter(time, self._definitions.collectives[_collective(span)])
+            self._events.mpi_collective_begin(time)
+        elif name in MESSAGES:
+            self._events.enter(time, self._definitions.messages[name])
+            if name == "send":
+                self._events.mpi_send(time, *self._message(span))
+
+    def _end_phase(self, time: int, span: np.void) -> None:
+        name = NAMES[span["phase"]]
+        if name in COLLECTIVE_OF:
+            self._end_collective(time, span)
+            self._events.leave(time, self._definitions.collectives[_collective(span)])
+        elif name in MESSAGES:
+            if name == "recv":
+                self._events.mpi_recv(time, *self._message(span))
+            self._events.leave(time, self._definitions.messages[name])
+        self._events.leave(time, self._definitions.regions[span["phase"]])
+
+    def _end_collective(self, time: int, span: np.void) -> None:
+        collective, number = _collective(span), int(self._groups.of[self._number][span["phase"]])
+        ranks, root = self._groups.members[number - WORLD], int(span["root"])
+        sent, received = collective.sizes(span["bytes"], root == self._number, len(ranks))
+        operation, _ = OPERATIONS[collective]
+        # MPI counts the root among the ranks of its communicator.
+        counted_root = CollectiveRoot.NONE.value if root < 0 else ranks.index(root)
+        self._events.mpi_collective_end(
+            time, operation, self._definitions.comms[number], counted_root, int(sent), int(received),
+            attributes={self._definitions.waited: int(span["waited"])},
+        )  # fmt: skip
+
+    def _message(self, span: np.void) -> tuple:
+        """(the other rank, communicator, tag, bytes)."""
+        return int(span["root"]), self._definitions.comms[WORLD], MESSAGE_TAG, int(span["bytes"])
+
+
+def _collective(span: np.void):
+    return COLLECTIVE_OF[NAMES[span["phase"]]][int(span["root"] >= 0)]
