@@ -10,6 +10,8 @@ import os
 import sys
 from contextlib import suppress
 
+BY_CTRL_C = 130  # exit code: what a shell says of a program that Ctrl-C ended
+
 
 def open_console() -> None:
     """What stdout's encoding lacks is printed as "?" from here on; a program whose output nobody takes ends in silence.

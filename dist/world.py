@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from dist.console import say
+from dist.console import BY_CTRL_C, say
 from dist.control_groups import cpu_quotas
 from dist.mpi import MPI
 from dist.shared_memory import start_problem
@@ -107,20 +107,27 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
     """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
 
     Without this, the rank would wait in MPI_Finalize for the others, who wait for it in a collective. An exception of
-    one of the types in `mistakes`, which are the user's, prints its text alone. Where several ranks meet one, as of a
-    file that all of them read, the lowest speaks for all.
+    one of the types in `mistakes`, which are the user's, prints its text alone, and so does Ctrl-C. Where several ranks
+    meet one, as of a file that all of them read, the lowest speaks for all.
     """
 
     def abort(kind, error, trace):
         where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
         say(end="")
         if isinstance(error, mistakes):
-            time.sleep(SPEAKING_S * min(comm.rank, 3))
-            end_job(comm, f"error: {error} ({where})\n", USER_MISTAKE)
+            end_job_in_turn(comm, f"error: {error} ({where})\n", USER_MISTAKE)
+        if isinstance(error, KeyboardInterrupt):
+            end_job_in_turn(comm, "ended by Ctrl-C\n", BY_CTRL_C)
         what = "".join(traceback.format_exception_only(error)).strip()
         end_job(comm, f"{where} ends the job: {what}\n{''.join(traceback.format_exception(kind, error, trace))}")
 
     sys.excepthook = abort
+
+
+def end_job_in_turn(comm, text: str, code: int) -> None:
+    """end_job where other ranks may have met the same: the lowest of them speaks for all."""
+    time.sleep(SPEAKING_S * min(comm.rank, 3))
+    end_job(comm, text, code)
 
 
 def end_job(comm, text: str, code: int = 1) -> None:

@@ -21,7 +21,7 @@ from scripts.machine import blas_choice
 if __name__ == "__main__":
     blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
 
-from dist.console import open_console
+from dist.console import BY_CTRL_C, open_console
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -30,8 +30,6 @@ from gpt2.kernels import load_kernels
 from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.training import DTYPES
-
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"sample.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return BY_CTRL_C
     except BrokenPipeError:  # the reader has stopped, like `head`; Python writes what is left at exit, so to nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

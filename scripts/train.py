@@ -5,13 +5,14 @@ mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/s
 srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-124M --train-data '...'
 mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8
 
-Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, --resume goes on; 2 a mistake, one line.
+Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, 130 Ctrl-C, --resume goes on; 2 a mistake,
+one line. A second Ctrl-C ends it at once.
 """
 
 import sys
 
 from scripts.machine import blas_choice
-from scripts.training.signals import END, INTERRUPTED, let_wait
+from scripts.training.signals import END, EXIT_CODES, let_wait
 
 if __name__ == "__main__":
     let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
@@ -30,22 +31,21 @@ from scripts.training.run_lock import RunLock
 
 def main():
     settings = parse_settings(__doc__)
-    if not train(settings, start_world(settings.expect_ranks, (UserError,))):
-        raise SystemExit(INTERRUPTED)
+    sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
 
 
-def train(settings, world) -> bool:
-    """Train in a run folder that is this run's alone. Returns whether all steps have been made. Collective."""
+def train(settings, world) -> int:
+    """Train in a run folder that is this run's alone. Returns the exit code. Collective."""
     with RunLock(world) as lock:
         parts = assemble(settings, world, lock)
         with parts.resources:
             return make_steps(parts, world)
 
 
-def make_steps(parts, world) -> bool:
+def make_steps(parts, world) -> int:
     """The training loop. Every rank runs it; how gradients become updated parameters is the strategy's business.
 
-    Returns whether all steps have been made.
+    Returns 0 if all steps have been made, else the exit code of who asked for the end.
     """
     worker, strategy, tracer, checkpoints = parts.worker, parts.strategy, parts.tracer, parts.checkpoints
     world.print(parts.table)
@@ -71,12 +71,12 @@ def make_steps(parts, world) -> bool:
             if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):
                     checkpoints.begin(step)
-            if meeting.asked == END:
+            if meeting.asked >= END:
                 break
     is_done = step >= parts.steps.stop - 1
     checkpoints.leave_last(step, parts.model if is_done else None)
     parts.ending.tell(step, is_done, checkpoints.costs)
-    return is_done
+    return 0 if is_done else EXIT_CODES[meeting.asked]
 
 
 if __name__ == "__main__":

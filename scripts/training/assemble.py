@@ -13,7 +13,7 @@ from dist.gpu.topology import gpu_topology
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
-from dist.world import ClosedTogether, end_job, library_name, threads_per_rank
+from dist.world import ClosedTogether, end_job_in_turn, library_name, threads_per_rank
 from gpt2.config import flops_per_token
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
@@ -88,7 +88,7 @@ class Parts:
 def assemble(settings, world, lock) -> Parts:
     """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read."""
     # What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
-    signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job, world.comm))))
+    signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job_in_turn, world.comm))))
     code = Checkout() if world.rank == 0 else None  # it looks while this goes on
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)

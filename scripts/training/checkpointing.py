@@ -89,7 +89,7 @@ class Checkpointing:
         return self.every is not None and (wanted or is_time(step, self.every))
 
     def _ends(self, step: int, asked: int) -> bool:
-        return step == self.steps.stop - 1 or asked == END
+        return step == self.steps.stop - 1 or asked >= END
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.

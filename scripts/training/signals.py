@@ -1,34 +1,42 @@
 """Signals that ask something of a training.
 
-SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end. A handler only counts: ranks get a
-signal at different moments, or only some of them get it, so a rank tells the others where they meet (meeting.py).
-SIGUSR2 exists for launchers that end the ranks themselves on SIGTERM but pass this one on, as Open MPI's mpirun does.
+SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end, and so does Ctrl-C, SIGINT; the second
+Ctrl-C ends the job at once. A handler only counts: ranks get a signal at different moments, or only some of them get
+it, so a rank tells the others where they meet (meeting.py). SIGUSR2 exists for launchers that end the ranks themselves
+on SIGTERM but pass this one on, as Open MPI's mpirun does.
 
 Before the first step has ended nothing is there that a checkpoint could keep, and much may take long: then a wish for
-the end ends the job at once. While Python imports, SIGUSR1 and SIGUSR2, whose usual effect would end it, wait.
+the end ends the job at once. While Python imports, SIGUSR1 and SIGUSR2, whose usual effect would end it, wait, and
+Ctrl-C ends it without a traceback.
 """
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
-NOTHING, CHECKPOINT, END = 0, 1, 2  # in this order: of several wishes the largest counts
-ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END}
+from dist.console import BY_CTRL_C
+
+NOTHING, CHECKPOINT, END, QUIT = range(4)  # in this order: of several wishes the largest counts
+ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END, signal.SIGINT: QUIT}
 INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
+EXIT_CODES = {END: INTERRUPTED, QUIT: BY_CTRL_C}
+ONE_PRESS_S = 0.3  # a terminal and a launcher may both hand on the same Ctrl-C
 WAITING = signal.SIGUSR1, signal.SIGUSR2
 
 
 def let_wait() -> None:
     """From here on, the kernel keeps the signals in WAITING until there are Signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Signals:
     """Catches the signals of ASKS from here on, so that they end nothing, but for those that want the end of a run
-    without a step: that is `end(text, exit code)`, which does not return."""
+    without a step, and a second Ctrl-C: that is `end(text, exit code)`, which does not return."""
 
     def __init__(self, end: Callable[[str, int], None]):
-        self._end, self._has_met = end, False
+        self._end, self._has_met, self._pressed = end, False, None
         self._arrived = dict.fromkeys(ASKS, 0)
         self._answered = dict(self._arrived)
         for number in ASKS:
@@ -46,14 +54,19 @@ class Signals:
 
     def _count(self, number, frame) -> None:
         self._arrived[number] += 1
-        if ASKS[number] == END and not self._has_met:
+        code, now = EXIT_CODES.get(ASKS[number]), time.monotonic()
+        if code and not self._has_met:
             name = signal.Signals(number).name
+            self._end(f"{name} ends the run before its first step: the same command with --resume begins\n", code)
+        elif number == signal.SIGINT and self._pressed is not None and now - self._pressed > ONE_PRESS_S:
             self._end(
-                f"{name} ends the run before its first step: the same command with --resume begins\n", INTERRUPTED
+                "Ctrl-C for the second time ends the run at once: --resume goes on from its last checkpoint\n", code
             )
+        elif number == signal.SIGINT:
+            self._pressed = now
 
     def asked(self) -> int:
-        """What was asked for since the last call: NOTHING, CHECKPOINT or END. The first call ends the first step."""
+        """The most that was asked for since the last call, NOTHING to QUIT. The first call ends the first step."""
         self._has_met = True
         arrived = dict(self._arrived)
         new = [what for number, what in ASKS.items() if arrived[number] > self._answered[number]]

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dist.console import BY_CTRL_C
 from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import STATE, Checkpoint
 from scripts.training.signals import INTERRUPTED
@@ -59,6 +60,9 @@ class Job:
         found = wait_until(lambda: re.search(pattern, self._output.read_text()), TIME_LIMIT_S)
         assert found, self._output.read_text()
         return found[0]
+
+    def said(self) -> str:
+        return self._output.read_text()
 
     def ends(self) -> int:
         """Its exit code; with it all ranks have ended."""
@@ -135,6 +139,19 @@ def test_signals_ask_for_a_checkpoint_or_for_the_end(undisturbed, start, tmp_pat
     assert again.ends() in (INTERRUPTED, 0)
     assert newest_step(job.run) == last_step(job.run) >= step
     goes_on_as(undisturbed, start, job.run, last_step(job.run))
+
+
+def test_ctrl_c_is_a_checkpoint_and_one_line(undisturbed, start, tmp_path):
+    """To all ranks, as a launcher hands it on: exit code 130, no traceback, and the run goes on bit for bit."""
+    slow = ("--eval-every", 1, "--eval-steps", 10)
+    job = start(tmp_path / "run", "--checkpoint-every", STEPS, *slow)
+    send(signal.SIGINT, *rank_processes(job.run).values())
+    assert job.ends() == BY_CTRL_C
+    step = last_step(job.run)
+    assert newest_step(job.run) == step < STEPS
+    assert job.says(f"a signal ended the run after step {step}")
+    assert "Traceback" not in job.said()
+    goes_on_as(undisturbed, start, job.run, step)
 
 
 def checkpoints(run: Path) -> list[int]:

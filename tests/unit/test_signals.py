@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.training.signals import ASKS, CHECKPOINT, END, INTERRUPTED, NOTHING, WAITING, Signals, let_wait
+from dist.console import BY_CTRL_C
+from scripts.training import signals as module
+from scripts.training.signals import ASKS, CHECKPOINT, END, INTERRUPTED, NOTHING, QUIT, WAITING, Signals, let_wait
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
@@ -50,6 +52,34 @@ def test_before_the_first_step_has_ended_a_wish_for_the_end_is_met_at_once(handl
     os.kill(os.getpid(), signal.SIGUSR2)
     assert len(ended) == 1
     assert signals.asked() == END
+
+
+def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, monkeypatch):
+    """What comes within moments of the first is the same press, which a launcher has handed on as well."""
+    now, ended = [10.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    signals = Signals(lambda *said: ended.append(said))
+    signals.asked()
+    for now[0] in (10.0, 10.1):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not ended
+    assert signals.asked() == QUIT > END
+    now[0] = 11.0
+    os.kill(os.getpid(), signal.SIGINT)
+    [(text, code)] = ended
+    assert code == BY_CTRL_C
+    assert text.startswith("Ctrl-C for the second time ends the run at once")
+
+
+def test_ctrl_c_during_the_imports_is_no_traceback():
+    program = (
+        "import os, signal\n"
+        "from scripts.training.signals import let_wait\n"
+        "let_wait()\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, b"")
 
 
 def test_train_waits_before_it_imports():
