@@ -9,7 +9,7 @@ import pytest
 
 from gpt2 import boxes
 from gpt2.errors import UserError
-from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc, weights
+from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc, stored_numbers, weights
 from gpt2.formats.checkpoints import STATE, Checkpoint
 from gpt2.parameters import Layout, Parameters
 from scripts import export
@@ -83,6 +83,20 @@ def test_other_formats_are_read_in_pieces(tmp_path, whole, form):
     writer.write_parameters(path, Parameters(WHOLE, whole["parameters"]))
     for layout in (layout for cut in CUTS for layout in layouts(*cut)):
         assert_reads(path, layout, whole)
+
+
+def test_a_piece_reads_its_rows_alone():
+    """Of what is cut by rows; the token embedding, the largest tensor, is one of them, and its pad is in no file."""
+    rows_read = dict.fromkeys(("wte", "layer.0.fc_weight", "layer.0.fc_bias"), 0)
+
+    def read(tensor, first, rows):
+        if tensor.name in rows_read:
+            assert first == tensor.box[0][0], tensor.name
+            rows_read[tensor.name] += len(rows)
+
+    for layout in layouts((5,), 3):
+        stored_numbers.fill(Parameters.zeros(layout), read)
+    assert rows_read == {"wte": CONFIG.vocab_size, "layer.0.fc_weight": 4 * 15, "layer.0.fc_bias": 4 * 15}
 
 
 def test_rows_are_read_some_at_a_time(whole):
