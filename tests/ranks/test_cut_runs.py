@@ -1,4 +1,4 @@
-"""scripts/train.py where ranks share models: one run that is cut anew each time it goes on, beside one serial rank's."""
+"""scripts/train.py where ranks share models: a run that is cut anew each time it goes on, beside one serial rank's."""
 
 import numpy as np
 import pytest
@@ -8,19 +8,22 @@ from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
 from gpt2.parameters import Layout, Parameters
 from tests.support.in_process import alone, log, train
+from traces import read_run
 
 # 3 heads over 2 parts, 3 layers over 2 stages, and a head that is borrowed; eps as in tests/support/model_parallel.py.
 FLAGS = [
     "--n-layer", 3, "--n-head", 3, "--n-embd", 12, "--context", 8, "--vocab-size", 50, "--batch-size", 1,
-    "--strategy", "reduce-scatter", "--lr", 0.01, "--eps", 1e-4, "--grad-clip", 0.3, "--eval-every", 2, "--trace", "off",
+    "--strategy", "reduce-scatter", "--lr", 0.01, "--eps", 1e-4, "--grad-clip", 0.3, "--eval-every", 2,
 ]  # fmt: skip
 GLOBAL_BATCH, STEPS = 4, 2  # of each shape
-SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]  # copies, parts, stages
+# Copies, parts, stages.
+SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
 
 
 def flags_of(copies: int, parts: int, stages: int, steps: int) -> list:
     cut = ["--tensor-parallel", parts, "--pipeline-parallel", stages, "--grad-accum", GLOBAL_BATCH // copies]
-    return [*FLAGS, *cut, "--steps", steps, "--lr-steps", STEPS * len(SHAPES)]
+    trace = ["--trace", "on" if (copies, parts, stages) == SHAPES[-1] else "off"]
+    return [*FLAGS, *cut, *trace, "--steps", steps, "--lr-steps", STEPS * len(SHAPES)]
 
 
 def last_parameters(run):
@@ -56,3 +59,5 @@ def test_a_run_goes_on_at_any_shape(comm, shared_path):
         pairs = [[line.get(name) for line in lines if line.get(name) is not None] for lines in (found, expected)]
         np.testing.assert_allclose(*pairs, rtol=most, err_msg=name)
     np.testing.assert_allclose(last_parameters(run), last_parameters(serial), atol=1e-5)
+    mesh = read_run(run).mesh
+    assert [mesh.stage.tolist(), mesh.part.tolist(), mesh.copy.tolist()] == [[0, 1, 2, 3], [0] * 4, [0] * 4]
