@@ -86,6 +86,11 @@ class Tensor:
         return self.box == whole_box(self.whole_shape)
 
     @property
+    def is_rows(self) -> bool:
+        """Whether the box is whole rows of the tensor, one after another there, too."""
+        return self.box[1:] == whole_box(self.whole_shape)[1:]
+
+    @property
     def box_shape(self) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in self.box)
 

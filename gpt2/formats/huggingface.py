@@ -9,6 +9,7 @@ A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs)
 the token embedding: a lm_head.weight of its own must equal it. Old files also hold the causal mask, which is skipped.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats.huggingface_config import read_config_file, read_json
 from gpt2.formats.safetensors import DTYPES, StoredTensor, read_header
-from gpt2.formats.stored_numbers import AT_ONCE, check_config, fill, read_numbers
+from gpt2.formats.stored_numbers import AT_ONCE, NUMPY_DTYPES, check_config, fill, read_numbers
 from gpt2.parameters import Parameters, no_hook
 from gpt2.pieces import layer_shapes
 
@@ -55,35 +56,39 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     config, tensors, head = open_source(path)
     check_config(path, config, parameters.layout.config)
 
-    def read(tensor, view):
-        for first, rows in stored_rows(tensors[tensor.name]):
-            if is_transposed(tensor.name, tensor.shape):
-                view[:, first : first + len(rows)] = rows.T
-            else:
-                view[first : first + len(rows)] = rows
+    def read(tensor, first, rows):
+        stored, stop = tensors[tensor.name], first + len(rows)
+        if is_transposed(tensor.name, tensor.shape):
+            for column, theirs in stored_rows(stored, 0, stored.shape[0]):
+                rows[:, column : column + len(theirs)] = theirs[:, first:stop].T
+        else:
+            for row, theirs in stored_rows(stored, first, stop):
+                rows[row - first : row - first + len(theirs)] = theirs
         if tensor.name == "wte" and head:
-            check_head(head, view)
+            check_head(head, first, rows)
 
     fill(parameters, read, filled)
 
 
-def stored_rows(tensor: StoredTensor) -> Iterator[tuple[int, np.ndarray]]:
-    """A stored tensor's rows, some at a time, as float32: (number of the first, rows), valid until the next."""
-    count, row_shape = tensor.shape[0], tensor.shape[1:]
-    step = max(1, AT_ONCE // int(np.prod(row_shape)))
-    buffer = np.empty((min(step, count), *row_shape), np.float32)
+def stored_rows(tensor: StoredTensor, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows [start, stop) of a stored tensor, some at a time, as float32: (number of the first, rows), valid until the
+    next."""
+    row_shape = tensor.shape[1:]
+    row_size = math.prod(row_shape)
+    step = max(1, AT_ONCE // row_size)
+    buffer = np.empty((min(step, stop - start), *row_shape), np.float32)
     with file_errors(tensor.path, "cannot read the tensors; check the disk"), open(tensor.path, "rb") as file:
-        file.seek(tensor.offset)
-        for first in range(0, count, step):
-            rows = buffer[: min(step, count - first)]
+        file.seek(tensor.offset + NUMPY_DTYPES[DTYPES[tensor.dtype]].itemsize * start * row_size)
+        for first in range(start, stop, step):
+            rows = buffer[: min(step, stop - first)]
             read_numbers(file, rows, DTYPES[tensor.dtype])
             yield first, rows
 
 
-def check_head(head: StoredTensor, wte: np.ndarray) -> None:
-    """UserError unless the head has the token embedding's bits."""
-    for first, rows in stored_rows(head):
-        if (rows.view(np.uint32) != wte[first : first + len(rows)].view(np.uint32)).any():
+def check_head(head: StoredTensor, start: int, wte: np.ndarray) -> None:
+    """UserError unless the head has the token embedding's bits, of which these are rows number `start` and on."""
+    for first, rows in stored_rows(head, start, start + len(wte)):
+        if (rows.view(np.uint32) != wte[first - start : first - start + len(rows)].view(np.uint32)).any():
             raise UserError(
                 f"{head.path}: {head.name} is not equal to wte.weight, expected a head tied to the token embedding: "
                 "use a model that was trained so"

@@ -46,9 +46,10 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     check_config(path, config, parameters.layout.config)
     offsets = tensor_offsets(config, padded_vocab_size, stored)
 
-    def read(tensor, view):
-        file.seek(offsets[tensor.name])
-        read_numbers(file, view, stored)
+    def read(tensor, first, rows):
+        before = first * math.prod(rows.shape[1:])
+        file.seek(offsets[tensor.name] + NUMPY_DTYPES[stored].itemsize * before)
+        read_numbers(file, rows, stored)
 
     with file_errors(path, "cannot read the model checkpoint; check the disk"), open(path, "rb") as file:
         fill(parameters, read, filled)

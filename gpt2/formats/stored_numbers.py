@@ -22,18 +22,22 @@ AT_ONCE = 1 << 18  # numbers that are converted at once: what they need beside t
 def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
     """Fill float32 parameters in host memory, one range of the layout after another; filled(start, stop) follows each.
 
-    read(tensor, view) fills one tensor, whole: of a piece, its box of that is kept. wte's pad rows become 0 and are not
-    in its view.
+    read(tensor, first, rows) fills rows number `first` and on of a tensor as the kernels see it. A piece that has rows
+    of a tensor reads these alone; of one that is cut otherwise it reads all, and keeps its box. wte's pad rows become 0
+    and are not read.
     """
     layout = parameters.layout
     for start, stop in layout.held_ranges:
         for tensor in layout.tensors_in(start, stop):
             view = parameters.view(tensor.name)
-            whole = view if tensor.is_whole else np.empty(as_kernels_see(tensor.name, tensor.whole_shape), np.float32)
-            if tensor.name == "wte":
-                whole[layout.config.vocab_size :] = 0.0
-            read(tensor, whole[: layout.config.vocab_size] if tensor.name == "wte" else whole)
-            if not tensor.is_whole:
+            if tensor.is_rows:
+                first = tensor.box[0][0]
+                known = max(0, layout.config.vocab_size - first) if tensor.name == "wte" else len(view)
+                view[known:] = 0.0
+                read(tensor, first, view[:known])
+            else:
+                whole = np.empty(as_kernels_see(tensor.name, tensor.whole_shape), np.float32)
+                read(tensor, 0, whole)
                 view[:] = whole.reshape(tensor.whole_shape)[tensor.slices].reshape(tensor.shape)
         filled(start, stop)
 

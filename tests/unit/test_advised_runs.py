@@ -2,6 +2,7 @@
 times beside numbers made by hand."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from gpt2.config import PRESETS, GPT2Config
 from gpt2.parameters import Layout
 from gpt2.pieces import pieces
 from gpt2.pipeline import SCHEDULES
+from scripts.prediction.of_cut_run import cut_training
 from scripts.reports.html_page import _advice
 from scripts.reports.verdict import as_text, diagnose
+from strategies import STRATEGIES
 from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, places_of
 from tests.unit.test_advise import answer, run, steps_of
 from tests.unit.test_cost_of_cuts import by_events
 from traces import RunError, read_run
+from traces.read.analysis import measure
 
 pytestmark = pytest.mark.any_mpi
 RATE, LATENCY_S = 50e6, 1e-4
@@ -223,3 +227,12 @@ def test_a_cut_run_says_what_other_cuts_would_take(tmp_path):
     assert rows[4, 1, 1]["step_s"] * (1 - rows[4, 1, 1]["shares"]["exchange"]) == pytest.approx(0.24, rel=0.05)
     assert report["notes"][0].startswith("measured: reduce-scatter ")
     assert "predicted" in report["notes"][0]
+
+
+def test_what_a_rank_with_a_whole_model_would_compute_and_update(tmp_path):
+    """Of unequal stages the mean of all ranks; of the update what its share of the model is multiplied up to."""
+    run = read_run(cut_run(tmp_path / "run", tau_ms=(20, 50, 30, 20)))
+    training = cut_training(run, measure(run), SimpleNamespace(update_s=0.006), STRATEGIES["allreduce"])
+    assert training.compute_s == pytest.approx(8 * 0.030, rel=0.01)
+    largest = Layout(DEEP, 1, pieces((3, 3, 3, 3), 1)[0]).count
+    assert training.update_s == pytest.approx(0.006 * Layout(DEEP).count / largest)

@@ -53,6 +53,8 @@ def test_every_shape_that_divides():
     assert set(shapes(asked(BABY, 4), cluster([0, 0, 0, 1]))) == {(4, 1, 1), (2, 1, 2), (1, 1, 4)}, "nodes of 3 and 1"
     assert set(shapes(asked(BABY, 5), cluster([0] * 5))) == {(5, 1, 1), (1, 1, 5)}, "parts: at most 4 heads"
     assert set(shapes(asked(BABY, 3), cluster([0] * 6))) == {(3, 1, 2), (3, 2, 1), (1, 2, 3), (1, 3, 2)}, "5 stages"
+    of_twelve = shapes(asked(BABY, 12), cluster([0] * 4 + [1] * 4 + [2] * 4))
+    assert {parts for _, parts, _ in of_twelve} == {1, 2, 4}, "three parts would not lie within nodes of four"
 
 
 def test_copies_alone_are_what_the_other_table_says():
@@ -150,15 +152,18 @@ def test_the_copies_exchange_their_pieces_when_their_stages_are_through(rate):
     assert found.exchange_s(STRATEGIES["ring"], "mpich", False) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_last_stage_with_most_parameters_is_waited_for():
-    """All layers but one are the last stage's, and its exchange begins a backward earlier than the first's."""
-    found, _ = step_of(asked(BABY, 8), cluster([0, 1, 2, 3], rate=5e5), 1, 2)
+@pytest.mark.parametrize("rate", [5e5, 1e9])
+def test_a_last_stage_with_most_parameters_is_waited_for(rate):
+    """All layers but one are the last stage's, and its exchange begins a backward earlier than the first's. So where
+    the exchange is short, the first is waited for."""
+    found, _ = step_of(asked(BABY, 8), cluster([0, 1, 2, 3], rate=rate, latency_s=0.0), 1, 2)
     found = replace(found, cut=replace(found.cut, layers=(1, 3)))
-    count = 3 * (12 * 128**2 + 13 * 128) + 2 * 128
+    layer = 12 * 128**2 + 13 * 128
+    last_s, first_s = (4 * count / rate for count in (3 * layer + 2 * 128, 256 * 128 + 64 * 128 + layer))
     early_s = found.ends_s[0] - found.ends_s[1]
     assert early_s > 0
-    expected = pytest.approx(4 * count / 5e5 - early_s, rel=0.02)
-    assert found.exchange_s(STRATEGIES["ring"], "mpich", False) == expected
+    expected = max(last_s - early_s, first_s)
+    assert found.exchange_s(STRATEGIES["ring"], "mpich", False) == pytest.approx(expected, rel=0.02)
 
 
 def test_an_update_is_of_the_largest_piece():
@@ -217,6 +222,18 @@ def made_row(copies, stages, step_s, memory, fits=True, **shares):
         "copies": copies, "parts": 1, "stages": stages, "micro_steps": 8, "strategy": "ring", "overlap": False,
         "step_s": step_s, "shares": shares, "memory_bytes": memory, "fits": fits,
     }  # fmt: skip
+
+
+def test_the_fastest_comes_last_if_it_does_not_fit(monkeypatch):
+    of_stages = {1: (1.0, False), 2: (3.0, True), 4: (2.0, True)}
+
+    def row_of(asked, cluster, parts, stages, library):
+        step_s, fits = of_stages[stages]
+        return made_row(4 // stages, stages, step_s, 5e9, fits)
+
+    monkeypatch.setattr("scripts.prediction.shapes.row_of", row_of)
+    rows = advise_shapes(asked(BABY, 8), cluster([0, 1, 2, 3]), "mpich")
+    assert [row["stages"] for row in rows] == [4, 2, 1]
 
 
 def test_the_sentence_names_what_excludes_the_others():

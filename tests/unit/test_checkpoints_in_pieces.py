@@ -9,8 +9,9 @@ import pytest
 
 from gpt2 import boxes
 from gpt2.errors import UserError
-from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc, weights
+from gpt2.formats import checkpoint_files, checkpoints, huggingface, huggingface_export, llmc, stored_numbers, weights
 from gpt2.formats.checkpoints import STATE, Checkpoint
+from gpt2.formats.safetensors import StoredTensor
 from gpt2.parameters import Layout, Parameters
 from scripts import export
 from tests.support import cut_models
@@ -30,6 +31,7 @@ def _short(monkeypatch):
     """Ranges, and rows that are read at once, are short: all meet within tensors."""
     monkeypatch.setattr(checkpoint_files, "LONGEST", 500)
     monkeypatch.setattr(boxes, "AT_ONCE", 200)
+    monkeypatch.setattr(huggingface, "AT_ONCE", 200)
 
 
 @every_cut
@@ -83,6 +85,29 @@ def test_other_formats_are_read_in_pieces(tmp_path, whole, form):
     writer.write_parameters(path, Parameters(WHOLE, whole["parameters"]))
     for layout in (layout for cut in CUTS for layout in layouts(*cut)):
         assert_reads(path, layout, whole)
+
+
+def test_a_piece_reads_its_rows_alone():
+    """Of what is cut by rows; the token embedding, the largest tensor, is one of them, and its pad is in no file."""
+    rows_read = dict.fromkeys(("wte", "layer.0.fc_weight", "layer.0.fc_bias"), 0)
+
+    def read(tensor, first, rows):
+        if tensor.name in rows_read:
+            assert first == tensor.box[0][0], tensor.name
+            rows_read[tensor.name] += len(rows)
+
+    for layout in layouts((5,), 3):
+        stored_numbers.fill(Parameters.zeros(layout), read)
+    assert rows_read == {"wte": CONFIG.vocab_size, "layer.0.fc_weight": 4 * 15, "layer.0.fc_bias": 4 * 15}
+
+
+def test_a_head_of_its_own_is_compared_with_the_rows_that_a_piece_has(tmp_path):
+    rows = np.arange(8 * 60, dtype=np.float32).reshape(8, 60)  # three of them at once
+    (tmp_path / "head").write_bytes(bytes(5) + rows.tobytes())
+    head = StoredTensor(tmp_path / "head", "lm_head.weight", "F32", (8, 60), 5, rows.nbytes)
+    huggingface.check_head(head, 2, rows[2:7])
+    with pytest.raises(UserError, match="not equal"):
+        huggingface.check_head(head, 3, rows[2:7])
 
 
 def test_rows_are_read_some_at_a_time(whole):

@@ -10,6 +10,7 @@ import pytest
 from scripts.makers import make_docs
 from scripts.makers.pages import page
 from scripts.makers.pages.page import Part
+from tests.suites import fault_suite
 
 pytestmark = pytest.mark.any_mpi
 
@@ -163,6 +164,9 @@ def test_faults_are_counted_by_case(make):
     assert "| nothing | 1 of 2 | `none`: all is well |\n\n1 of 2. `sudo python" in text
     assert text.endswith("Made on some CPU, 2 cores, numpy 2.")
     assert "fault_suite.py --out" in commands[0]
+    make("model_faults")
+    asked = [name for command in commands for name in command.split("--cases ")[1].split(",")]
+    assert sorted(asked) == sorted(fault_suite.CASES), "each case has its line in one of the two tables"
 
 
 def test_a_part_runs_what_its_entry_says(make):

@@ -106,10 +106,15 @@ def test_the_table_says_what_the_cut_costs():
 
 def test_a_groups_roots_are_traced_by_their_numbers_in_the_job():
     seen = []
-    tracer = SimpleNamespace(phase=lambda *call: seen.append(call), interruption=None, seconds=None)
-    GroupTracer(tracer, (1, 5, 9)).phase("reduce", bytes=8, root=2)
-    GroupTracer(tracer, (1, 5, 9)).phase("update")
-    assert seen == [("reduce", 8, 9), ("update", 0, None)]
+
+    def keep(*call):
+        seen.append(call)
+
+    group = GroupTracer(SimpleNamespace(phase=keep, call=keep, interruption=None, seconds=None), (1, 5, 9))
+    group.phase("reduce", bytes=8, root=2)
+    group.phase("update")
+    group.call("bcast", 4, 1)
+    assert seen == [("reduce", 8, 9), ("update", 0, None), ("bcast", 4, 5)]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def in_pieces(layers, parts, whole, kernels):
         for piece in pieces(layers, parts)[stage * parts : (stage + 1) * parts]:
             layout = Layout(CONFIG, 1, piece)
             parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
+            gradients.flat.fill(7.0)  # what the step before has left
             for tensors, buffer in ((layout.tensors, parameters.flat), (layout.borrowed, parameters.borrowed)):
                 for tensor in tensors:
                     values = whole.view(tensor.name).reshape(tensor.whole_shape)[tensor.slices]

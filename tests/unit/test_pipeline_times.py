@@ -165,6 +165,17 @@ def test_who_waits_for_another_part_waits_for_no_stage(tmp_path):
     assert fast == pytest.approx(slow)
 
 
+def test_who_waits_for_another_copy_before_its_last_backward_waits_for_no_stage(tmp_path):
+    """Copy 0 gathers parameters in its first forward, and waits 4 ms there for the copy that comes later."""
+    spans = of_copies(GPIPE, 0)
+    for rank, begun in ((0, 5), (1, 9)):
+        spans[rank][:1] = [(1, "forward", -1, 0, begun), (1, "allgather", -1, begun, 10)]
+    run = read(tmp_path, spans, (2, 1, 2))
+    assert measure(run).waiting_in("allgather")[0] == pytest.approx([0.004, 0, 0, 0])
+    # The second stage's first 10 ms, and what it waits from 104, behind the copies' exchange, to 120.
+    assert waited_s(run) == pytest.approx([0.030, 0.030, 0.010 + 0.016, 0.010 + 0.016])
+
+
 def test_the_shortest_forward_of_each_step(tmp_path):
     """One of three takes 25 ms more: the embedding is sent meanwhile. Sums over parts are inside a forward."""
     rows = [[(*span[:3], span[3] + 25, span[4] + 25) for span in row[:-1]] for row in slots(*GPIPE)]

@@ -24,8 +24,9 @@ DPI, COLOURS = 90, 48  # of a picture
 
 
 def faults(part: Part, folder: Path) -> str:
-    """A line a case: what was done, how many runs were named right, what the verdict of the first said."""
-    found = run_suite("fault_suite.py", folder, folder / "faults.json")
+    """A line for each of the part's cases: what was done, how many runs were named right, what the verdict of the first
+    said."""
+    found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
     groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
     rows = [rows[0] | {"right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]
     (machine,) = found["made_on"].values()

@@ -10,6 +10,8 @@ MARK = "fault at"  # what failure_train.py prints, and when it was
 LINE_BYTES = 4096  # a line of log.jsonl is shorter
 # Lines that say who, where, what: the job's own, which are looked for first, and those of the launchers.
 OF_THE_JOB = r"^(\w+\.py: )?(error|warning): |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended"
+# What a job says of where its ranks are, before anything happens to them.
+AT_THE_START = "warning: parts of --tensor-parallel lie on several nodes"
 OF_A_LAUNCHER = r"RUNNING AT|Peer host:|srun: error: \w+: task|noticed that"
 
 
@@ -51,5 +53,5 @@ def message(output: Path) -> str:
     The run folder is RUN in it.
     """
     text = output.read_text(errors="replace").replace(str(output.parent / output.name.split(".")[0]), "RUN")
-    lines = [line.strip(" =") for line in text.splitlines()]
+    lines = [line.strip(" =") for line in text.splitlines() if not line.startswith(AT_THE_START)]
     return next((line for wanted in (OF_THE_JOB, OF_A_LAUNCHER) for line in lines if re.search(wanted, line)), "")
