@@ -27,6 +27,7 @@ from gpt2.errors import UserError
 
 KERNELS = (
     "empty",
+    "add",
     "embedding_forward",
     "embedding_backward",
     "layernorm_forward",

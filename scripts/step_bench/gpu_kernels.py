@@ -29,6 +29,7 @@ ROWS = {
     "embedding_backward_tokens": ("embedding_backward", lambda dwte, dout, order, tokens, *_: (
         _bytes(dout, tokens) + 2 * _embedding_rows(dout, dwte))),
     "embedding_backward_positions": ("embedding_backward", _positions),
+    "add": ("add", lambda out, first, second, *_: _bytes(out, first, second)),
     "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:8])),
     "layernorm_backward": ("layernorm_backward", lambda dx, partial, *a: 2 * dx.nbytes + _bytes(*a[:5])),
     "layernorm_backward_parameters": ("layernorm_backward", lambda dw, db, *_: _bytes(dw, db)),

@@ -18,6 +18,7 @@ from gpt2.kernels.cupy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.cupy.device import Device
 from gpt2.kernels.cupy.launch import (
     adamw,
+    add,
     embedding_backward,
     embedding_forward,
     layernorm_backward,

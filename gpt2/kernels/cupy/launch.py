@@ -66,6 +66,12 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
         device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
 
 
+def add(device, out, first, second):
+    """out = first + second, of one shape; out may be one of them."""
+    arguments = (out, first, second, np.int64(out.size))
+    device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
+
+
 def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
     """out, inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
     residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, weight, bias)

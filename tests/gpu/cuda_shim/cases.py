@@ -25,6 +25,7 @@ ATTENTION_SIZES = [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]
 CASES = [
     ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
     ("embedding_part_case", "embedding", [(2, 9, 33, 3, False), (3, 5, 40, 2, True), (1, 4, 264, 11, True)]),
+    ("add_case", "add", [(3, 33, False), (7, 40, True)]),
     ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
     ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
     ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
@@ -92,6 +93,13 @@ def embedding_part_case(device, memory, cores: Cores, B, T, C, parts, accumulate
         numpy_kernels.embedding_forward(cores, expected_out, tokens, widen(own_wte), widened, start)
         results += [(f"out {part}", out, expected_out.copy()), (f"dwte {part}", own_dwte, expected_dwte[start:stop])]
     return [*results, ("dwpe", dwpe, expected_dwpe)]
+
+
+def add_case(device, memory, cores: Cores, N, C, in_place):
+    first, second = memory.normal(N, C), memory.normal(N, C)
+    out, expected = first if in_place else memory.nans(N, C), widen(first) + widen(second)
+    launch.add(device, out, first, second)
+    return [("out", out, expected)]
 
 
 def layernorm_forward_case(device, memory, cores: Cores, N, C, with_residual):
