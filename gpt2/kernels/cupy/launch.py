@@ -27,6 +27,7 @@ from gpt2.rounding import SPLITMIX64_STEP
 WARP = 32
 THREADS = 256
 ACCESS_BYTES = 16
+ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: 16 bytes in either storage
 # Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
 PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
