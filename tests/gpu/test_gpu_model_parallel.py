@@ -19,7 +19,6 @@ GLOBAL_BATCH = 4
 CUTS = {  # ranks: (copies, parts, stages, flags)
     2: [
         (1, 2, 1, ["--transport", "nccl"]),
-        (1, 2, 1, ["--transport", "gpu-aware"]),
         (1, 2, 1, ["--transport", "host", "--strategy", "zero-3"]),
         (1, 1, 2, ["--transport", "host", "--pipeline-schedule", "gpipe"]),
     ],
