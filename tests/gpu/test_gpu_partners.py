@@ -1,10 +1,12 @@
 """What ranks of one model exchange between GPUs that are none: sums over parts, and what stages pass on."""
 
 from contextlib import ExitStack, closing, nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
 
+from dist.gpu import copies
 from dist.gpu.copies import Copies
 from dist.gpu.gpu_aware import GpuAwareComm
 from dist.gpu.links import LinksThroughHost
@@ -33,11 +35,12 @@ def phase(name, bytes=0, root=None):
 
 @pytest.fixture
 def new_device(monkeypatch):
-    """new_device(): a new GPU, on which all work is late."""
+    """new_device(): a GPU on which all work is late, or that of some streams; rows are copied in several chunks."""
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
+    monkeypatch.setattr(copies, "CHUNK", 9000)
 
-    def make():
-        fake_cupy.install(monkeypatch, None, nccl=True, lag="everything")
+    def make(lag="everything"):
+        fake_cupy.install(monkeypatch, None, nccl=True, lag=lag)
         return Device()
 
     return make
@@ -142,12 +145,11 @@ def passed(links, comm, device, dtype, micro_steps, parts=None):
 
 @pytest.mark.ranks(2, 3)
 def test_stages_pass_rows_on(comm, new_device, resources):
-    """And the head, there and back, twice."""
+    """And the head, there and back, twice; whether copies are late or what is computed."""
     world = on_nodes(comm, comm.size)
-    for name, (dtype, _) in DTYPES.items():
-        device = new_device()
-        copies = resources.enter_context(closing(Copies(device)))
-        links = LinksThroughHost(world, ROWS, phase, copies)
+    for (name, (dtype, _)), lag in product(DTYPES.items(), ("everything", "first stream")):
+        device = new_device(lag)
+        links = LinksThroughHost(world, ROWS, phase, resources.enter_context(closing(Copies(device))))
         for turn in range(2):
             found = passed(links, comm, device, dtype, 3)
             if comm.rank == 0:
@@ -178,8 +180,9 @@ def test_each_part_sends_its_share(comm, new_device, resources):
     for way in WAYS[:3]:
         device = new_device()
         parts = parts_by(way, mesh.parts_world.comm, device, np.float32, resources)
-        copies = resources.enter_context(closing(Copies(device)))
-        links = LinksThroughHost(mesh.stages_world, ROWS, phase, copies, parts)
+        links = LinksThroughHost(
+            mesh.stages_world, ROWS, phase, resources.enter_context(closing(Copies(device))), parts
+        )
         assert links._sent.size < np.prod(ROWS) * 0.51, "each sends half"
         found = passed(links, mesh.stages_world.comm, device, np.float32, 2)
         if mesh.stage == 0:
