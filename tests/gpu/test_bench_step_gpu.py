@@ -20,7 +20,7 @@ from gpt2.parameters import Layout
 from scripts.machine.gpu import peak_tflops
 from scripts.step_bench import gpu, gpu_contenders
 from scripts.step_bench.gpu_kernels import ROWS, KernelTimes, launch_work, matmul_work
-from scripts.step_bench.gpu_table import floors, groups
+from scripts.step_bench.gpu_table import floors, groups, whole_text
 from scripts.step_bench.process import ContenderError
 from tests.gpu.cuda_shim import fake_cudnn, fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
@@ -110,6 +110,40 @@ def test_our_own_failure_ends_the_command(tmp_path):
     ):
         with pytest.raises(ContenderError, match=message):
             gpu.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
+
+
+PARTLY_BROKEN = """
+import json, sys
+answers = {"gpu": {"parameters": 10, "facts": {"GPU": "broken"}},
+           "steps": {"step_s": 0.1, "loss": 5.5, "memory_bytes": 1}, "rates": {"error": "out of memory"},
+           "kernels": {"phases_ms": {}, "rows": {}, "choices": []}}
+for line in sys.stdin:
+    print(json.dumps(answers[json.loads(line)["do"]]), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_part_that_fails_costs_a_line(tmp_path, capsys):
+    """The table of kernels is not there; the contenders after it are measured. The exit code says so."""
+    file = tmp_path / "gpu.json"
+    assert gpu.bench(settings(json=file), CONFIG, [sys.executable, "-c", PARTLY_BROKEN]) == 1
+    report, printed = json.loads(file.read_text()), capsys.readouterr().out
+    assert report["failed"] == {"rates": "out of memory"}
+    assert report["contenders"]["cudnn"]["step_s"] == 0.1
+    assert re.search(r"its rates +not measured: out of memory", printed)
+    assert re.search(r"its rates +not measured: out of memory", whole_text(report, gpu.CONTENDERS))
+    assert "this project's kernels" not in printed
+
+
+def test_a_contender_answers_on_after_an_error():
+    program = (
+        "from scripts.step_bench.process import serve\n"
+        "serve({'x': lambda shape: {'bad': lambda: 1 / 0, 'good': lambda: {'a': 1}}}, 'x', '{}')"
+    )
+    asked = '{"do": "bad"}\n{"do": "good"}\n'
+    result = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, text=True, cwd=ROOT)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert answers == [{"error": "ZeroDivisionError: division by zero"}, {"a": 1}]
 
 
 @pytest.mark.usefixtures("few_steps")
