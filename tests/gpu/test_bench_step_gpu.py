@@ -179,6 +179,9 @@ def test_what_a_kernel_cannot_do_without():
     assert megabytes("gelu_backward", wide, wide, 0) == pytest.approx(1208, abs=1)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 1) == pytest.approx(13187, abs=2)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 0) == pytest.approx(6594, abs=2)
+    master, gradients, rounded = (np.empty(1000, dtype) for dtype in (np.float32, np.uint16, np.uint16))
+    adamw = [master, master, master, gradients, None, *[0] * 7, 1000, rounded, 0, 0]
+    assert megabytes("adamw", *adamw) == pytest.approx(28e-3), "8 bytes of each float32, gradient and parameter 2"
 
 
 def test_cudnns_attention_has_rows(monkeypatch):
