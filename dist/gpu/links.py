@@ -2,8 +2,7 @@
 
 from math import prod
 
-import numpy as np
-
+from dist.buffers import host_zeros
 from dist.gpu.copies import Copies
 from dist.stage_links import StageLinks
 from dist.waiting import wait, wait_nearby
@@ -86,6 +85,6 @@ class LinksThroughHost:
             self._brought = self._copies.bring(host, flat)
 
     def _pinned(self, count: int):
-        host = np.zeros(count, np.float32)
+        host = host_zeros(count)
         self._copies.pin(host)
         return host
