@@ -15,8 +15,8 @@ import pytest
 from tests.gpu.on_device.report import GpuReport
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 450  # of the whole session: eight minutes are promised
-TEST_LIMIT_S = 90
+LIMIT_S = 540  # of the whole session: nine minutes are promised
+TEST_LIMIT_S = 120  # as long as the longest item of gpu_check.py may take
 STARTED = time.monotonic()
 
 
