@@ -37,7 +37,7 @@ test: setup
 	$(PYTEST) $(TESTS)
 
 test-gpu:
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -rs tests/gpu/on_device --gpu-report runs/test-gpu.json
+	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -rs tests/gpu/on_device --gpu-report runs/test-gpu.json
 
 lint: setup
 	$(VENV)/bin/ruff check

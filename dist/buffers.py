@@ -1,5 +1,7 @@
 """The two flat buffers of a rank, parameters and gradients: its own memory, or memory that its node's ranks share."""
 
+import mmap
+
 import numpy as np
 
 from dist.node_memory import NodeMemory, check_room
@@ -8,8 +10,12 @@ from dist.world import World
 
 
 def host_zeros(length: int) -> np.ndarray:
-    """Float32, in host memory."""
-    return np.zeros(length, np.float32)
+    """(length,) float32 in host memory, on pages that no other array is on: a GPU's driver pins whole pages, each
+    once."""
+    item, pages = np.dtype(np.float32).itemsize, -(-length * 4 // mmap.PAGESIZE)
+    memory = np.zeros((pages + 1) * mmap.PAGESIZE // item, np.float32)
+    start = -memory.ctypes.data % mmap.PAGESIZE // item
+    return memory[start : start + length]
 
 
 class OwnBuffers:

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from dist.buffers import host_zeros
 from dist.host import ring
 from dist.node_memory import NodeMemory, check_room
 from dist.ranges import cut
@@ -178,7 +179,7 @@ class RingParts(Parts):
     def __init__(self, parts_world: World, elements: int, phase, poke=nothing):
         super().__init__(parts_world, elements, phase, poke)
         self._comm, self._wire, self._tags = parts_world.comm, WireFormat().new(elements), itertools.cycle((1, 2))
-        self._room, self._sum = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
+        self._room, self._sum = host_zeros(elements), host_zeros(elements)
 
     @staticmethod
     def shared_bytes(parts_world: World, elements: int) -> int:

@@ -153,7 +153,7 @@ class GPT2:
             last = kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd
             self._normalize(*last, stream, branch, p.lnf_weight, p.lnf_bias)
         else:
-            np.add(stream, branch, out=self.outputs)
+            self.kernels.add(self.outputs, stream, branch)
 
     def _embed(self, tokens, stream):
         """stream (N, C) = the embeddings; parts of the vocabulary sum theirs up."""

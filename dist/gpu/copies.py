@@ -71,6 +71,18 @@ class Copies:
                 store(low, values)
         return self._mark(self._into)
 
+    def bring(self, host, target) -> Copied:
+        """Begin to bring `host` (n,) float32 to `target`, float32 or not, after all that is queued to be computed so
+        far; what is queued from here on is computed after it."""
+
+        def store(low, values):
+            target[low : low + len(values)] = values
+
+        is_free = self.computed()
+        copied = self.into(host, target, is_free) if target.dtype == np.float32 else self.through(host, store, is_free)
+        self.before_compute(copied)
+        return copied
+
     def computed(self) -> Copied:
         """The moment when all that is queued to be computed so far is done."""
         return self._mark(self.device.stream)

@@ -30,7 +30,7 @@ def missing_nccl() -> str | None:
 class NcclComm(DeviceComm):
     """Each rank has a GPU of its own, `device`, as this process sees it. Collective.
 
-    op: MPI's sum, as mpi4py's calls take it; NCCL adds by its own.
+    op: MPI's sum, as mpi4py's calls take it, for Allreduce also its maximum; NCCL has its own.
     """
 
     def __init__(self, comm, device, stream, local_comm=None):
@@ -53,7 +53,8 @@ class NcclComm(DeviceComm):
 
     def Allreduce(self, send, receive, op=None) -> None:
         own = receive if send is MPI.IN_PLACE else send
-        self._communicator.allReduce(*self._pair(own, receive), own.size, *self._sum, self.stream.ptr)
+        kind = self._nccl.NCCL_FLOAT32, self._nccl.NCCL_MAX if op == MPI.MAX else self._nccl.NCCL_SUM
+        self._communicator.allReduce(*self._pair(own, receive), own.size, *kind, self.stream.ptr)
 
     def Reduce_scatter_block(self, send, receive, op=None) -> None:
         self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self.stream.ptr)

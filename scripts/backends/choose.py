@@ -9,6 +9,7 @@ from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
+from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
@@ -17,14 +18,16 @@ from strategies import candidates, find, is_auto
 from strategies.checks import operation_of
 
 
-def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict]):
+def choose_backend(settings, world, layout, adamw, threads: int, links: list[dict]):
     """(the settings with backend, transport and strategy decided, what makes the backend, what config.json says).
 
-    Collective. Nothing large stays allocated before the backend is made, which is collective, too.
+    world: of the ranks that hold the same piece of a model. What is chosen is the same on all ranks of the job.
+    Collective over the job. Nothing large stays allocated before the backend is made, which is collective, too.
     """
     operation = operation_of(settings.wire, settings.op)
     wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
-    kernels, why = choose_kernels(settings.backend, config, world, threads, settings.tf32)
+    job = world.job
+    kernels, why = choose_kernels(settings.backend, layout, job, threads, settings.tf32)
     if kernels is None:
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
@@ -34,15 +37,17 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         kernels = load_kernels("numpy", threads, dtype=settings.dtype)
         made_by = partial(OnCores, settings, world, layout, adamw, wire_format, kernels)
         return settings, made_by, {"backend_why": why, "products": kernels.device.how}
-    identities = world.comm.allgather(gpu_identity(own_gpu(world.local_rank)))
-    shared = shared_gpus(world.places, identities)
+    identities = job.comm.allgather(gpu_identity(own_gpu(job.local_rank)))
+    shared = shared_gpus(job.places, identities)
     with world.together(UserError):
         check_sharing(shared, settings.share_gpus)
-    found = find_transports(world, kernels.device, settings.transport, shared)
+    found = find_transports(job, kernels.device, settings.transport, shared)
     with world.together(UserError):
         asked = settings.strategy
         kinds = [*candidates(asked, "gpus").values()] if is_auto(asked) else [find(asked)]
-        transport, transport_why = choose_transport(kinds, settings, world.size, found)
+        transport, transport_why = choose_transport(kinds, settings, job.size, found)
+    if settings.pipeline_parallel > 1 and transport != "host":
+        transport_why += "; between stages through host memory"
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
     settings = with_strategy(settings, world, layout.size, links, wire_format, comm)
@@ -72,13 +77,16 @@ def with_strategy(settings, world, size: int, links: list[dict], wire_format: Wi
     return replace(settings, strategy=name)
 
 
-def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False):
-    """(CuPy's kernels on this rank's GPU, or None for NumPy's; why). The same choice on all ranks. Collective."""
+def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False):
+    """(CuPy's kernels on this rank's GPU, or None for NumPy's; why). The same choice on all ranks. Collective.
+
+    layout: of what this rank computes with.
+    """
     if backend == "numpy":
         return None, "as asked for"
     kernels = problem = None
     try:
-        kernels = gpu_kernels(config, world, threads, tf32)
+        kernels = gpu_kernels(layout, world, threads, tf32)
     except UserError as error:
         problem = error
     if backend == "cupy":
@@ -94,9 +102,22 @@ def choose_kernels(backend: str, config, world, threads: int, tf32: bool = False
     return None, reason
 
 
-def gpu_kernels(config, world, threads: int, tf32: bool):
+def gpu_kernels(layout, world, threads: int, tf32: bool):
     """CuPy's kernels; UserError where they do not run here, or not with this model."""
-    assert_head_size(config.head_size)
+    assert_head_size(layout.config.head_size)
+    assert_aligned(layout)
     kernels = load_kernels("cupy", threads, own_gpu(world.local_rank), tf32)
     kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
     return kernels
+
+
+def assert_aligned(layout) -> None:
+    """UserError where a tensor of a piece begins where no GPU kernel can read it."""
+    odd = next((each for each in layout.tensors + layout.borrowed if each.start % ALIGNED_ELEMENTS), None)
+    if odd is not None:
+        columns, parts = 4 * layout.config.n_embd, layout.piece.parts
+        raise UserError(
+            f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
+            f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "
+            "--tensor-parallel, or --backend numpy"
+        )

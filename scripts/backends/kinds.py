@@ -3,7 +3,8 @@
 Each of the three has: kernels, for the model, and model, its flat arrays; world, buffers, sum_of_squares and
 new_optimizer(start, stop), for the strategy; new_strategy(job, step): it, as training calls it, after that step;
 host_parameters, which are filled before training, and fetch(start, stop), which brings a range there for model.bin;
-close(). All are collective, so that a GPU without enough memory ends the job in one line.
+close(). All are collective, so that a GPU without enough memory ends the job in one line. For what ranks of one model
+exchange (partners.py): device, the GPU or None, and new_comm(world), the communicator for arrays on it, or None.
 """
 
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.launch import round_parameters
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.rounding import RoundedParameters
+from scripts.backends.transports import device_comm
 from strategies import Strategy, find
 from strategies.gpu.bridge import CastingBridge, FlatPair, HostBridge
 from strategies.gpu.staged_adamw import StagedAdamW
@@ -30,6 +32,8 @@ BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the 
 
 class OnCores:
     """NumPy: model and strategy share the arrays, in host memory."""
+
+    device = None
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels):
         self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
@@ -45,6 +49,9 @@ class OnCores:
         parts = {"new_exchange": self.new_exchange, "operation": self.operation.op, "new_wire": self.new_wire}
         return self.kind(replace(job, **parts))
 
+    def new_comm(self, world):
+        """Exchanges start in host memory."""
+
     def fetch(self, start: int, stop: int) -> None:
         """They are there."""
 
@@ -58,6 +65,7 @@ class OnGpuThroughHost(OnCores):
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels, threads):
         super().__init__(settings, world, layout, adamw, wire_format, kernels)
+        self.device = kernels.device
         self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
         with world.together(UserError):
             self.copies = Copies(kernels.device)
@@ -94,6 +102,7 @@ class OnGpu:
         self.kind = form_on_gpus(find(settings.strategy), settings.overlap)
         self.new_exchange = exchange_on_gpus(find(settings.strategy), wire_format)
         self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
+        self.new_comm = partial(device_comm, settings.transport, device=self.device, overlap=False)
         with self.together(UserError):
             self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.held_ranges)
             self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)

@@ -7,8 +7,9 @@ from dist.gpu.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.gpu.nccl import NcclComm, missing_nccl
 from dist.world import World
 from gpt2.errors import UserError
+from scripts.settings.model_parallel import is_cut
 from strategies.base import Strategy
-from strategies.checks import check_transport, device_transports, no_overlap, overlaps_over_nccl
+from strategies.checks import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
 
@@ -38,7 +39,7 @@ def find_transports(world: World, device, asked: str, shared: list) -> Found:
 def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Found) -> tuple[str, str]:
     """(host, gpu-aware, nccl or alone; why), for that of some strategies that has most to choose from.
 
-    UserError if what was asked for is not there.
+    ranks: of the job. UserError if what was asked for is not there.
     """
     asked, flags = settings.transport, (settings.wire, settings.overlap, settings.op)
     kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.overlaps))
@@ -48,13 +49,21 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: F
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
     if asked == "gpu-aware" and found.no_gpu_aware:
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
+    if settings.overlap and is_cut(settings) and (asked == "nccl" or not kind.overlaps):
+        raise UserError(
+            f"--overlap with --strategy {kind.name} over NCCL, where ranks share a model: sums over its parts and "
+            "exchanges on two streams may wait for each other: leave --overlap out, or use --transport host and one of "
+            f"{overlapping()}"
+        )
     if asked != "auto":
         return asked, "as asked for"
+    if settings.overlap and is_cut(settings):
+        return "host", "--overlap goes on there while ranks share a model"
     possible = device_transports(kind, *flags)
     if not possible:
         adds = "--op own adds in host memory" if settings.op == "own" else None
         return "host", adds or f"{kind.name} does not declare how it exchanges between GPUs"
-    if ranks == 1 or not kind.exchanges:
+    if ranks == 1 or not (kind.exchanges or is_cut(settings)):
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
         return "nccl", "it is there, and each rank has a GPU of its own"

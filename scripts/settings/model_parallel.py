@@ -80,7 +80,7 @@ def with_layers(s: Settings, config: GPT2Config, ranks: int) -> Settings:
     elif s.pipeline_parallel > 1:
         layers = layers_by_flops(config, s.pipeline_parallel, s.seq_len, least_last)
         s = replace(s, pipeline_layers=",".join(map(str, layers)))
-    return replace(s, backend="numpy") if is_cut(s) else s  # of auto: a cut model computes on cores
+    return s
 
 
 def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
@@ -108,11 +108,6 @@ def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
         raise UserError(
             "--server dedicated where several ranks share a model, whose ranks all compute: leave it out, or use "
             "--tensor-parallel 1 --pipeline-parallel 1"
-        )
-    if is_cut(s) and s.backend == "cupy":
-        raise UserError(
-            "--backend cupy with --tensor-parallel or --pipeline-parallel, which compute on cores so far: use "
-            "--backend numpy, or leave them out"
         )
 
 

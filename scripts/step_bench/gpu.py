@@ -11,7 +11,7 @@ from dataclasses import asdict
 from gpt2.config import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_table import contender_line, failure_line, header, kernel_table, notes
+from scripts.step_bench.gpu_table import contender_line, failure_line, has_table, header, kernel_table, notes
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
     Contender,
@@ -44,7 +44,8 @@ def bench(settings, config, command=COMMAND, rates=RATES) -> int:
         for name in names[1:]:
             session.measure_beside_ours(name)
     print(notes(session.report))
-    return 1 if any("error" in session.report["contenders"].get(name, {}) for name in NEEDED) else 0
+    lacks = [name for name in NEEDED if "error" in session.report["contenders"].get(name, {})]
+    return 1 if lacks or session.report.get("failed") else 0
 
 
 class Session:
@@ -71,10 +72,19 @@ class Session:
         print(header(self.report), flush=True)
         turns = [self._turn(self.ours) for _ in range(self.settings.repeat)]
         self._record("ours", list(zip(turns, turns, strict=True)))
-        self.report["rates"] = self.ours.ask("rates", limit_s=self._left(), **rates)
-        self.report["kernels"] = self.ours.ask("kernels", limit_s=self._left())
+        for part, options in (("rates", rates), ("kernels", {})):
+            self._measure_part(part, options)
         self._write()
-        print(kernel_table(self.report), flush=True)
+        if has_table(self.report):
+            print(kernel_table(self.report), flush=True)
+
+    def _measure_part(self, part: str, options) -> None:
+        """What the table of kernels is made of. Where it fails, the contenders are measured all the same."""
+        try:
+            self.report[part] = self.ours.ask(part, limit_s=self._left(), **options)
+        except ContenderError as error:
+            self.report.setdefault("failed", {})[part] = str(error)
+            print(failure_line(f"  its {part}", str(error)), flush=True)
 
     def measure_beside_ours(self, name: str) -> None:
         """Turns with ours. A failure is a result too: the report gets it, and a line of the table."""

@@ -24,11 +24,12 @@ def _positions(dwpe, dout, B, T, context, C, accumulate, *_):
 
 # Kernel: its row, then its bytes, from its launch's arguments (gpt2/kernels/cupy/launch.py, attention.py).
 ROWS = {
-    "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, N, T, C: (
+    "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, rows, N, T, C: (
         _bytes(out, tokens) + _embedding_rows(out, wte) + int(T) * int(C) * wpe.itemsize)),
     "embedding_backward_tokens": ("embedding_backward", lambda dwte, dout, order, tokens, *_: (
         _bytes(dout, tokens) + 2 * _embedding_rows(dout, dwte))),
     "embedding_backward_positions": ("embedding_backward", _positions),
+    "add": ("add", lambda out, first, second, *_: _bytes(out, first, second)),
     "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:8])),
     "layernorm_backward": ("layernorm_backward", lambda dx, partial, *a: 2 * dx.nbytes + _bytes(*a[:5])),
     "layernorm_backward_parameters": ("layernorm_backward", lambda dw, db, *_: _bytes(dw, db)),
@@ -38,7 +39,11 @@ ROWS = {
     "sum_of_column_sums": ("column_sums", lambda sums, *_: _bytes(sums)),
     "cross_entropy": ("cross_entropy", lambda losses, logits, targets, *a: (
         _bytes(losses, targets, logits) + (logits.nbytes if a[-1] else 0))),
-    "adamw": ("adamw", lambda p, m, v, gradients, *_: 2 * _bytes(p, m, v) + gradients.nbytes),
+    "row_statistics": ("cross_entropy", lambda maxima, sums, own, logits, *_: _bytes(logits)),
+    "rescale_sums": ("cross_entropy", lambda *_: 0),
+    "losses_over_parts": ("cross_entropy", lambda losses, *_: _bytes(losses)),
+    "gradient_of_part": ("cross_entropy", lambda logits, targets, *_: _bytes(logits, logits, targets)),
+    "adamw": ("adamw", lambda p, m, v, gradients, *a: 2 * _bytes(p, m, v) + _bytes(gradients, a[-3])),  # a[-3]: rounded
     "round_parameters": ("adamw", lambda rounded, values, *_: _bytes(rounded, values)),
     "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),
     "sum_of_partials": ("sum_of_squares", lambda *_: 0),

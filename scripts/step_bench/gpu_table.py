@@ -9,8 +9,14 @@ def whole_text(report: dict, contenders: dict[str, str]) -> str:
     for name, text in contenders.items():
         if entry := report["contenders"].get(name):
             lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
-    kernels = [kernel_table(report)] if "kernels" in report else []
+    lines += [failure_line(f"  its {part}", error) for part, error in report.get("failed", {}).items()]
+    kernels = [kernel_table(report)] if has_table(report) else []
     return "\n".join([*lines, *kernels, notes(report)])
+
+
+def has_table(report: dict) -> bool:
+    """Whether all is there that the table of kernels says."""
+    return "kernels" in report and "rates" in report
 
 
 def header(report: dict) -> str:

@@ -2,7 +2,7 @@
 
 A contender is a process of its own, which measures when it is asked and is idle otherwise. Requests and answers are a
 line of JSON each. {"do": "step", ...} names a function of the contender, the rest are its arguments. The answer is what
-the function returns, or {"error": text}; after an error the process ends.
+the function returns, or {"error": text}; a process that cannot even start gives one error and ends.
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gpt2.files import write_json
@@ -60,22 +61,32 @@ class Contender:
 def serve(makers: dict, name: str, shape: str) -> None:
     """The main() of a contender's process: answer requests until there are no more.
 
-    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON.
+    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON. One that fails costs its own
+    answer alone.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
+    functions = {}
+    error = _answer(lambda: functions.update(makers[name](json.loads(shape))))
+    if error is not None:
+        print(json.dumps(error), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        function = functions[request.pop("do")]
+        print(json.dumps(_answer(partial(function, **request))), file=answers, flush=True)
+
+
+def _answer(function) -> dict | None:
+    """What the function returns, or its error."""
     try:
-        functions = makers[name](json.loads(shape))
-        for line in sys.stdin:
-            request = json.loads(line)
-            answer = functions[request.pop("do")](**request)
-            print(json.dumps(answer), file=answers, flush=True)
+        return function()
     except ContenderError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
-    except Exception as error:  # of any library: the others are measured all the same
+        return {"error": str(error)}
+    except Exception as error:  # of any library: the rest is measured all the same
         traceback.print_exc()
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
-        print(json.dumps({"error": f"{type(error).__name__}: {first_line}"}), file=answers, flush=True)
+        return {"error": f"{type(error).__name__}: {first_line}"}
 
 
 def contender_command(*flags: str) -> list[str]:

@@ -95,7 +95,7 @@ def assemble(settings, world, lock) -> Parts:
     mesh, layout, whole = shared.mesh, shared.layout, shared.whole
     links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links)
+    s, new_backend, choice = choose_backend(settings, mesh.data_world, layout, adamw, threads, links)
     choice |= blas_of_ranks(world, s.blas_kernels)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
@@ -108,7 +108,7 @@ def assemble(settings, world, lock) -> Parts:
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
-    shared.meet_partners(s.batch_size * s.seq_len, tracer)
+    shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)
     strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts["bucket_bytes"]), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, layout, facts, world, mesh)

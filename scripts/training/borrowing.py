@@ -9,25 +9,26 @@ is the same on several ranks of a model cannot drift apart. Both ways of the emb
 the last stage waits for the first forwards anyway, and the first one still has backwards to make.
 """
 
-import numpy as np
-
 from strategies.base import Around, Strategy
 
 
 class Borrowing(Around):
     """Around a strategy. tensor_parts: dist/parts.py's, stage_links: dist/stage_links.py's; None where there is one.
 
-    parameters, gradients: Parameters of the piece, with room for what is borrowed. micro_steps: of a step.
+    kernels: the set that the arrays are of. parameters, gradients: Parameters of the piece, with room for what is
+    borrowed. micro_steps: of a step.
     """
 
-    def __init__(self, strategy: Strategy, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
+    def __init__(self, strategy: Strategy, kernels, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
         super().__init__(strategy)
+        self.add = kernels.add
         self.parameters, self.gradients, self.stage_links = parameters, gradients, stage_links
         self.tensor_parts, self.layout, self.piece = tensor_parts, parameters.layout, parameters.layout.piece
         self.there = set()  # the ranges whose borrowed parameters have come since the update
         self.lends_head = stage_links is not None and self.piece.is_first
         self.borrows_head = stage_links is not None and self.piece.is_last
-        self.head = np.empty_like(gradients.wte) if self.lends_head else None  # where its gradient lands
+        # Where its gradient lands.
+        self.head = kernels.empty(gradients.wte.shape, gradients.wte.dtype) if self.lends_head else None
         self.awaits_gradient = False  # whether it is under way
         # Of each step, how often the embedding's range, or the head's, becomes final: once, or in each micro-step.
         self.finals = self.finals_left = 1 if self.keeps_gradients else micro_steps
@@ -66,7 +67,7 @@ class Borrowing(Around):
             self.stage_links.return_head(self.gradients.wte)
         if self.lends_head and (start, stop) == ranges[0] and self._is_last_time():
             self.stage_links.wait_for_head()
-            self.gradients.wte[:] += self.head
+            self.add(self.gradients.wte, self.gradients.wte, self.head)
             self.awaits_gradient = False
         if start < stop:
             self.strategy.gradients_final(start, stop)

@@ -75,7 +75,7 @@ def load_model(
         weights.check_memory(path, config, world.local_size)
         files = weights.files(path)
     check_same_files(world, files)
-    kernels, _ = choose_kernels(backend, config, world, threads)
+    kernels, _ = choose_kernels(backend, Layout(config), world, threads)
     with world.together(UserError):
         if kernels is not None and dtype != "float32":
             raise UserError(f"--dtype {dtype} on a GPU, where models are evaluated in float32: use --backend numpy")

@@ -6,17 +6,14 @@ Where each rank has a whole model, the mesh is the world, and the rest is nothin
 from collections.abc import Callable
 from contextlib import closing
 
-import numpy as np
-
 from dist.mesh import make_mesh
-from dist.parts import new_parts
 from dist.progress import poking
-from dist.stage_links import StageLinks
 from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.model import ALONE, GPT2
 from gpt2.parameters import Layout, Parameters
+from scripts.backends.partners import Partners
 from scripts.settings.model_parallel import ModelCut
 from scripts.training.borrowing import Borrowing
 from scripts.training.state import mesh_facts, shares_model
@@ -90,26 +87,27 @@ class SharedModel:
 
         return total if model_world.size > 1 else float
 
-    def meet_partners(self, rows: int, tracer) -> None:
+    def meet_partners(self, backend, rows: int, tracer) -> None:
         """Set up what parts and neighbouring stages exchange: activations of so many rows. Collective."""
         mesh, C = self.mesh, self.whole.config.n_embd
+        partners = Partners(backend, tracer.interruption, self._resources)
         if mesh.tensor > 1:
-            parts = new_parts(mesh.parts_world, C * max(rows, LAYERNORMS), tracer.interruption)
-            self.parts = self._resources.enter_context(closing(parts))
+            self.parts = partners.new_parts(mesh.parts_world, C * max(rows, LAYERNORMS))
         if mesh.pipeline > 1:
             parts = self.parts if mesh.tensor > 1 else None
-            self.stage_links = StageLinks(mesh.stages_world, (rows, C), tracer.interruption, parts)
+            self.stage_links = partners.new_links(mesh.stages_world, (rows, C), parts)
 
-    def views(self, parameters, gradients) -> tuple[Parameters, Parameters]:
-        """Of a model's flat arrays, each with room for what the piece borrows."""
-        rooms = (np.zeros(self.layout.borrowed_size, np.float32) if self.layout.borrowed else None for _ in range(2))
-        return tuple(Parameters(self.layout, *pair) for pair in zip((parameters, gradients), rooms, strict=True))
+    def views(self, backend) -> tuple[Parameters, Parameters]:
+        """Of the model's flat arrays, parameters and gradients, each with room for what the piece borrows."""
+        flats, count = (backend.model.parameters, backend.model.gradients), self.layout.borrowed_size
+        rooms = (backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in range(2))
+        return tuple(Parameters(self.layout, *pair) for pair in zip(flats, rooms, strict=True))
 
     def new_worker(self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer) -> tuple:
         """(the strategy as training calls it; this rank's worker, with the model and its activations, or a Server if
         the strategy has the rank compute nothing). train, val: Windows."""
-        views = self.views(backend.model.parameters, backend.model.gradients)
-        strategy = self.borrowing(strategy, views)
+        views = self.views(backend)
+        strategy = self.borrowing(strategy, backend.kernels, views)
         if strategy.worker is None:
             return strategy, Server()
         # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
@@ -119,10 +117,10 @@ class SharedModel:
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 
-    def borrowing(self, strategy, views: tuple[Parameters, Parameters]):
+    def borrowing(self, strategy, kernels, views: tuple[Parameters, Parameters]):
         """The strategy as training calls it: with what the ranks of a model lend each other, if several share one."""
         if not shares_model(self.mesh):
             return strategy
         parts = self.parts if self.mesh.tensor > 1 else None
         stage_links = self.stage_links if self.mesh.pipeline > 1 else None
-        return Borrowing(strategy, *views, parts, stage_links, self.cut.micro_steps)
+        return Borrowing(strategy, kernels, *views, parts, stage_links, self.cut.micro_steps)

@@ -20,7 +20,7 @@ from gpt2.parameters import Layout
 from scripts.machine.gpu import peak_tflops
 from scripts.step_bench import gpu, gpu_contenders
 from scripts.step_bench.gpu_kernels import ROWS, KernelTimes, launch_work, matmul_work
-from scripts.step_bench.gpu_table import floors, groups
+from scripts.step_bench.gpu_table import floors, groups, whole_text
 from scripts.step_bench.process import ContenderError
 from tests.gpu.cuda_shim import fake_cudnn, fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
@@ -73,7 +73,8 @@ def check_rows(report):
     matrices = CONFIG.n_layer * 12 * C * C + CONFIG.padded_vocab_size * C
     assert sum(row["flops"] for row in products) == 6 * N * matrices
     assert sum(row["flops"] for row in attention) == 7 * B * T * T * C * CONFIG.n_layer
-    every_row = {row for row, _ in ROWS.values()} - {"column_sums"}  # in epilogues: no slower by this fake's clock
+    # Sums of columns are in epilogues, no slower by this fake's clock; a whole model has nothing to add.
+    every_row = {row for row, _ in ROWS.values()} - {"column_sums", "add"}
     assert {row["name"] for row in (*attention, *others)} == every_row
     assert rows["adamw"]["bytes"] == 28 * Layout(CONFIG).count
     assert sum("left_sums" in row["name"] for row in products) == 4
@@ -111,6 +112,40 @@ def test_our_own_failure_ends_the_command(tmp_path):
             gpu.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
 
 
+PARTLY_BROKEN = """
+import json, sys
+answers = {"gpu": {"parameters": 10, "facts": {"GPU": "broken"}},
+           "steps": {"step_s": 0.1, "loss": 5.5, "memory_bytes": 1}, "rates": {"error": "out of memory"},
+           "kernels": {"phases_ms": {}, "rows": {}, "choices": []}}
+for line in sys.stdin:
+    print(json.dumps(answers[json.loads(line)["do"]]), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_part_that_fails_costs_a_line(tmp_path, capsys):
+    """The table of kernels is not there; the contenders after it are measured. The exit code says so."""
+    file = tmp_path / "gpu.json"
+    assert gpu.bench(settings(json=file), CONFIG, [sys.executable, "-c", PARTLY_BROKEN]) == 1
+    report, printed = json.loads(file.read_text()), capsys.readouterr().out
+    assert report["failed"] == {"rates": "out of memory"}
+    assert report["contenders"]["cudnn"]["step_s"] == 0.1
+    assert re.search(r"its rates +not measured: out of memory", printed)
+    assert re.search(r"its rates +not measured: out of memory", whole_text(report, gpu.CONTENDERS))
+    assert "this project's kernels" not in printed
+
+
+def test_a_contender_answers_on_after_an_error():
+    program = (
+        "from scripts.step_bench.process import serve\n"
+        "serve({'x': lambda shape: {'bad': lambda: 1 / 0, 'good': lambda: {'a': 1}}}, 'x', '{}')"
+    )
+    asked = '{"do": "bad"}\n{"do": "good"}\n'
+    result = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, text=True, cwd=ROOT)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert answers == [{"error": "ZeroDivisionError: division by zero"}, {"a": 1}]
+
+
 @pytest.mark.usefixtures("few_steps")
 def test_a_contender_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(gpu, "FIRST_STEPS_LIMIT_S", 0.1)
@@ -144,6 +179,9 @@ def test_what_a_kernel_cannot_do_without():
     assert megabytes("gelu_backward", wide, wide, 0) == pytest.approx(1208, abs=1)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 1) == pytest.approx(13187, abs=2)
     assert megabytes("cross_entropy", row, logits, row, 50257, 50304, 1.0, 0) == pytest.approx(6594, abs=2)
+    master, gradients, rounded = (np.empty(1000, dtype) for dtype in (np.float32, np.uint16, np.uint16))
+    adamw = [master, master, master, gradients, None, *[0] * 7, 1000, rounded, 0, 0]
+    assert megabytes("adamw", *adamw) == pytest.approx(28e-3), "8 bytes of each float32, gradient and parameter 2"
 
 
 def test_cudnns_attention_has_rows(monkeypatch):

@@ -20,16 +20,20 @@ from tests.gpu.cuda_shim.shim import Shim, lasting_build
 N, C, HIDDEN = 24, 16, 40
 B, T, HEADS, WIDTH = 2, 70, 2, 128
 OUT = {"float32": np.empty((N, C), np.float32), "bfloat16": np.empty((N, C), np.uint16)}
+PROBLEMS = {
+    "missing": RuntimeError("cuBLASLt has no algorithm"), "broken": ValueError("a graph that cuDNN refuses"),
+    "refused": UserError("no such layout"), "surprised": AssertionError(),
+}  # fmt: skip
 MILLISECONDS = {"slow": 3.0, "fast": 1.0}
 
 
 def faster_of(epilogues="faster", attention="faster"):
-    """(FasterOf, run(theirs, ours, ...)): a way is how long it takes; "missing" is one that the library lacks."""
+    """(FasterOf, run(theirs, ours, ...)): a way is how long it takes, or one of PROBLEMS."""
 
     def time_ms(run):
         name = run()
-        if name == "missing":
-            raise RuntimeError("cuBLASLt has no algorithm")
+        if name in PROBLEMS:
+            raise PROBLEMS[name]
         return MILLISECONDS[name]
 
     chosen = FasterOf(time_ms, epilogues, attention)
@@ -51,9 +55,11 @@ def test_the_faster_is_taken_and_timed_once():
     }
 
 
-def test_what_the_library_lacks_is_ours():
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_the_library_cannot_do_is_ours(problem):
+    """Whatever it says of it: training goes on."""
     chosen, run = faster_of()
-    assert run("missing", "slow") == "slow"
+    assert run(problem, "slow") == "slow"
     assert chosen.times_ms == {("gelu", (N, C), "bfloat16"): (math.inf, 3.0)}
 
 

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.parameters import Layout
+from gpt2.pieces import pieces
 from strategies import STRATEGIES
 from strategies.tree import Tree
 from tests.gpu.gpu_trainer import Trainer, on_nodes
@@ -18,6 +21,7 @@ def trainer(comm, monkeypatch, shared_path):
     return None if comm is None else Trainer(comm, monkeypatch, shared_path)
 
 
+TWO_HEADS = ["--n-head", 2, "--n-embd", 128]
 MISTAKES = {
     "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
     "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
@@ -60,6 +64,17 @@ MISTAKES = {
         "out of GPU memory",
     ),
     "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
+    "a model's ranks on one GPU": (["--tensor-parallel", 2, *TWO_HEADS], {"gpus": 1}, "ranks 0, 1 have one GPU on"),
+    "overlap of a model's ranks over NCCL": (
+        ["--tensor-parallel", 2, *TWO_HEADS, "--overlap", "--strategy", "ring", "--transport", "nccl"],
+        {},
+        "--overlap with --strategy ring over NCCL, where ranks share a model: sums",
+    ),
+    "overlap of a model's ranks over NCCL alone": (
+        ["--pipeline-parallel", 2, "--overlap"],
+        {},
+        "--overlap with --strategy reduce-scatter over NCCL, where ranks share a model: sums",
+    ),
     "NCCL on cores": (
         ["--backend", "numpy", "--transport", "nccl"],
         {},
@@ -128,6 +143,9 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     assert printed.count("no MFU: the datasheet of shim is none of those known here; give --peak-tflops") == (
         comm.rank == 0
     )
+    trainer.run("--tensor-parallel", 2, *TWO_HEADS, "--steps", 1)
+    assert [trainer.config["settings"][name] for name in ("backend", "transport")] == ["cupy", "nccl"]
+    assert len({gpu["id"] for gpu in trainer.config["gpus"]}) == 2, "each rank of the job has its own"
     monkeypatch.setitem(gpu_machine.PEAK_TFLOPS, "shim", 8)
     trainer.run("--share-gpus", peak=(), gpus=1)
     assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
@@ -172,7 +190,9 @@ def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
         on_gpus = None
 
     settings, all_there = (
-        SimpleNamespace(transport="auto", wire="float32", overlap=True, op=None),
+        SimpleNamespace(
+            transport="auto", wire="float32", overlap=True, op=None, tensor_parallel=1, pipeline_parallel=1
+        ),
         Found(None, None, []),
     )
     why = "tree does not declare how it exchanges between GPUs"
@@ -187,7 +207,9 @@ def test_the_own_operation_goes_through_host_memory():
 
     kind = STRATEGIES["reduce-scatter"]
     settings, all_there = (
-        SimpleNamespace(transport="auto", wire="float32", overlap=False, op="own"),
+        SimpleNamespace(
+            transport="auto", wire="float32", overlap=False, op="own", tensor_parallel=1, pipeline_parallel=1
+        ),
         Found(None, None, []),
     )
     assert choose_transport([kind], settings, 2, all_there) == ("host", "--op own adds in host memory")
@@ -203,6 +225,18 @@ def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
     aware, source = says_gpu_aware()
     assert source in ("MPIX_Query_cuda_support", "MPIX_GPU_query_support")
     assert len(set(comm.allgather(aware))) == 1
+
+
+def test_parts_that_no_kernel_can_read_are_refused():
+    """1024 columns over 3 parts; the tensor after their bias begins where 16 bytes do not."""
+    from scripts.backends.choose import assert_aligned
+
+    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, context=8, vocab_size=101)
+    for parts in (1, 2, 4):
+        for piece in pieces((1,), parts):
+            assert_aligned(Layout(config, 1, piece))
+    with pytest.raises(UserError, match=r"--tensor-parallel 3 cuts 1024 columns .* so that layer\.0\.fcproj_weight"):
+        assert_aligned(Layout(config, 1, pieces((1,), 3)[0]))
 
 
 def test_who_shares_a_gpu():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def test_kernels_on_the_fake_gpu(tmp_path):
 def test_training_on_the_fake_gpu(tmp_path):
     result = run_pytest(TRAINING, "--fake-gpu", lasting_build())
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("carried", ["", "/carried"])
+def test_make_keeps_the_path_that_it_is_given(carried):
+    """A machine without a network gets what it lacks, cuDNN's frontend, by PYTHONPATH."""
+    environment = {"PATH": os.environ["PATH"]} | ({"PYTHONPATH": carried} if carried else {})
+    command = ["make", "-s", "test-gpu", "PYTHON=printenv PYTHONPATH #"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+    assert result.stdout.strip() == ":".join(filter(None, (str(ROOT), carried)))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")

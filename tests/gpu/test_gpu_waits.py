@@ -5,7 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.gpu.cuda_shim import fake_streams
+from gpt2.kernels.cupy import cublaslt
+from tests.gpu.cuda_shim import fake_cupy, fake_streams
+from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.gpu_trainer import DEEP, Trainer
 
 pytestmark = [
@@ -46,6 +48,21 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
         for other_curve, other_checkpoint in others:
             np.testing.assert_array_equal(other_curve, curve, err_msg=str(flags))
             assert other_checkpoint == checkpoint, flags
+
+
+def test_small_buffers_are_pinned_each(monkeypatch):
+    """The driver registers whole pages, and none twice: what NumPy allocates one after the other may share some."""
+    from dist.buffers import host_zeros
+    from dist.gpu.copies import Copies
+    from gpt2.kernels.cupy.device import Device
+
+    monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
+    fake_cupy.install(monkeypatch, None)
+    buffers, copies, before = [host_zeros(5) for _ in range(20)], Copies(Device()), fake_cupy.Host.registered
+    for buffer in buffers:
+        copies.pin(buffer)
+    assert fake_cupy.Host.registered == before + len(buffers)
+    copies.close()
 
 
 def broken_waits():

@@ -103,7 +103,7 @@ class Training:
         views = self._filled_views()
         strategy, micro_steps = kind(self._job(kind)), problem.global_batch // (micro_batch * cut.copies)
         parts, stage_links = self.parts if cut.parts > 1 else None, self.stage_links if cut.stages > 1 else None
-        self.strategy = Borrowing(strategy, *views, parts, stage_links, micro_steps)
+        self.strategy = Borrowing(strategy, KERNELS, *views, parts, stage_links, micro_steps)
         actions = SCHEDULES[cut.schedule](self.mesh.stage, cut.stages, micro_steps)
         self.model = GPT2(
             poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.strategy.before_use,

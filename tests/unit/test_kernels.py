@@ -217,6 +217,15 @@ def test_embedding(k):
     np.testing.assert_allclose(dwpe, 2 * once)
 
 
+def test_add(k):
+    first, second, out = random(4, 5), random(4, 5), np.empty((4, 5))
+    total = first + second
+    k.add(out, first, second)
+    k.add(first, first, second)
+    np.testing.assert_array_equal(out, total)
+    np.testing.assert_array_equal(first, total)
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(("N", "V", "padded"), [(5, 7, 10), (ROWS_OF_LOGITS + 3, COLUMNS + 9, COLUMNS + 12)])
 def test_classifier(k, N, V, padded, accumulate):

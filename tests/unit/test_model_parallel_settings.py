@@ -44,7 +44,6 @@ def completed(flags: str, ranks: int):
         ("--pipeline-parallel 2 --tensor-parallel 2 --pipeline-layers 4,0", 4, "leaves a stage empty"),
         ("--pipeline-layers 4,0", 1, "--pipeline-layers 4,0 has 2 stages, expected 1"),
         ("--strategy reduce-bcast --server dedicated --tensor-parallel 2", 4, "--server dedicated where several ranks"),
-        ("--backend cupy --pipeline-parallel 2", 2, "--backend cupy with --tensor-parallel or --pipeline-parallel"),
     ],
 )
 def test_what_does_not_go_together(flags, ranks, says):
@@ -86,11 +85,6 @@ def test_a_preset_keeps_its_tokens():
     s, _ = completed(flags + " --tensor-parallel 2 --pipeline-parallel 2", 8)
     plain, _ = completed(flags, 2)
     assert (s.batch_size, s.grad_accum) == (plain.batch_size, plain.grad_accum)
-
-
-def test_a_cut_model_computes_on_cores():
-    assert completed("--tensor-parallel 2", 2)[0].backend == "numpy"
-    assert completed("", 2)[0].backend == "auto"
 
 
 def test_the_table_says_what_the_cut_costs():

@@ -2,7 +2,7 @@
 
 *.cu          the kernels, one subject a file, over *.cuh; each says its formula, shapes, launch geometry and source
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
-launch.py, attention.py, linear.py    the contract's functions: launches, written once for GPU and CPU shim
+launch.py, attention.py, linear.py, classifier.py   the contract's functions: launches, written once for GPU and shim
 cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
 cudnn_attention.py   cuDNN's attention, where it is installed       faster_of.py  theirs or ours, by the clock
 device.py     a GPU
@@ -14,9 +14,11 @@ Each function's first argument is `device`, the GPU it runs on. Nothing here imp
 import numpy as np
 
 from gpt2.kernels.cupy.attention import attention_backward, attention_forward
+from gpt2.kernels.cupy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.cupy.device import Device
 from gpt2.kernels.cupy.launch import (
     adamw,
+    add,
     embedding_backward,
     embedding_forward,
     layernorm_backward,
@@ -25,8 +27,6 @@ from gpt2.kernels.cupy.launch import (
     sum_of_squares,
 )
 from gpt2.kernels.cupy.linear import (
-    classifier_backward,
-    classifier_forward,
     gelu_linear_backward,
     linear_backward,
     linear_forward,

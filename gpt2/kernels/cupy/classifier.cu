@@ -86,3 +86,56 @@ cross_entropy(float* losses, real* logits, const int* targets, int V, int Vp, fl
     if (Vp % PACK == 0) row_cross_entropy<PACK>(losses, logits, targets, V, Vp, scale, with_gradient, shared);
     else row_cross_entropy<1>(losses, logits, targets, V, Vp, scale, with_gradient, shared);
 }
+
+template <int W>
+__device__ void part_statistics(float* maxima, float* sums, float* target_logits, const real* logits,
+                                const int* targets, int V, int Vp, Online* shared) {
+    const int n = blockIdx.x, target = targets[n];
+    const real* row = logits + static_cast<long long>(n) * Vp;
+    const Online online = block_join(read_logits<W>(row, V), shared);
+    if (threadIdx.x > 0) return;
+    maxima[n] = online.max;
+    sums[n] = online.sum;
+    target_logits[n] = 0 <= target && target < V ? widen(row[target]) : 0.0f;
+}
+
+// Of a part of the vocabulary, the first of two readings of its logits (N, Vp), of which V columns count, perhaps none:
+// each row's maxima = max_v logit, sums = sum_v exp(logit - max), target_logits, 0 of another part's. All (N,) float32.
+// targets (N,) as the part numbers its columns.
+// Launch: a block of 1024 threads for every row.
+// Source: own; the order of exchanges is that of Megatron-LM's vocab_parallel_cross_entropy.
+extern "C" __global__ void __launch_bounds__(1024)
+row_statistics(float* maxima, float* sums, float* target_logits, const real* logits, const int* targets, int V,
+               int Vp) {
+    __shared__ Online shared[WARP];
+    if (Vp % PACK == 0) part_statistics<PACK>(maxima, sums, target_logits, logits, targets, V, Vp, shared);
+    else part_statistics<1>(maxima, sums, target_logits, logits, targets, V, Vp, shared);
+}
+
+// sums (N,) of exp(logit - own_maxima) become those of exp(logit - maxima).
+// Launch: any one-dimensional grid, a thread for every number or loop.
+extern "C" __global__ void __launch_bounds__(256)
+rescale_sums(float* sums, const float* own_maxima, const float* maxima, int N) {
+    for (long long n = thread_of_grid(); n < N; n += threads_of_grid())
+        sums[n] *= exponential(own_maxima[n] - maxima[n]);
+}
+
+// losses (N,) of maxima, sums and target_logits (N,) of all parts together.
+// Launch: as above.
+extern "C" __global__ void __launch_bounds__(256)
+losses_over_parts(float* losses, const float* maxima, const float* sums, const float* target_logits, int N) {
+    for (long long n = thread_of_grid(); n < N; n += threads_of_grid())
+        losses[n] = logf(sums[n]) + (maxima[n] - target_logits[n]);
+}
+
+// The second reading: logits become dlogits * scale, with maxima and sums (N,) of all parts together.
+// Launch: a block of 1024 threads for every row.
+extern "C" __global__ void __launch_bounds__(1024)
+gradient_of_part(real* logits, const int* targets, const float* maxima, const float* sums, int V, int Vp,
+                 float scale) {
+    const int n = blockIdx.x;
+    real* row = logits + static_cast<long long>(n) * Vp;
+    const Online online = {maxima[n], sums[n]};
+    if (Vp % PACK == 0) write_gradient<PACK>(row, online, targets[n], V, Vp, scale);
+    else write_gradient<1>(row, online, targets[n], V, Vp, scale);
+}

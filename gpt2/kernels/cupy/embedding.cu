@@ -4,23 +4,27 @@
 constexpr int ROWS_AT_ONCE = 8;  // of one token's rows: a frequent token has thousands
 
 template <int W>
-__device__ void add_embeddings(real* out, const int* tokens, const real* wte, const real* wpe, int N, int T, int C) {
+__device__ void add_embeddings(real* out, const int* tokens, const real* wte, const real* wpe, int rows, int N, int T,
+                               int C) {
     const unsigned row_packs = C / W, packs = N * row_packs;
     for (long long i = thread_of_grid(); i < packs; i += threads_of_grid()) {
         const int row = static_cast<unsigned>(i) / row_packs, c = static_cast<unsigned>(i) % row_packs * W;
-        Floats<W> sum = load<W>(wte + static_cast<long long>(tokens[row]) * C + c);
-        sum += load<W>(wpe + static_cast<long long>(row % T) * C + c);
+        const int token = tokens[row];
+        Floats<W> sum = {};
+        if (0 <= token && token < rows) sum = load<W>(wte + static_cast<long long>(token) * C + c);
+        if (wpe) sum += load<W>(wpe + static_cast<long long>(row % T) * C + c);
         store<W>(out + static_cast<long long>(row) * C + c, sum);
     }
 }
 
-// out[b, t] = wte[tokens[b, t]] + wpe[t].  out (N = B*T, C), tokens (N,), wte (Vp, C), wpe (context >= T, C).
+// out[b, t] = wte[tokens[b, t]] + wpe[t].  out (N = B*T, C), tokens (N,), wte (rows, C), wpe (context >= T, C).
+// Tokens outside of [0, rows) are other parts' and give 0; wpe is null where another part adds it.
 // Launch: any one-dimensional grid, a thread for every PACK channels or loop.
 // Source: llm.c, encoder_forward.
 extern "C" __global__ void __launch_bounds__(256)
-embedding_forward(real* out, const int* tokens, const real* wte, const real* wpe, int N, int T, int C) {
-    if (C % PACK == 0) add_embeddings<PACK>(out, tokens, wte, wpe, N, T, C);
-    else add_embeddings<1>(out, tokens, wte, wpe, N, T, C);
+embedding_forward(real* out, const int* tokens, const real* wte, const real* wpe, int rows, int N, int T, int C) {
+    if (C % PACK == 0) add_embeddings<PACK>(out, tokens, wte, wpe, rows, N, T, C);
+    else add_embeddings<1>(out, tokens, wte, wpe, rows, N, T, C);
 }
 
 // The sum over every ROWS_AT_ONCE-th row of the group of equal tokens that starts at `first`, from this thread's one.

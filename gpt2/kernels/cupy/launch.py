@@ -26,8 +26,8 @@ from gpt2.rounding import SPLITMIX64_STEP
 
 WARP = 32
 THREADS = 256
-CLASSIFIER_THREADS = 1024
 ACCESS_BYTES = 16
+ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: 16 bytes in either storage
 # Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
 PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
@@ -35,28 +35,42 @@ COLUMN_SUM_BLOCKS = 128
 SHARED_BYTES = 48 << 10
 
 
-def embedding_forward(device, out, tokens, wte, wpe):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
+def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C).
+
+    Of a part of the vocabulary, from first_token on, its terms of that sum: 0 for other parts' tokens, and wpe is None
+    where another part adds it.
+    """
     B, T, C = out.shape
-    arguments = (out, device.upload("tokens", tokens), wte, wpe, *int32(B * T, T, C))
+    arguments = (out, device.upload("tokens", tokens - first_token), wte, wpe, *int32(len(wte), B * T, T, C))
     device.launch("embedding", storage(out), "embedding_forward", _grid(out), (THREADS,), arguments)
 
 
-def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate):
+def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token=0):
     """dwte[token] += the sum of dout (B, T, C) where it stood; dwpe[t] = or += the sum over b.
 
     dwte is always added to: it is tied to the head, whose gradient is written first. The host sorts its tokens, while
-    the device is still busy with what backward launched before.
+    the device is still busy with what backward launched before. Parts of the vocabulary as in embedding_forward.
     """
     B, T, C = dout.shape
     order = np.argsort(tokens, axis=None, kind="stable")
-    order, sorted_tokens = device.upload("order", order), device.upload("sorted", tokens.reshape(-1)[order])
-    chunks = math.ceil(C * dout.itemsize / (WARP * ACCESS_BYTES))
-    arguments = (dwte, dout, order, sorted_tokens, *int32(B * T, C))
-    grid, block = (B * T, chunks), (WARP, THREADS // WARP)
-    device.launch("embedding", storage(dout), "embedding_backward_tokens", grid, block, arguments)
-    arguments = (dwpe, dout, *int32(B, T, len(dwpe), C, accumulate))
-    device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
+    sorted_tokens = tokens.reshape(-1)[order] - first_token
+    known = slice(*np.searchsorted(sorted_tokens, (0, len(dwte))))
+    if count := known.stop - known.start:
+        order, sorted_tokens = device.upload("order", order[known]), device.upload("sorted", sorted_tokens[known])
+        chunks = math.ceil(C * dout.itemsize / (WARP * ACCESS_BYTES))
+        arguments = (dwte, dout, order, sorted_tokens, *int32(count, C))
+        grid, block = (count, chunks), (WARP, THREADS // WARP)
+        device.launch("embedding", storage(dout), "embedding_backward_tokens", grid, block, arguments)
+    if dwpe is not None:
+        arguments = (dwpe, dout, *int32(B, T, len(dwpe), C, accumulate))
+        device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
+
+
+def add(device, out, first, second):
+    """out = first + second, of one shape; out may be one of them."""
+    arguments = (out, first, second, np.int64(out.size))
+    device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
 
 
 def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
@@ -114,16 +128,6 @@ def column_sums(device, sums, rows, accumulate):
     arguments = (sums, partial_sums, *int32(blocks, width, accumulate))
     grid = (math.ceil(width / WARP),)
     device.launch("column_sums", storage(sums), "sum_of_column_sums", grid, block, arguments)
-
-
-def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
-    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits become dlogits * scale.
-
-    The pad columns [V, Vp) take no part, and get gradient 0.
-    """
-    N, padded = logits.shape
-    arguments = (losses, logits, targets, *int32(vocab_size, padded), np.float32(scale), np.int32(with_gradient))
-    device.launch("classifier", storage(logits), "cross_entropy", (N,), (CLASSIFIER_THREADS,), arguments)
 
 
 def adamw(

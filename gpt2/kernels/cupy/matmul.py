@@ -18,6 +18,10 @@ CANDIDATES = 8  # algorithms that are timed for each shape
 LARGEST_ALIGNMENT = 256
 
 
+class NoAlgorithm(RuntimeError):
+    """cuBLASLt has none for a product, or for its epilogue."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A matrix in memory as cuBLASLt sees it: column-major (rows, columns), and whether it has to be transposed."""
@@ -147,7 +151,7 @@ class Matmul:
 
         bias (N,): is added. bias and gelu_input (M, N): gelu_input = product + bias, out = gelu(gelu_input).
         dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = left's row sums, a bias's gradient.
-        RuntimeError where cuBLASLt has no algorithm for it.
+        NoAlgorithm where cuBLASLt has none for it.
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
         plan = self.plans.get(recipe) or self._new_plan(recipe)
@@ -179,7 +183,7 @@ class Matmul:
             if ms < best_ms:
                 best_ms, plan.algorithm = ms, candidate
         if plan.algorithm is None:
-            raise RuntimeError(f"cuBLASLt has no algorithm for {plan.recipe}")
+            raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.recipe}")
 
     def _take_given(self, plan, out, left, right, accumulate) -> bool:
         name = name_of(plan.recipe, self._tf32)

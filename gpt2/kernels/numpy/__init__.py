@@ -12,6 +12,7 @@ from gpt2.kernels.numpy.bfloat16 import bfloat16_cores
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
 from gpt2.kernels.numpy.cores import Cores, empty
 from gpt2.kernels.numpy.layers import (
+    add,
     embedding_backward,
     embedding_forward,
     gelu_linear_backward,

@@ -1,4 +1,4 @@
-"""Embedding, LayerNorm (Ba, Kiros, Hinton 2016) and linear layers.
+"""Embedding, additions, LayerNorm (Ba, Kiros, Hinton 2016) and linear layers.
 
 LayerNorm is over the channels, alone or joined with the residual addition before it:
 
@@ -58,6 +58,11 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
         dwpe[:] = 0.0
     for sequence in dout:
         dwpe[:T] += sequence
+
+
+def add(cores, out, first, second):
+    """out = first + second, of one shape; out may be one of them."""
+    np.add(first, second, out=out)
 
 
 def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):

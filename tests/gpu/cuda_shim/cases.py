@@ -4,10 +4,12 @@ A case runs its kernels on a device, the CPU shim or a GPU under gpu_check.py, a
 came out, what is expected)].
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from gpt2.kernels import numpy as numpy_kernels
-from gpt2.kernels.cupy import attention, launch
+from gpt2.kernels.cupy import attention, classifier, launch
 from gpt2.kernels.numpy.cores import Cores
 from tests.gpu.cuda_shim.memory import Memory, widen
 
@@ -17,14 +19,18 @@ TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
 FACTORS = {
     "attention_forward_case": 8, "attention_backward_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2,
 }  # fmt: skip
+SCALE = 0.25  # of the losses' gradients
 ATTENTION_SIZES = [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]
 # Sizes that are no multiples of warps, blocks or 16 bytes, and some that are of the last: 40, 264 and 1000 channels.
 CASES = [
     ("embedding_case", "embedding", [(2, 9, 33, False), (3, 5, 40, True), (1, 37, 264, False), (2, 3, 1, True)]),
+    ("embedding_part_case", "embedding", [(2, 9, 33, 3, False), (3, 5, 40, 2, True), (1, 4, 264, 11, True)]),
+    ("add_case", "add", [(3, 33, False), (7, 40, True)]),
     ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
     ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
     ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
     ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
+    ("classifier_part_case", "classifier", [(3, 50, 56, 1, 3), (2, 5003, 5008, 3, 2), (3, 9, 24, 60, 3)]),
     ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
     ("attention_forward_case", "attention", ATTENTION_SIZES),
     ("attention_backward_case", "attention_backward", ATTENTION_SIZES),
@@ -65,6 +71,35 @@ def embedding_case(device, memory, cores: Cores, B, T, C, accumulate):
     numpy_kernels.embedding_backward(cores, expected_dwte, expected_dwpe, widen(dout), tokens, accumulate)
     launch.embedding_backward(device, dwte, dwpe, dout, tokens, accumulate)
     return [("out", out, expected_out), ("dwte", dwte, expected_dwte), ("dwpe", dwpe, expected_dwpe)]
+
+
+def embedding_part_case(device, memory, cores: Cores, B, T, C, parts, accumulate):
+    """Parts of the vocabulary one after the other: their sums are the whole, and their rows of dwte lie side by side.
+    With as many parts as rows there are some whose tokens nobody has."""
+    V, context = 11, T + 2
+    tokens = memory.random.integers(V, size=(B, T)).astype(np.int32)
+    tokens[:, ::2] = 3
+    wte, wpe, dout = widen(memory.normal(V, C)), memory.normal(context, C), memory.normal(B, T, C)
+    dwte, dwpe = widen(memory.normal(V, C)), memory.normal(context, C) if accumulate else memory.nans(context, C)
+    expected_out, expected_dwte, expected_dwpe, results = np.empty((B, T, C)), dwte.copy(), widen(dwpe), []
+    numpy_kernels.embedding_backward(cores, expected_dwte, expected_dwpe, widen(dout), tokens, accumulate)
+    for part in range(parts):
+        start, stop = V * part // parts, V * (part + 1) // parts
+        own_wte, own_dwte, out = memory.put(wte[start:stop]), memory.put(dwte[start:stop]), memory.nans(B, T, C)
+        own_wpe, own_dwpe = (wpe, dwpe) if part == 0 else (None, None)
+        launch.embedding_forward(device, out, tokens, own_wte, own_wpe, start)
+        launch.embedding_backward(device, own_dwte, own_dwpe, dout, tokens, accumulate, start)
+        widened = None if own_wpe is None else widen(own_wpe)
+        numpy_kernels.embedding_forward(cores, expected_out, tokens, widen(own_wte), widened, start)
+        results += [(f"out {part}", out, expected_out.copy()), (f"dwte {part}", own_dwte, expected_dwte[start:stop])]
+    return [*results, ("dwpe", dwpe, expected_dwpe)]
+
+
+def add_case(device, memory, cores: Cores, N, C, in_place):
+    first, second = memory.normal(N, C), memory.normal(N, C)
+    out, expected = first if in_place else memory.nans(N, C), widen(first) + widen(second)
+    launch.add(device, out, first, second)
+    return [("out", out, expected)]
 
 
 def layernorm_forward_case(device, memory, cores: Cores, N, C, with_residual):
@@ -113,21 +148,51 @@ def gelu_case(device, memory, cores: Cores, N, width):
 
 
 def classifier_case(device, memory, cores: Cores, N, V, padded, spread):
-    """The pad columns hold the largest logits and NaNs before. spread: the logits' standard deviation."""
+    logits, targets, expected_losses, dlogits = _logits(memory, cores, N, V, padded, spread)
+    losses, losses_alone = (memory.nans(N, dtype=np.float32) for _ in range(2))
+    classifier.cross_entropy(device, losses_alone, logits, targets, V, SCALE, False)
+    classifier.cross_entropy(device, losses, logits, targets, V, SCALE, True)
+    return [("losses", losses, expected_losses), ("alone", losses_alone, expected_losses), ("d", logits, dlogits)]
+
+
+def classifier_part_case(device, memory, cores: Cores, N, V, padded, spread, parts):
+    """Parts of the vocabulary one after the other, their maxima and sums put together here. Some have pads alone."""
+    logits, targets, expected_losses, dlogits = _logits(memory, cores, N, V, padded, spread)
+    starts = [padded * part // parts for part in range(parts + 1)]
+    own = []
+    for start, stop in pairwise(starts):
+        statistics = [memory.nans(N, dtype=np.float32) for _ in range(3)]
+        part = memory.put(widen(logits)[:, start:stop]), memory.put_exactly(targets - np.int32(start))
+        known = min(max(0, V - start), stop - start)
+        classifier.row_statistics(device, *statistics, *part, known)
+        own.append((*part, known, *statistics))
+    *_, all_maxima, all_sums, all_target_logits = zip(*own, strict=True)
+    maxima = memory.put_exactly(np.max(all_maxima, axis=0))
+    for own_maxima, sums in zip(all_maxima, all_sums, strict=True):
+        classifier.rescale_sums(device, sums, own_maxima, maxima, memory.storage)
+    sums, target_logits = (memory.put_exactly(np.sum(rows, axis=0)) for rows in (all_sums, all_target_logits))
+    losses = memory.nans(N, dtype=np.float32)
+    classifier.losses_over_parts(device, losses, maxima, sums, target_logits, memory.storage)
+    results = [("losses", losses, expected_losses)]
+    for (part, part_targets, known, *_), start in zip(own, starts, strict=False):
+        classifier.gradient_of_part(device, part, part_targets, maxima, sums, known, SCALE)
+        results.append((f"d from {start}", part, dlogits[:, start : start + part.shape[1]]))
+    return results
+
+
+def _logits(memory, cores: Cores, N, V, padded, spread):
+    """(logits, targets, losses and dlogits that are expected). The pad columns hold the largest logits and NaNs.
+    spread: the logits' standard deviation."""
     values = spread * memory.random.standard_normal((N, padded))
     values[:, V:], values[:, V + 1 :] = 1e3, np.nan
-    logits, scale = memory.put(values), 0.25
+    logits = memory.put(values)
     targets = memory.put_exactly(memory.random.integers(V, size=N).astype(np.int32))
     targets[-1] = V - 1
-    losses, losses_alone = (memory.nans(N, dtype=np.float32) for _ in range(2))
-    expected_losses, exponentials, row_scale = np.empty(N), np.empty((N, padded)), np.empty(N)
+    losses, exponentials, row_scale = np.empty(N), np.empty((N, padded)), np.empty(N)
     numpy_kernels.classifier_forward(
-        cores, expected_losses, exponentials, row_scale, widen(logits)[:, :V], np.eye(padded, V), targets, V, scale
+        cores, losses, exponentials, row_scale, widen(logits)[:, :V], np.eye(padded, V), targets, V, SCALE
     )
-    launch.cross_entropy(device, losses_alone, logits, targets, V, scale, False)
-    launch.cross_entropy(device, losses, logits, targets, V, scale, True)
-    dlogits = exponentials * row_scale[:, None]
-    return [("losses", losses, expected_losses), ("alone", losses_alone, expected_losses), ("d", logits, dlogits)]
+    return logits, targets, losses, exponentials * row_scale[:, None]
 
 
 def column_sums_case(device, memory, cores: Cores, N, width, accumulate):

@@ -6,6 +6,7 @@ CuPy, but rounded and widened by hand (memory.py), so that it checks what is don
 """
 
 import ctypes
+import mmap
 import sys
 import types
 import weakref
@@ -123,7 +124,11 @@ class Host:
 
     @classmethod
     def register(cls, address, nbytes, flags):
-        overlaps = any(start < address + nbytes and address < start + size for start, size in cls.pinned.items())
+        first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
+        overlaps = any(
+            start // mmap.PAGESIZE <= last and first <= (start + size - 1) // mmap.PAGESIZE
+            for start, size in cls.pinned.items()
+        )
         if cls.refuses or overlaps:
             raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered or another")
         cls.pinned[address] = nbytes

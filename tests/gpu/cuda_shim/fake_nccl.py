@@ -16,6 +16,8 @@ from tests.gpu.cuda_shim.fake_streams import stream_at
 UNIQUE_ID_BYTES = 128
 FLOAT32, BFLOAT16 = 7, 9
 C_TYPES = {FLOAT32: ctypes.c_float, BFLOAT16: ctypes.c_uint16}
+SUM, MAX = 0, 2
+OPERATIONS = {SUM: MPI.SUM, MAX: MPI.MAX}
 MEETING = 4711  # tag
 PATIENCE_S = 60.0  # what is to come takes longer only where it never comes
 
@@ -27,9 +29,10 @@ class NcclCommunicator:
         self.comm, self.stream = members(size, unique_id, rank), None
 
     def allReduce(self, send, receive, count, dtype, op, stream):
-        self._queue(
-            stream, dtype, op, lambda: self.comm.Allreduce(_vector(send, count).copy(), _vector(receive, count))
-        )
+        def work():
+            self.comm.Allreduce(_vector(send, count).copy(), _vector(receive, count), OPERATIONS[op])
+
+        self._queue(stream, dtype, SUM if op == MAX else op, work)
 
     def reduce(self, send, receive, count, dtype, op, root, stream):
         def work():
@@ -71,7 +74,7 @@ class NcclCommunicator:
         Group.messages.setdefault(self, []).append(message)
 
     def _queue(self, stream, dtype, op, work):
-        assert (dtype, op) == (FLOAT32, 0), "sums of float32"
+        assert (dtype, op) == (FLOAT32, SUM), "sums of float32"
         self._use(stream)
         stream_at(stream).add(work)
 
@@ -173,7 +176,7 @@ def module(available):
     if not available:
         return SimpleNamespace(available=False)
     return SimpleNamespace(
-        available=True, NCCL_FLOAT32=FLOAT32, NCCL_BFLOAT16=BFLOAT16, NCCL_SUM=0,
+        available=True, NCCL_FLOAT32=FLOAT32, NCCL_BFLOAT16=BFLOAT16, NCCL_SUM=SUM, NCCL_MAX=MAX,
         NcclCommunicator=NcclCommunicator, get_unique_id=get_unique_id,
         groupStart=Group.start, groupEnd=Group.end,
     )  # fmt: skip

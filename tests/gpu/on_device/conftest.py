@@ -5,6 +5,7 @@ hangs cannot be stopped from inside, and the tests after it are to run all the s
 """
 
 import importlib.util
+import re
 import subprocess
 import sys
 import time
@@ -15,8 +16,8 @@ import pytest
 from tests.gpu.on_device.report import GpuReport
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 450  # of the whole session: eight minutes are promised
-TEST_LIMIT_S = 90
+LIMIT_S = 540  # of the whole session: nine minutes are promised
+TEST_LIMIT_S = 120  # as long as the longest item of gpu_check.py may take
 STARTED = time.monotonic()
 
 
@@ -101,6 +102,7 @@ def pytest_pyfunc_call(pyfuncitem):
         "pytest",
         "-x",
         "-q",
+        "-rs",
         "--own-process",
         *(["--fake-gpu", str(fake)] if fake else []),
     ]
@@ -111,6 +113,8 @@ def pytest_pyfunc_call(pyfuncitem):
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"not done after {limit_s:.0f} s", pytrace=False)
+    if skipped := re.search(r"^SKIPPED \[1\] \S+ (.*)", result.stdout, re.MULTILINE):
+        pytest.skip(skipped[1])
     if result.returncode or "1 passed" not in result.stdout:
         pytest.fail(f"exit code {result.returncode}\n{result.stdout[-6000:]}{result.stderr[-3000:]}", pytrace=False)
     return True

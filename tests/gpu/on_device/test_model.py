@@ -1,5 +1,6 @@
 """Whole models on a GPU: against PyTorch's fixture, and at GPT-2's full width against NumPy."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from gpt2.config import PRESETS
 from gpt2.kernels import bind, load_kernels
 from gpt2.kernels import cupy as cupy_kernels
+from gpt2.kernels.cupy.matmul import NoAlgorithm
 from gpt2.model import new_model
 from gpt2.parameters import initialize
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
@@ -60,10 +62,11 @@ def test_full_width(new_device, storage, epilogues):
     random = np.random.default_rng(5)
     for micro_step in range(2):
         tokens = random.integers(CONFIG.vocab_size, size=(B, T + 1)).astype(np.int32)
-        losses = [m.forward(tokens[:, :-1], tokens[:, 1:], 0.5 / (B * T)) for m in (ours, reference)]
+        with unsupported_is_said():
+            losses = [m.forward(tokens[:, :-1], tokens[:, 1:], 0.5 / (B * T)) for m in (ours, reference)]
+            for m in (ours, reference):
+                m.backward(accumulate=micro_step > 0)
         assert losses[0] == pytest.approx(losses[1], rel=1e-4 if storage == "float32" else 1e-2)
-        for m in (ours, reference):
-            m.backward(accumulate=micro_step > 0)
     gradients = read(device, ours.gradients.flat)
     for tensor in ours.parameters.layout.tensors:
         got, expected = (flat[tensor.start : tensor.stop] for flat in (gradients, reference.gradients.flat))
@@ -71,6 +74,15 @@ def test_full_width(new_device, storage, epilogues):
             got, expected = (np.delete(values, slice(CONFIG.n_embd, 2 * CONFIG.n_embd)) for values in (got, expected))
         error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
         assert error < OF_THE_NORM[storage], tensor.name
+
+
+@contextmanager
+def unsupported_is_said():
+    """An epilogue that this cuBLASLt has for no such product is no failure: training takes our own kernel there."""
+    try:
+        yield
+    except NoAlgorithm as error:
+        pytest.skip(f"unsupported: {error}")
 
 
 def on_the_gpu(device, reference, storage):

@@ -1,0 +1,137 @@
+"""Sums over the parts of a stage whose arrays lie on GPUs: by a communicator's calls, or through the host's memory.
+
+Both have the methods of dist/parts.py, for arrays of float32 or bfloat16. They are added in float32, so a sum of
+bfloat16 is rounded once; and they become the sum where they lie. All ranks get the same bits.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from dist.gpu.buffers import device_zeros
+from dist.gpu.comm import DeviceComm
+from dist.gpu.copies import Copies
+from dist.mpi import MPI
+from dist.parts import Parts
+from dist.ranges import cut
+from dist.waiting import nothing, wait, wait_nearby
+
+
+class StreamParts:
+    """By calls of comm, in order with what is computed: NCCL's are queued, and the host waits for nothing.
+
+    elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. poke: for those
+    that wait; here nobody does.
+    """
+
+    def __init__(self, comm: DeviceComm, elements: int, dtype, phase):
+        self.size, self._comm, self._phase, self.poke = comm.size, comm, phase, nothing
+        self._values = device_zeros(comm.device, 0 if dtype == np.float32 else elements)
+
+    def share(self, count: int) -> tuple[int, int]:
+        """[start, stop) of this part's share of `count` elements."""
+        return cut(count, self.size)[self._comm.rank]
+
+    def room(self, shape: tuple[int, ...]) -> None:
+        """Partial rows may lie anywhere."""
+
+    def sum(self, rows):
+        """The rows, of any shape, become their sum over the parts, and are returned."""
+        return self._combined(rows, MPI.SUM)
+
+    def maximum(self, rows):
+        """Rows (N,) become the largest of all parts, element by element, and are returned."""
+        return self._combined(rows, MPI.MAX)
+
+    def lend(self, arrays) -> None:
+        """The arrays of all parts become those of part 0."""
+        with self._phase("lend", 4 * sum(array.size for array in arrays)):
+            for array in arrays:
+                self._in_float32(array, lambda values: self._comm.Bcast(values, root=0))
+
+    def join(self, rows):
+        """Rows of which each part has filled its `share`: all parts get all of them, in place."""
+        counts = [stop - start for start, stop in cut(rows.size, self.size)]
+        with self._phase("tensor", 4 * rows.size):
+            self._in_float32(rows, lambda values: self._comm.Allgatherv(MPI.IN_PLACE, [values, counts]))
+        return rows
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def _combined(self, rows, op):
+        with self._phase("tensor", 4 * rows.size):
+            self._in_float32(rows, partial(self._comm.Allreduce, MPI.IN_PLACE, op=op))
+        return rows
+
+    def _in_float32(self, array, call) -> None:
+        """call(values) on the array's own elements, or on a float32 copy that is rounded into it afterwards."""
+        flat = array.reshape(-1)
+        if flat.dtype == np.float32:
+            return call(flat)
+        values = self._values[: flat.size]
+        values[:] = flat
+        call(values)
+        flat[:] = values
+
+
+class PartsThroughHost:
+    """By dist/parts.py's in host memory: rows come down into this rank's room there, and their sum goes up.
+
+    The host waits for what is computed before a sum, and for the copy down; what is computed after it waits for the
+    copy up. phase(name, bytes) times the copies; the sums are timed by `parts`, which is closed by whoever made it.
+    """
+
+    def __init__(self, parts: Parts, copies: Copies, phase):
+        self.size, self.share, self._parts, self._copies, self._phase = parts.size, parts.share, parts, copies, phase
+        copies.pin(parts.room((parts.elements,)))
+        self._brought = copies.computed()
+
+    @property
+    def poke(self):
+        """What is moved on while this rank waits."""
+        return self._parts.poke
+
+    def room(self, shape: tuple[int, ...]) -> None:
+        """Partial rows lie on the GPU."""
+
+    def sum(self, rows):
+        """The rows, of any shape, become their sum over the parts, and are returned."""
+        return self._through(rows, self._parts.sum)
+
+    def maximum(self, rows):
+        """Rows (N,) become the largest of all parts, element by element, and are returned."""
+        return self._through(rows, self._parts.maximum)
+
+    def join(self, rows):
+        """Rows of which each part has filled its `share`: all parts get all of them, in place."""
+        return self._through(rows, self._parts.join)
+
+    def lend(self, arrays) -> None:
+        """The arrays of all parts become those of part 0."""
+        ends = np.cumsum([array.size for array in arrays])
+        room = self._parts.room((int(ends[-1]),))
+        hosts = np.split(room, ends[:-1])
+        wait(self._brought)  # from this room
+        if self._parts.rank == 0:
+            for array, host in zip(arrays, hosts, strict=True):
+                self._bring_down(array, host)
+        self._parts.lend(hosts)
+        if self._parts.rank > 0:
+            for array, host in zip(arrays, hosts, strict=True):
+                self._bring_up(host, array)
+
+    def _through(self, rows, combine):
+        host = self._parts.room(rows.shape)
+        self._bring_down(rows, host)
+        self._bring_up(combine(host), rows)
+        return rows
+
+    def _bring_down(self, array, host) -> None:
+        with self._phase("copy_out", host.nbytes):
+            wait_nearby(self._copies.out(array.reshape(-1), host.reshape(-1)), self.poke)
+
+    def _bring_up(self, host, array) -> None:
+        self._copies.pin(host)
+        with self._phase("copy_in", host.nbytes):
+            self._brought = self._copies.bring(host.reshape(-1), array.reshape(-1))

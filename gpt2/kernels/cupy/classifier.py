@@ -1,0 +1,112 @@
+"""The tied head with softmax cross-entropy on the device: classifier.cu between two matrix products.
+
+What forward leaves as `exponentials` is dlogits; `row_scale` stays as it is.
+"""
+
+import math
+
+import numpy as np
+
+from gpt2.kernels.cupy.launch import THREADS, int32, storage
+
+ROW_THREADS = 1024
+LOGITS_BYTES = 1 << 30  # of the logits at once where no gradient is wanted
+
+
+def classifier_forward(
+    device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, parts=None
+):
+    """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
+
+    exponentials (N, Vp) gets dlogits * scale; None where only the losses are wanted. The pad columns [V, Vp) take no
+    part, and get gradient 0.
+
+    Of a part of the vocabulary, the rows of wte from first_token on: parts.maximum(rows) and parts.sum(rows) make rows
+    those of all parts together, and all parts get all losses. A maximum of N numbers and a sum of 2 N are exchanged.
+    """
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
+    targets = device.upload("targets", targets - first_token)
+    if parts is not None:
+        return _forward_of_part(device, losses, exponentials, inputs, wte, targets, known, scale, parts)
+    for rows, logits in _logits(device, exponentials, inputs, wte):
+        cross_entropy(device, losses[rows], logits, targets[rows], known, scale, exponentials is not None)
+
+
+def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
+    device.matmul(dinputs, exponentials, wte)
+    device.matmul(dwte, exponentials.T, inputs, accumulate=accumulate)
+
+
+def _forward_of_part(device, losses, exponentials, inputs, wte, targets, known, scale, parts):
+    """Parts may see different numbers of rows at once, but all exchange those of all rows."""
+    N = len(inputs)
+    own_maxima, maxima = (device.scratch(name, (N,), np.float32) for name in ("own_maxima", "maxima"))
+    sums, target_logits = both = device.scratch("sums_and_target_logits", (2, N), np.float32)
+    for rows, logits in _logits(device, exponentials, inputs, wte):
+        row_statistics(device, own_maxima[rows], sums[rows], target_logits[rows], logits, targets[rows], known)
+    maxima[:] = own_maxima
+    maxima = parts.maximum(maxima)
+    rescale_sums(device, sums, own_maxima, maxima, storage(inputs))
+    sums, target_logits = parts.sum(both.reshape(-1)).reshape(2, N)
+    losses_over_parts(device, losses, maxima, sums, target_logits, storage(inputs))
+    if exponentials is not None:
+        gradient_of_part(device, exponentials, targets, maxima, sums, known, scale)
+
+
+def _logits(device, logits, inputs, wte):
+    """(rows, logits (rows, Vp)) of all rows at once, kept in `logits`; or, without that, of so many as have room."""
+    if logits is not None:
+        device.matmul(logits, inputs, wte.T)
+        yield slice(0, len(inputs)), logits
+        return
+    count = max(1, min(len(inputs), LOGITS_BYTES // (len(wte) * inputs.itemsize)))
+    for start in range(0, len(inputs), count):
+        rows = slice(start, start + count)
+        logits = device.scratch("logits", (len(inputs[rows]), len(wte)), inputs.dtype)
+        device.matmul(logits, inputs[rows], wte.T)
+        yield rows, logits
+
+
+def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
+    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits become dlogits * scale.
+
+    The pad columns [V, Vp) take no part, and get gradient 0.
+    """
+    arguments = (losses, logits, targets, *int32(vocab_size, logits.shape[1]), np.float32(scale))
+    _launch_rows(device, "cross_entropy", logits, (*arguments, np.int32(with_gradient)))
+
+
+def row_statistics(device, maxima, sums, target_logits, logits, targets, known):
+    """Of a part's logits (N, Vp), of which `known` columns count: their largest, the sum of exp(logit - largest), and
+    the target's, 0 where it is another part's. All (N,) float32; targets as the part numbers its columns."""
+    arguments = (maxima, sums, target_logits, logits, targets, *int32(known, logits.shape[1]))
+    _launch_rows(device, "row_statistics", logits, arguments)
+
+
+def rescale_sums(device, sums, own_maxima, maxima, kind):
+    """sums (N,) of exp(logit - own_maxima) become those of exp(logit - maxima)."""
+    _launch_numbers(device, "rescale_sums", kind, (sums, own_maxima, maxima))
+
+
+def losses_over_parts(device, losses, maxima, sums, target_logits, kind):
+    """losses (N,) of what all parts have of a row."""
+    _launch_numbers(device, "losses_over_parts", kind, (losses, maxima, sums, target_logits))
+
+
+def gradient_of_part(device, logits, targets, maxima, sums, known, scale):
+    """A part's logits (N, Vp) become dlogits * scale, with maxima and sums (N,) of all parts."""
+    arguments = (logits, targets, maxima, sums, *int32(known, logits.shape[1]), np.float32(scale))
+    _launch_rows(device, "gradient_of_part", logits, arguments)
+
+
+def _launch_rows(device, kernel, logits, arguments):
+    """A block for each row."""
+    device.launch("classifier", storage(logits), kernel, (len(logits),), (ROW_THREADS,), arguments)
+
+
+def _launch_numbers(device, kernel, kind, arrays):
+    """A thread for each number; `kind` says how exponentials are made."""
+    count = len(arrays[0])
+    grid = (math.ceil(count / THREADS),)
+    device.launch("classifier", kind, kernel, grid, (THREADS,), (*arrays, *int32(count)))

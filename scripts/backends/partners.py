@@ -1,0 +1,47 @@
+"""What the ranks of one model exchange their activations by: where a backend's arrays lie, or through host memory."""
+
+from contextlib import closing
+
+from dist.gpu.copies import Copies
+from dist.gpu.links import LinksThroughHost
+from dist.gpu.parts import PartsThroughHost, StreamParts
+from dist.parts import new_parts
+from dist.stage_links import StageLinks
+from dist.world import World
+from gpt2.errors import UserError
+
+
+class Partners:
+    """Of one of the backends of kinds.py. phase: Tracer.interruption. resources: closes what this opens, last first.
+
+    Links between stages go through host memory whatever carries the rest: of one stream with sums and exchanges, sends
+    and receives would wait for each other in a circle.
+    """
+
+    def __init__(self, backend, phase, resources):
+        self._backend, self._phase, self._resources, self._made = backend, phase, resources, None
+
+    def new_parts(self, parts_world: World, elements: int):
+        """For rows of at most `elements`. Collective over the job."""
+        comm = self._backend.new_comm(parts_world)
+        if comm is not None:
+            with parts_world.together(UserError):
+                return StreamParts(comm, elements, self._backend.model.parameters.dtype, self._phase)
+        parts = self._resources.enter_context(closing(new_parts(parts_world, elements, self._phase)))
+        if self._backend.device is None:
+            return parts
+        return PartsThroughHost(parts, self._copies(parts_world), self._phase)
+
+    def new_links(self, stages_world: World, shape: tuple[int, ...], parts):
+        """For rows of that shape. parts: as new_parts made them; None where there is one. Collective over the job."""
+        if self._backend.device is None:
+            return StageLinks(stages_world, shape, self._phase, parts)
+        return LinksThroughHost(stages_world, shape, self._phase, self._copies(stages_world), parts)
+
+    def _copies(self, world: World) -> Copies:
+        """On streams of their own, so that activations wait for no gradients. Collective over the job."""
+        if self._made is None:
+            with world.together(UserError):
+                self._made = Copies(self._backend.device)
+            self._resources.enter_context(closing(self._made))
+        return self._made
