@@ -269,9 +269,9 @@ def test_the_instructions_are_compiled_anywhere(tmp_path):
         from numba import int64
         from gpt2.kernels.numpy import avx512_bf16, loops
         assert avx512_bf16.available()
-        for function, arguments in ((avx512_bf16.pack, 8), (avx512_bf16.tiles, 8), (avx512_bf16.heads, 20)):
+        for function, arguments in ((avx512_bf16.pack, 8), (avx512_bf16.tiles, 8), (avx512_bf16.products, 23)):
             function.compile((int64,) * arguments)
-        assembly = "".join(avx512_bf16.heads.inspect_asm().values())
+        assembly = "".join(avx512_bf16.products.inspect_asm().values())
         print("vdpbf16ps" in assembly, "vcvtne2ps2bf16" in assembly)
     """
     features = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512bf16,+avx2,+fma"
