@@ -128,9 +128,8 @@ class DotProductCores(BFloat16Cores):
         rooms = self._room("left", at_once[0], at_once[2]), self._room("right", at_once[1], at_once[2])
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
         mode = kernels.ROUND if rounds else kernels.ADD if add else kernels.WRITE
-        kernels.products(
-            heads, rows, columns, depth, _address(out), *out.strides[:2], *operands[0], *operands[1], *rooms, *at_once, mode
-        )
+        sides = (*operands[0], *operands[1], *rooms, *at_once)
+        kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
 
 
 class WideningCores(BFloat16Cores):
