@@ -10,7 +10,7 @@ from gpt2.data.shards import write_shard
 from gpt2.formats import weights
 from tests.support.in_process import alone, log, train
 
-SIZES = ["--n-layer", 2, "--n-head", 3, "--n-embd", 36, "--context", 24, "--vocab-size", 100, "--trace", "off"]
+SIZES = ["--n-layer", 2, "--n-head", 4, "--n-embd", 36, "--context", 24, "--vocab-size", 100, "--trace", "off"]
 STEPS = ["--steps", 6, "--checkpoint-every", 3, "--eval-every", 6, "--lr", 1e-2, "--lr-steps", 6, "--warmup", 1]
 STEPS += ["--eps", 1e-4]
 BATCH = 6  # of all ranks together
