@@ -52,6 +52,8 @@ class BFloat16Cores(Cores):
             finish(out[rows], rows, columns)
 
     def matmul(self, a, b, out, add=False):
+        if add and (out.ndim == 2 or out.dtype == bfloat16):
+            raise ValueError("sums are added to float32 products of heads alone")
         if out.ndim == 2:
             self.multiply(a, b, out, slice(0, out.shape[0]), slice(0, out.shape[1]), None)
         else:
