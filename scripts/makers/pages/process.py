@@ -63,7 +63,7 @@ def step(part: Part, folder: Path) -> str:
 
 
 def step_claims(part: Part, folder: Path) -> str:
-    """Of the tables that `step` and `step_bfloat16` have written, how one rank compares with PyTorch."""
+    """Of the tables that `step_bfloat16` has written, how one rank compares with PyTorch."""
     page, rows = (ROOT / part.source).read_text(), []
     for head in re.finditer(part.head, page, re.MULTILINE):
         table = page[head.start() : page.index("where the step goes", head.start())]
