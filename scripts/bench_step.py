@@ -9,7 +9,9 @@ machine meets all of them. --vs torch adds PyTorch eager and compiled; torch is 
 
 On CPUs the floor is the time of all matrix products of the step: same shapes, dtype and threads, attention's included
 and its masked half not skipped. Where this machine has faster BLAS kernels than those that are set, the floor by the
-fastest ones stands beside it; beside a step in bfloat16 stands our own in float32. On a GPU (--backend cupy) every
+fastest ones stands beside it; beside a step in bfloat16 stands our own in float32. "peak / it" is the part of each step
+that its needed products would take by our instruction at its peak, measured too: what is left is all there is to gain.
+On a GPU (--backend cupy) every
 kernel stands beside the time that its bytes or floating point operations take at the rates of this GPU, measured in the
 same run; our own figures come first, --json is written after every result, and the whole run ends within eight minutes.
 """

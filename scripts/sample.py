@@ -83,7 +83,8 @@ def begin(settings):
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
     pieces = sample_text(kernels, parameters, encoding, settings.prompt, settings.tokens, sampling, settings.seed)
     size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
-    facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores"
+    products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
+    facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores{products}"
     line = remark(blas_facts(os.environ, settings.blas_kernels))
     return settings.prompt, pieces, f"{facts}\n{line}" if line else facts
 

@@ -1,12 +1,14 @@
 """bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone.
 
-Where this machine has faster BLAS kernels than those that are set, the floor with these is a contender, too.
+Where this machine has faster BLAS kernels than those that are set, the floor with these is a contender, too. In the
+same turns the peak of the instruction that makes our products is measured (peak.py).
 """
 
 import statistics
 import time
 from contextlib import ExitStack, closing
 
+from gpt2.config import PRESETS
 from scripts.machine.blas import L2_SIZE, blas_text
 from scripts.machine.blas_choice import best_kernels, environment_of
 from scripts.machine.host import machine, versions
@@ -18,12 +20,14 @@ from scripts.step_bench.process import (
     statistics_of,
     write_report,
 )  # fmt: skip
+from scripts.step_bench.products import least_flops
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of whoever comes next
 COMMAND = contender_command()
 SHAPE = ("model", "batch_size", "seq_len", "threads", "dtype")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
 FLOAT32 = {"ours-float32": "this project, float32"}  # where the others compute in bfloat16
+PEAK = "peak"  # what the instructions can do at all
 BEST_FLOOR = "floor-best"  # the floor in a process of its own, with the fastest kernels
 
 
@@ -31,7 +35,7 @@ def bench(settings, config) -> int:
     """Measure, print, write; the exit code."""
     best = best_kernels()
     names = CONTENDERS | ({BEST_FLOOR: f"  by {best['kernels']} kernels"} if settings.dtype == "float32" else FLOAT32)
-    names |= TORCH_CONTENDERS if settings.vs == "torch" else {}
+    names |= (TORCH_CONTENDERS if settings.vs == "torch" else {}) | {PEAK: "at its peak"}
     report = summarize(settings, measure(settings, names, best))
     print(table(report, {name: text for name, text in names.items() if name in report["contenders"]}))
     write_report(settings, report)
@@ -64,17 +68,23 @@ def has_kernels(blas: dict, best: dict) -> bool:
 
 
 def summarize(settings, results) -> dict:
-    """What --json gets: statistics of each contender, the median of each part of its step, its memory."""
+    """What --json gets: statistics of each contender, the median of each part of its step, its memory; and the peak,
+    which counts as its best turn had it."""
     ours, contenders = [step["step_s"] for step in results["ours"]], {}
+    peak = min(results.pop(PEAK), key=lambda turn: turn["step_s"])
+    (instruction,) = peak["parts"]
     for name, steps in results.items():
         seconds = [step["step_s"] for step in steps]
         contenders[name] = statistics_of(seconds, ours, settings.batch_size * settings.seq_len) | {
+            "peak_over_this": peak["step_s"] / statistics.median(seconds),
             "peak_memory_bytes": steps[-1]["peak_memory_bytes"],
             "parts_s": {part: statistics.median(step["parts"][part] for step in steps) for part in steps[0]["parts"]},
             **{name: steps[-1][name] for name in ("versions", "environment", "blas")},
         }
     facts = {"settings": chosen(settings, *SHAPE, "repeat"), "machine": machine() | versions("numpy", "numba")}
     blas = results["ours"][-1]["blas"] | {"asked": settings.blas_kernels}
+    flops = least_flops(PRESETS[settings.model], settings.batch_size, settings.seq_len)
+    facts |= {"peak": {"instruction": instruction, "step_s": peak["step_s"], "flops_per_s": flops / peak["step_s"]}}
     return facts | {"blas": blas, "contenders": contenders}
 
 
@@ -85,14 +95,16 @@ def table(report: dict, names: dict[str, str]) -> str:
         f"{s['repeat']} steps in turn",
         blas_text(report["blas"]),
         "",
-        f"{'':24} {'step, s':>9} {'min':>7} {'max':>7} {'tokens/s':>9} {'ours / it':>9} {'memory, GB':>11}",
+        f"{'':24} {'step, s':>9} {'min':>7} {'max':>7} {'tokens/s':>9} {'ours / it':>9} {'peak / it':>9} "
+        f"{'memory, GB':>11}",
     ]
     for name, text in names.items():
         c = report["contenders"][name]
         lines.append(
             f"{text:24} {c['step_s']:9.3f} {c['min_s']:7.3f} {c['max_s']:7.3f} {c['tokens_per_s']:9.1f} "
-            f"{c['ours_over_this']:9.3f} {c['peak_memory_bytes'] / 1e9:11.2f}"
+            f"{c['ours_over_this']:9.3f} {c['peak_over_this']:9.3f} {c['peak_memory_bytes'] / 1e9:11.2f}"
         )
+    lines += ["", peak_line(report, names)]
     for name in (name for name in (*CONTENDERS, BEST_FLOOR) if name in names):
         c = report["contenders"][name]
         lines += ["", f"{names[name].strip()}, where the step goes:"]
@@ -101,3 +113,14 @@ def table(report: dict, names: dict[str, str]) -> str:
             for part, seconds in c["parts_s"].items()
         ]
     return "\n".join(lines)
+
+
+def peak_line(report: dict, names: dict[str, str]) -> str:
+    """The peak, and how much faster than each of the others a step at it would be: no step of ours can be more."""
+    peak, contenders = report["peak"], report["contenders"]
+    others = [name for name in names if name not in (*CONTENDERS, BEST_FLOOR)]
+    most = [f"{1 / contenders[name]['peak_over_this']:.2f} x as fast as {names[name]}" for name in others]
+    return (
+        f"{peak['instruction']} at its peak, {peak['flops_per_s'] / 1e9:.0f} GFLOP/s: the products that a step needs "
+        f"in {peak['step_s']:.3f} s" + (f"\n    at most {', '.join(most)}" if most else "")
+    )

@@ -98,6 +98,22 @@ def floor(shape):
     return step, {"numpy": version("numpy")}
 
 
+def peak(shape):
+    """Not a step: the time of the products that every step needs, by our own products' instruction at its peak."""
+    from gpt2.config import PRESETS
+    from scripts.step_bench.peak import Peak
+    from scripts.step_bench.products import least_flops
+
+    measured = Peak(shape["dtype"])
+    flops = least_flops(PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"])
+
+    def step():
+        seconds = flops / measured.flops(shape["threads"])
+        return seconds, {measured.instruction: seconds}
+
+    return step, {"numba": version("numba")}
+
+
 def pytorch(shape, compiled):
     """forward, backward, fused AdamW; eager or through torch.compile. In bfloat16 as torch.autocast has it."""
     torch, torch_gpt2 = import_torch()
@@ -152,6 +168,7 @@ MAKERS = {
     "ours": answering(ours),
     "ours-float32": answering(lambda shape: ours(shape | {"dtype": "float32"})),
     "floor": answering(floor),
+    "peak": answering(peak),
     "torch": answering(lambda shape: pytorch(shape, compiled=False)),
     "torch-compiled": answering(lambda shape: pytorch(shape, compiled=True)),
 }

@@ -10,23 +10,9 @@ from gpt2.data.shards import write_shard
 from gpt2.formats import weights
 from tests.support.in_process import alone, log, train
 
-SIZES = ["--n-layer", 2, "--n-head", 3, "--n-embd", 36, "--context", 24, "--vocab-size", 100, "--trace", "off"]
-STEPS = [
-    "--steps",
-    6,
-    "--checkpoint-every",
-    3,
-    "--eval-every",
-    6,
-    "--lr",
-    1e-2,
-    "--lr-steps",
-    6,
-    "--warmup",
-    1,
-    "--eps",
-    1e-4,
-]
+SIZES = ["--n-layer", 2, "--n-head", 4, "--n-embd", 36, "--context", 24, "--vocab-size", 100, "--trace", "off"]
+STEPS = ["--steps", 6, "--checkpoint-every", 3, "--eval-every", 6, "--lr", 1e-2, "--lr-steps", 6, "--warmup", 1]
+STEPS += ["--eps", 1e-4]
 BATCH = 6  # of all ranks together
 
 
@@ -73,6 +59,26 @@ def test_every_number_of_ranks_gives_float32s_curve_but_for_rounding(comm, run):
         assert parameters_of(rounded).tobytes() == parameters_of(again).tobytes()
         settings = json.loads((rounded / "config.json").read_text())
         assert "bfloat16" in settings["products"]
+    comm.Barrier()
+
+
+CUT = {
+    "wire": ["--strategy", "ring", "--wire", "bfloat16"],
+    "tensors": ["--tensor-parallel", 2],
+    "stages": ["--pipeline-parallel", 2, "--grad-accum", 2],
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", CUT)
+def test_bfloat16_goes_together_with(comm, run, name):
+    """bfloat16 messages, parts of tensors, stages of layers: the curve of one rank that has all, but for rounding."""
+    flags = CUT[name]
+    batch = [] if name == "wire" else ["--batch-size", BATCH if name == "tensors" else BATCH // 2]
+    path = run(name, "--dtype", "bfloat16", *flags, *batch)
+    if comm.rank == 0:
+        expected = losses(run("alone", "--dtype", "bfloat16", "--strategy", "allreduce", world=alone()))
+        assert losses(path) == pytest.approx(expected, abs=5e-3)
     comm.Barrier()
 
 

@@ -139,17 +139,22 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
     data = {"--val-data": "tokens_val_*.bin", "--text": "text.txt", "--hellaswag": "choices.bin"}
     flags = [part for flag, name in data.items() for part in (flag, folder / name)]
     flags += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--backend", "numpy"]
-    settings = evaluate.parse([str(part) for part in (folder / "model.bin", *flags, "--json", shared_path / "found")])
-    evaluate.evaluate(settings, start_world())
+    for name, more in (("found", []), ("rounded", ["--dtype", "bfloat16"])):
+        words = (folder / "model.bin", *flags, "--json", shared_path / name, *more)
+        evaluate.evaluate(evaluate.parse(list(map(str, words))), start_world())
     if comm.rank:
         return
+    rounded = json.loads((shared_path / "rounded").read_text())
+    for name in ("val_data", "text"):
+        assert rounded[name]["loss"] == pytest.approx(expected[name]["loss"], rel=0.01)
+        assert rounded[name]["loss"] != pytest.approx(expected[name]["loss"], rel=1e-6)
     found = json.loads((shared_path / "found").read_text())
     assert found.pop("model") == str(folder / "model.bin")
     assert found.keys() == expected.keys()
     for name, numbers in expected.items():
         assert found[name] == pytest.approx(numbers, rel=1e-5), name
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"]
+    assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"] * 2
     assert f"loss {expected['text']['loss']:.4f}" in lines[1]
 
 

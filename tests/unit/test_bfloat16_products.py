@@ -60,8 +60,12 @@ def laid_out(array, dtype, is_turned):
 ORDERS = list(itertools.product((np.float32, bfloat16), (False, True), (np.float32, bfloat16), (False, True)))
 
 
+def double(result, rows, columns):
+    result[:, columns] *= 2
+
+
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (5, 7, 3), (16, 48, 32), (130, 1000, 67), (130, 49, 2050), (1030, 20, 64)]
+    "shape", [(1, 1, 1), (5, 7, 3), (16, 48, 32), (130, 1000, 67), (130, 49, 2050), (1030, 20, 64), (3, 2000, 40)]
 )
 def test_products(cores, shape):
     """rows, columns, k: none divides by what is taken at once, or all do. Nothing beside the sums is written."""
@@ -71,8 +75,11 @@ def test_products(cores, shape):
     for a_dtype, a_turned, b_dtype, b_turned in ORDERS:
         left, right = laid_out(a, a_dtype, a_turned), laid_out(b, b_dtype, b_turned)
         room, rounded = np.full((rows + 2, columns + 3), 7, np.float32), np.empty((rows, columns), bfloat16)
+        finished = np.empty((rows, columns), bfloat16)
         cores.matmuls((left, right, room[:rows, :columns], None), (left, right, rounded, None))
+        cores.matmuls((left, right, finished, double))
         assert_near(room[:rows, :columns], expected, 2e-6)
+        assert_near(finished, 2 * expected, STEP)
         assert (room[rows:] == 7).all()
         assert (room[:, columns:] == 7).all()
         assert_near(rounded, expected, STEP)
@@ -106,6 +113,13 @@ def test_products_of_heads(cores):
         cores.matmul(scores.transpose(0, 2, 1), v, view)
         assert_near(view, expected, STEP)
         assert (out[:, 0] == 7).all()
+
+
+def test_what_cannot_be_added_to_is_refused(cores):
+    with pytest.raises(ValueError, match="added to float32"):
+        cores.matmul(np.ones((2, 3, 4)), np.ones((2, 4, 5)), np.ones((2, 3, 5), bfloat16), add=True)
+    with pytest.raises(ValueError, match="added to float32"):
+        cores.matmul(np.ones((3, 4)), np.ones((4, 5)), np.ones((3, 5), np.float32), add=True)
 
 
 def test_numbers_that_are_not_finite_are_seen(cores):
@@ -269,9 +283,9 @@ def test_the_instructions_are_compiled_anywhere(tmp_path):
         from numba import int64
         from gpt2.kernels.numpy import avx512_bf16, loops
         assert avx512_bf16.available()
-        for function, arguments in ((avx512_bf16.pack, 8), (avx512_bf16.tiles, 8), (avx512_bf16.heads, 20)):
+        for function, arguments in ((avx512_bf16.pack, 8), (avx512_bf16.tiles, 8), (avx512_bf16.products, 23)):
             function.compile((int64,) * arguments)
-        assembly = "".join(avx512_bf16.heads.inspect_asm().values())
+        assembly = "".join(avx512_bf16.products.inspect_asm().values())
         print("vdpbf16ps" in assembly, "vcvtne2ps2bf16" in assembly)
     """
     features = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512bf16,+avx2,+fma"

@@ -80,6 +80,17 @@ def test_the_same_text_from_whatever_holds_the_weights(tmp_path, capsys):
     assert text_of(capsys, run, *flags, "--top-p", 1e-9) == likeliest
 
 
+def test_a_model_samples_in_bfloat16(tmp_path, capsys):
+    """Its likeliest tokens are float32's for a while, and what makes the products is said."""
+    llmc.write_parameters(tmp_path / "model.bin", new_parameters())
+    flags = [tmp_path / "model.bin", "--prompt", "Once ", "--tokens", 20, "--threads", 2, "--temperature", 0]
+    exact = text_of(capsys, *flags)
+    assert sample.main([str(flag) for flag in (*flags, "--dtype", "bfloat16")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out[:6] == exact[:6]
+    assert "bfloat16" in captured.err
+
+
 def test_the_script_as_a_program(tmp_path):
     """Text on standard output, all else on standard error, from tokens that a terminal of another encoding lacks."""
     llmc.write_parameters(tmp_path / "model.bin", new_parameters())

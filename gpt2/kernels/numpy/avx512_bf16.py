@@ -24,6 +24,7 @@ PAIR_BYTES = 4
 A_PANEL, B_VECTORS = 8, 3
 B_PANEL = B_VECTORS * LANES
 DEPTH = 2 * LANES  # packed operands are filled up with zeros to a multiple of it
+AHEAD_BYTES, AHEAD_ROWS = 512, 8  # how far before they are packed numbers are asked for; operands come from memory
 A_GROUPS, B_GROUPS = 4, 60  # of 16 columns, packed side by side
 WRITE, ADD, ROUND = 0, 1, 2  # what becomes of a tile's sums: float32 written or added, or bfloat16 written
 
@@ -49,6 +50,8 @@ def _new_pack_rows(is_bfloat16: bool):
                     build.icmp_signed("<", llvm.I64(row), rows), llvm.I64(row), build.sub(rows, llvm.I64(1))
                 )
                 place = build.add(source, build.mul(number, row_stride))
+                for line in range(1 if is_bfloat16 else 2):
+                    llvm.prefetch(build, build.add(place, llvm.I64(AHEAD_BYTES + 64 * line)))
                 if is_bfloat16:
                     return llvm.load(build, llvm.MANY_HALVES, place, whole)
                 low, high = (
@@ -79,6 +82,7 @@ def _new_pack_columns(is_bfloat16: bool, is_whole: bool):
             source, depth_stride, columns, depth, target, second_half = arguments
             kind, rows = llvm.HALVES if is_bfloat16 else llvm.FLOATS, []
             for row, place in enumerate((source, build.add(source, depth_stride))):
+                llvm.prefetch(build, build.add(place, build.mul(depth_stride, llvm.I64(AHEAD_ROWS))))
                 if is_whole:
                     rows.append(llvm.load_whole(build, kind, place, 0))
                     continue
@@ -250,12 +254,25 @@ def tiles(out, out_stride, rows, columns, a, b, depth, mode):
 
 
 @compiled
-def heads(
+def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
-    b_stride, b_depth_stride, b_bytes, a_room, b_room, mode,
+    b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before."""
-    for head in range(count):
-        pack(a_room, a + head * a_step, a_stride, a_depth_stride, a_bytes, rows, depth, False)
-        pack(b_room, b + head * b_step, b_stride, b_depth_stride, b_bytes, columns, depth, True)
-        tiles(out + head * out_step, out_stride, rows, columns, a_room, b_room, depth, mode)
+    """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before.
+
+    Rooms for packed blocks: of rows_at_once and columns_at_once by depth_at_once, which is all of it to ROUND.
+    """
+    item_bytes = 2 if mode == ROUND else 4
+    for product in range(count):
+        for k in range(0, depth, depth_at_once):
+            deep, into = min(depth_at_once, depth - k), ADD if k else mode
+            for column in range(0, columns, columns_at_once):
+                wide = min(columns_at_once, columns - column)
+                place = b + product * b_step + column * b_stride + k * b_depth_stride
+                pack(b_room, place, b_stride, b_depth_stride, b_bytes, wide, deep, True)
+                for row in range(0, rows, rows_at_once):
+                    high = min(rows_at_once, rows - row)
+                    place = a + product * a_step + row * a_stride + k * a_depth_stride
+                    pack(a_room, place, a_stride, a_depth_stride, a_bytes, high, deep, False)
+                    place = out + product * out_step + row * out_stride + column * item_bytes
+                    tiles(place, out_stride, high, wide, a_room, b_room, deep, into)

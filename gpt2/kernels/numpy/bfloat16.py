@@ -52,6 +52,8 @@ class BFloat16Cores(Cores):
             finish(out[rows], rows, columns)
 
     def matmul(self, a, b, out, add=False):
+        if add and (out.ndim == 2 or out.dtype == bfloat16):
+            raise ValueError("sums are added to float32 products of heads alone")
         if out.ndim == 2:
             self.multiply(a, b, out, slice(0, out.shape[0]), slice(0, out.shape[1]), None)
         else:
@@ -85,7 +87,7 @@ class DotProductCores(BFloat16Cores):
     of the L3 cache, which is read once for each block of the left."""
 
     how = "AVX512_BF16, bfloat16 operands"
-    rows, columns, depth = 128, 960, 1024
+    rows, columns, depth = 128, 1920, 1024
 
     def __init__(self, threads: int):
         from gpt2.kernels.numpy import avx512_bf16  # compiled at its first use, and only where it can be
@@ -113,15 +115,23 @@ class DotProductCores(BFloat16Cores):
         mode = kernels.ADD if add else kernels.WRITE
         kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
+    def multiply(self, a, b, out, rows, columns, finish):
+        """One call makes all blocks, unless each is to be finished before it is rounded."""
+        if out.dtype == bfloat16 and finish is not None:
+            return super().multiply(a, b, out, rows, columns, finish)
+        self.multiply_heads(a[None, rows], b[None, :, columns], out[None, rows, columns], add=False)
+        if finish is not None:
+            finish(out[rows], rows, columns)
+
     def multiply_heads(self, a, b, out, add):
         kernels, (heads, rows, columns), depth = self.kernels, out.shape, a.shape[2]
-        mode = kernels.ROUND if out.dtype == bfloat16 else kernels.ADD if add else kernels.WRITE
-        rooms = self._room("left", rows, depth), self._room("right", columns, depth)
-        b = b.transpose(0, 2, 1)
-        operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b)]
-        kernels.heads(
-            heads, rows, columns, depth, _address(out), *out.strides[:2], *operands[0], *operands[1], *rooms, mode
-        )
+        rounds = out.dtype == bfloat16
+        at_once = min(rows, self.rows), min(columns, self.columns), depth if rounds else min(depth, self.depth)
+        rooms = self._room("left", at_once[0], at_once[2]), self._room("right", at_once[1], at_once[2])
+        operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
+        mode = kernels.ROUND if rounds else kernels.ADD if add else kernels.WRITE
+        sides = (*operands[0], *operands[1], *rooms, *at_once)
+        kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
 
 
 class WideningCores(BFloat16Cores):

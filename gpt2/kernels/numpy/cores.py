@@ -146,8 +146,9 @@ class _Worker:
 
 
 def _parts(parts: int, rows: int, columns: int):
-    """A product's (rows, columns), two slices, of each of so many parts."""
+    """A product's (rows, columns), two slices, of each of so many parts, or as many as have something."""
     longer = max(rows, columns)
+    parts = min(parts, longer)
     cuts = [slice(longer * part // parts, longer * (part + 1) // parts) for part in range(parts)]
     return [(slice(0, rows), cut) if rows < columns else (cut, slice(0, columns)) for cut in cuts]
 

@@ -54,6 +54,11 @@ def load_whole(build, kind, address, offset):
     return build.load(place_of(build, address, offset), align=1, typ=kind)
 
 
+def prefetch(build, address):
+    """Ask for the cache line at `address`, which need not be there to be read."""
+    call(build, "llvm.prefetch.p0", ir.VoidType(), place_of(build, address), *(I32(n) for n in (0, 3, 1)))
+
+
 def spread(build, value, lanes: int):
     """The value in all lanes."""
     kind = ir.VectorType(value.type, lanes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dist.probe.programs import mpirun_environment
+from scripts.machine.blas import blas_text
 
 SCRIPTS = Path(__file__).parents[2]
 ROOT = SCRIPTS.parent
@@ -90,6 +91,8 @@ def measured_on(source: Path) -> str:
     """Where the numbers of a run folder, or of the file that a benchmark wrote, come from."""
     found = read(source / "config.json" if source.is_dir() else source)
     libraries = [found["mpi_library"]] if "mpi_library" in found else []
+    if source.is_dir():
+        libraries += [blas_text(kind) for kind in found.get("blas", ())]
     return measured_with(found["machine"], *libraries, **found["versions"])
 
 

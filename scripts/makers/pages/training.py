@@ -45,16 +45,18 @@ def learning(part: Part, folder: Path) -> str:
 
 
 def ranks(part: Part, folder: Path) -> str:
-    """The same global batch on more ranks of one node."""
+    """The same global batch on more ranks of one node, in each dtype."""
     rows = []
     for count, threads in part.ranks_and_threads:
-        batch, forced = 4 // count, " (forced by `--threads`)" if threads else ""
-        flags = f"{part.training} --batch-size {batch} --threads {threads}"
-        runs, _ = compare(folder / f"{count}-{threads}", count, "reduce-scatter", flags)
-        (run,) = runs.values()
-        threads, log = read(run / "config.json")["threads_per_rank"], log_of(run)
-        speed = median(line["tokens_per_s"] for line in log[2:])
-        rows.append({"count": count, "batch": batch, "threads": threads, "forced": forced, "speed": speed})
+        batch, forced, speeds = 4 // count, " (forced by `--threads`)" if threads else "", {}
+        for dtype in part.dtypes:
+            flags = f"{part.training} --batch-size {batch} --threads {threads} --dtype {dtype}"
+            runs, _ = compare(folder / f"{count}-{threads}-{dtype}", count, "reduce-scatter", flags)
+            (run,) = runs.values()
+            speeds[dtype] = median(line["tokens_per_s"] for line in log_of(run)[2:])
+        threads = read(run / "config.json")["threads_per_rank"]
+        gain = speeds["bfloat16"] / speeds["float32"]
+        rows.append({"count": count, "batch": batch, "threads": threads, "forced": forced, "gain": gain} | speeds)
     return part.filled(rows, measured_on=measured_on(run))
 
 

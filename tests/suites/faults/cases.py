@@ -121,6 +121,4 @@ CASES = {
     "term": Case("SIGTERM to all ranks", code=INTERRUPTED, provoke=lambda scene: scene.signal_ranks(signal.SIGTERM)),
     "term-launcher": Case("SIGTERM to the launcher", by_launcher=True,
                           provoke=lambda scene: scene.signal_launcher(signal.SIGTERM)),
-    "int-launcher": Case("Ctrl-C: SIGINT to the launcher", by_launcher=True,
-                         provoke=lambda scene: scene.signal_launcher(signal.SIGINT)),
 }  # fmt: skip

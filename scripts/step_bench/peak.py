@@ -1,0 +1,86 @@
+"""The most that this CPU's instructions can do: loops of nothing but them, on every thread, operands in registers.
+
+No product is faster, whoever makes it by the same instruction; so no step is, either.
+"""
+
+import threading
+import time
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from gpt2.kernels.numpy import avx512_bf16
+from gpt2.kernels.numpy import llvm_vectors as llvm
+
+ONES = 0x3F803F80  # two bfloat16, or one float32, of about 1: small numbers take longer on some CPUs
+ROUNDS, PERIODS = 500_000, 5  # of the loop, and how often each thread runs them: the best period counts
+
+
+class Peak:
+    """instruction: what is measured: VDPBF16PS where the dtype is bfloat16 and the CPU has it, else float32's FMA."""
+
+    def __init__(self, dtype: str):
+        is_wide = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+        lanes, sums = (16, 16) if is_wide else (8, 12)  # sums: enough to hide the latency, few enough for registers
+        is_bfloat16 = dtype == "bfloat16" and avx512_bf16.available()
+        self.instruction = "VDPBF16PS" if is_bfloat16 else "float32 FMA"
+        self.flops_a_round = sums * lanes * (4 if is_bfloat16 else 2)
+        self.run = _loop(_add_pairs if is_bfloat16 else _add_product, lanes, sums)
+        self.run(1, ONES)
+
+    def flops(self, threads: int) -> float:
+        """A second, of all threads together."""
+        seconds = min(self._period(threads) for _ in range(PERIODS))
+        return threads * ROUNDS * self.flops_a_round / seconds
+
+    def _period(self, threads: int) -> float:
+        workers = [threading.Thread(target=self.run, args=(ROUNDS, ONES)) for _ in range(threads)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - start
+
+
+def _add_product(build, total, word):
+    """total + x y; fused where the CPU has that."""
+    factor = build.bitcast(llvm.spread(build, word, total.type.count), total.type)
+    return llvm.call(build, f"llvm.fmuladd.v{total.type.count}f32", total.type, factor, factor, total)
+
+
+def _add_pairs(build, total, word):
+    pair = build.bitcast(llvm.spread(build, word, llvm.LANES), llvm.PAIRS)
+    return llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, pair, pair)
+
+
+def _loop(add, lanes: int, sums: int):
+    """run(rounds, word): so many times add(build, each sum, word); word: an int32's bits, a factor not known before."""
+    vector = ir.VectorType(llvm.F32, lanes)
+    zero = vector(None)
+
+    @intrinsic
+    def add_up(typing_context, rounds, word):
+        def generate(context, build, signature, arguments):
+            rounds, word = arguments
+            before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
+            build.branch(loop)
+            build.position_at_end(loop)
+            left, totals = build.phi(llvm.I64), [build.phi(vector) for _ in range(sums)]
+            new = [add(build, total, word) for total in totals]
+            fewer = build.sub(left, llvm.I64(1))
+            for variable, start, value in zip([left, *totals], [rounds, *[zero] * sums], [fewer, *new], strict=True):
+                variable.add_incoming(start, before)
+                variable.add_incoming(value, loop)
+            build.cbranch(build.icmp_signed(">", fewer, llvm.I64(0)), loop, after)
+            build.position_at_end(after)
+            for value in new[1:]:
+                new[0] = build.fadd(new[0], value)  # all are used: none is left out
+            return build.extract_element(new[0], llvm.I32(0))
+
+        return types.float32(types.int64, types.int32), generate
+
+    return numba.njit("float32(int64, int32)", nogil=True)(lambda rounds, word: add_up(rounds, word))
