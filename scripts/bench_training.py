@@ -138,7 +138,7 @@ def one_turn(steps: Iterator[tuple[float, float]]) -> tuple[list, str | None]:
     """(the steps, why there are none). What a contender held is free on return."""
     try:
         return list(steps), None
-    except (RuntimeError, NotImplementedError, ValueError) as error:  # of gloo: it lacks a collective, or a dtype
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # PyTorch refuses it over gloo
         return [], f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
     finally:
         gc.collect()

@@ -31,7 +31,7 @@ from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measure, measured_seconds
 from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step
 from scripts.settings.memory import check_memory, has_room, needed_bytes
-from strategies import Strategy, candidates
+from strategies import OWN_FILE, Strategy, candidates
 
 CANDIDATES, ROUNDS = 3, 3
 NEAR = 1.25  # times the shortest step: as far as the model may be wrong
@@ -45,7 +45,7 @@ ASKED = (
 )  # fmt: skip
 LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
-SAID = 5  # how many are named beside the one that is taken
+SAID = 4  # how many are named beside the one that is taken, and the user's own
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,11 @@ def forms_on_cores(settings, has_links: bool) -> list[Form]:
     """Those that the flags leave, in the order of the registry; has_links: whether there are several nodes."""
     found = []
     for name, kind in candidates(settings.strategy, "host").items():
-        if settings.wire in kind.wires and (kind.error_feedback or not settings.error_feedback):
+        if (
+            settings.wire in kind.wires
+            and (kind.error_feedback or not settings.error_feedback)
+            and (settings.op is None or settings.op in kind.operations)
+        ):
             decided = [False, *([True] if has_links else [])] if settings.overlap is None else [settings.overlap]
             found += [Form(name, kind, overlap) for overlap in decided if kind.overlaps or not overlap]
     return found
@@ -153,8 +157,10 @@ def choose_on_cores(
     limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
     best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
-    listed = ", ".join(f"{form} {beside[form] * 1e3:.3g} ms" for form in order[:SAID] if form is not best)
-    more = f" and {len(order) - SAID} more" if len(order) > SAID else ""
+    others = [form for form in order if form is not best]
+    named = [form for at, form in enumerate(others) if at < SAID or form.name.endswith(OWN_FILE)]
+    listed = ", ".join(f"{form} {beside[form] * 1e3:.3g} ms" for form in named)
+    more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     why = f"it makes a step {beside[best] * 1e3:.3g} ms longer than its computing, {said}; {listed}{more}"
     return Choice(best.name, best.overlap, why)
 

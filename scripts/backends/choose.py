@@ -1,6 +1,7 @@
 """From the settings to a backend: NumPy or CuPy, which GPU, which transport; and every reason why not, in one line."""
 
 import importlib.util
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -69,6 +70,7 @@ def with_strategy(settings, config, world, work, links: list[dict], wire_format:
     """
     if not is_auto(settings.strategy):
         return settings, {"auto": None}
+    begun = time.perf_counter()
     from scripts.backends import auto  # with the benchmark, which nobody else needs
 
     around = auto.surroundings(settings, world.job, links)
@@ -83,6 +85,7 @@ def with_strategy(settings, config, world, work, links: list[dict], wire_format:
     choice = world.job.comm.bcast(choice)  # one choice, where groups of the job have tried each for itself
     world.print(f"--strategy auto takes {choice}")
     said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
+    said["took_s"] = time.perf_counter() - begun
     return replace(settings, strategy=choice.name, overlap=choice.overlap), {"auto": said}
 
 

@@ -93,12 +93,9 @@ def assemble(settings, world, lock) -> Parts:
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     mesh, layout, whole = shared.mesh, shared.layout, shared.whole
-    links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
+    links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    kept = chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
-    s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links, kept)
-    choice |= blas_of_ranks(world, s.blas_kernels)
-    check_room(s, config, world)  # again: now it is known which arrays are in host memory
+    s, new_backend, choice = decided(settings, config, world, shared, threads, links)
     path = take_run_folder(s, choice["auto"] is not None, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
@@ -144,6 +141,16 @@ def completed(s, world) -> tuple:
         s, config = complete(s, world.size)
     check_room(s, config, world)
     return s, config
+
+
+def decided(settings, config, world, shared, threads: int, links: list[dict]) -> tuple:
+    """choose_backend, of a run that goes on as it chose before; and what config.json says of BLAS. Collective."""
+    kept = chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
+    adamw, data_world = adamw_settings(settings), shared.mesh.data_world
+    s, new_backend, choice = choose_backend(settings, config, data_world, shared.layout, adamw, threads, links, kept)
+    choice |= blas_of_ranks(world, s.blas_kernels)
+    check_room(s, config, world)  # again: now it is known which arrays are in host memory
+    return s, new_backend, choice
 
 
 def check_room(s, config, world) -> None:
