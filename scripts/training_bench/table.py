@@ -3,7 +3,7 @@
 import statistics
 
 from scripts.exchange_bench.table import aligned, lower_bound_s
-from traces.units import bytes_text, count_text, short_count
+from traces.units import count_text, short_count
 
 HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 of TCP's data
 OURS, DDP = "ours", "DDP"  # what the others are compared with
@@ -63,6 +63,8 @@ def head(report: dict) -> str:
     """What was trained where."""
     place = f"{count_text(report['ranks'], 'rank')} on {count_text(report['nodes'], 'node')}"
     rate = report["link"]["bytes_per_s"]
-    links = f" of {bytes_text(rate)}/s{'' if report['link']['nominal'] else ', as probed'}" if rate else ""
+    links = (
+        f", links of {rate * 8 / 1e6:,.0f} Mbit/s{'' if report['link']['nominal'] else ' as probed'}" if rate else ""
+    )
     took = f"median of {count_text(report['turns'], 'turn')} of {report['steps'] - 1} steps, after one of warm-up"
     return f"{short_count(report['parameters'])} parameters, {report['tokens']:,} tokens a step, {place}{links}; {took}"
