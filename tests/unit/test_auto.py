@@ -7,8 +7,12 @@ import pytest
 
 from dist.cost.overlap import Training
 from dist.wire import WireFormat
+from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from scripts.backends import auto
+from gpt2.kernels import load_kernels
+from gpt2.optimizer import AdamWSettings
+from gpt2.parameters import Layout
+from scripts.backends import auto, work
 from scripts.settings.checks import complete
 from scripts.settings.training import parse_settings
 from scripts.training.folder import default_run_folder
@@ -158,6 +162,31 @@ def test_it_takes_nothing_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**8)
     with pytest.raises(UserError, match=r"expected at most the 0[.]1 GB"):
         auto.fitting(forms, s, config, job)
+
+
+def test_a_layer_stands_for_the_model_by_its_operations(monkeypatch):
+    """Of one layer and few tokens' embeddings all is timed; more micro-steps and layers take longer, sharers less."""
+    monkeypatch.setattr(work, "slowest_s", lambda world, passes: 2.0)
+    shape = "--n-layer", "1", "--n-embd", "64", "--n-head", "2", "--vocab-size", "128", "--context", "64"
+
+    def compute_s(*flags):
+        s, config = complete(parse_settings("", [*shape, *flags]), 4)
+        return work.timed_compute_s(None, s, config, load_kernels("numpy", 1))
+
+    assert compute_s() == pytest.approx(2.0)
+    assert compute_s("--grad-accum", "3") == pytest.approx(6.0)
+    assert compute_s("--tensor-parallel", "2") == pytest.approx(1.0)
+    deep = compute_s("--n-layer", "101")
+    assert deep / 2.0 == pytest.approx(82.3, rel=0.01)  # embeddings, a fifth of the small model, are there once
+    assert compute_s("--batch-size", "100000") == pytest.approx(compute_s("--batch-size", "50000") * 2)
+
+
+def test_the_update_of_some_parameters_stands_for_all(monkeypatch):
+    monkeypatch.setattr(work, "slowest_s", lambda world, update: update() or 2.0)
+    layout = Layout(GPT2Config(1, 2, 256, 64, 8192))
+    assert layout.size > 2 * work.UPDATED
+    seconds = work.timed_update_s(None, layout, AdamWSettings(), load_kernels("numpy", 1))
+    assert seconds == pytest.approx(2.0 * layout.size / work.UPDATED)
 
 
 def test_a_run_goes_on_as_it_chose_unless_its_nodes_changed():
