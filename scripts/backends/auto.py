@@ -148,7 +148,7 @@ def choose_on_cores(
     steps = {name: predicted_step(kind, cluster, training, library()) for name, kind in kinds.items()}
     tried = near(forms, steps, count=CANDIDATES if links else 1)
     said = "by the cost model"
-    if len(tried) > 1:
+    if len(tried) > 1 or steps[tried[0]].exchange is None:
         steps |= corrected({name: (kinds[name], steps[name]) for name in tried}, world, cluster, training, wire_format)
         said += f", corrected by a trial of {' and '.join(tried)}"
     known = [form for form in forms if steps[form.name].exchange is not None]
@@ -157,12 +157,17 @@ def choose_on_cores(
     limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
     best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
+    why = f"it makes a step {beside[best] * 1e3:.3g} ms longer than its computing, {said}"
+    return Choice(best.name, best.overlap, why + others_text(best, order, beside))
+
+
+def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str:
+    """The next ones in words, and the user's own. beside: seconds of a step beside computing."""
     others = [form for form in order if form is not best]
     named = [form for at, form in enumerate(others) if at < SAID or form.name.endswith(OWN_FILE)]
     listed = ", ".join(f"{form} {beside[form] * 1e3:.3g} ms" for form in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
-    why = f"it makes a step {beside[best] * 1e3:.3g} ms longer than its computing, {said}; {listed}{more}"
-    return Choice(best.name, best.overlap, why)
+    return f"; {listed}{more}" if others else ""
 
 
 def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
@@ -174,6 +179,8 @@ def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list
         seconds = steps[form.name].seconds(form.overlap)
         if seconds is not None:
             shortest[form.name] = min(seconds, shortest.get(form.name, seconds))
+    if not shortest:  # an MPI whose algorithms are not known
+        return [*steps]
     names = sorted(shortest, key=shortest.get)[:count]
     return [name for name in names if shortest[name] <= NEAR * shortest[names[0]]] + [*unknown]
 

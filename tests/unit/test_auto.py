@@ -1,10 +1,12 @@
 """What --strategy auto takes, of made-up links and seconds; and when a run that goes on chooses anew."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Training
 from dist.wire import WireFormat
 from gpt2.config import GPT2Config
@@ -107,6 +109,20 @@ def test_a_trial_corrects_the_model_where_the_best_are_near(choose):
     slow = choose(4, 1, "--no-overlap", compute_s=1.0, tried=lambda name: 5.0 if "hierarchical" in name else 1.0)
     assert "hierarchical" not in slow.name
     assert {"hierarchical", "hierarchical-sharded"} & {*choose.tried}
+
+
+def test_where_the_model_knows_nothing_all_are_tried(choose, monkeypatch):
+    def unknown(*arguments):
+        raise UnknownChoice("an MPI of nobody's")
+
+    monkeypatch.setattr(STRATEGIES["ring"], "messages", None)
+    monkeypatch.setattr("scripts.prediction.predictor.predicted_exchange", unknown)
+    monkeypatch.setattr(auto, "predicted_exchange", unknown)
+    times = {"ring": 0.5}
+    monkeypatch.setattr(sys.modules[__name__], "exchange_s", lambda *unused: 1.0)
+    choice = choose(4, 1, "--no-overlap", tried=lambda name: times.get(name, 1.0))
+    assert choice.name == "ring"
+    assert {*choose.tried} == candidates("auto", "host").keys()
 
 
 def test_what_the_flags_say_is_kept():

@@ -36,7 +36,7 @@ def training_steps(part: Part, folder: Path) -> dict[str, str]:
 def tokens_of(part: Part, folder: Path) -> list[object]:
     """train.py's flags for the data: --text as GPT-2's tokens, or drawn ones, as frequent as words are (Zipf)."""
     if part.options.text:
-        return ["--text", part.options.text.resolve(), "--tokenizer", "gpt2"]
+        return ["--text", Path(part.options.text).resolve(), "--tokenizer", "gpt2"]
     drawn = np.random.default_rng(1).zipf(1.2, 10 * DRAWN_TOKENS)
     write_shard(folder / "drawn.bin", drawn[drawn < GPT2_VOCABULARY][:DRAWN_TOKENS].astype(np.uint16))
     return ["--train-data", folder / "drawn.bin"]
