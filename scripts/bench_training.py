@@ -93,9 +93,9 @@ def contenders(settings, training: list[str], world, s, config) -> dict:
     if not has_torch():
         world.print("PyTorch is not installed (pip install torch), so ours is measured alone")
     else:
+        start_gloo(world)  # before torch is loaded
         from scripts.training_bench import pytorch
 
-        start_gloo(world)
         windows, _, _ = open_data(s, config.vocab_size, world)
         threads = s.threads or threads_per_rank(world)
         for name in pytorch.FORMS:

@@ -32,10 +32,11 @@ from scripts.exchange_bench.rounds import measure, measured_seconds
 from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step
 from scripts.settings.memory import check_memory, has_room, needed_bytes
 from strategies import OWN_FILE, Strategy, candidates
+from traces.units import seconds_text
 
 CANDIDATES, ROUNDS = 3, 3
 NEAR = 1.25  # times the shortest step: as far as the model may be wrong
-TRIAL_S, LONGEST_TRIAL_S = 0.6, 1.0  # of all its exchanges: predicted, and when no further round begins
+TRIAL_S, LONGEST_TRIAL_S = 0.4, 0.6  # of all its exchanges: predicted, and when no further round begins
 LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 18, 64 << 20
 ALIKE = 2.0  # rates of a link at two starts
 # The settings that a choice depends on, beside the nodes.
@@ -157,7 +158,7 @@ def choose_on_cores(
     limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
     best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
-    why = f"it makes a step {beside[best] * 1e3:.3g} ms longer than its computing, {said}"
+    why = f"it makes a step {seconds_text(beside[best])} longer than its computing, {said}"
     return Choice(best.name, best.overlap, why + others_text(best, order, beside))
 
 
@@ -165,7 +166,7 @@ def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str
     """The next ones in words, and the user's own. beside: seconds of a step beside computing."""
     others = [form for form in order if form is not best]
     named = [form for at, form in enumerate(others) if at < SAID or form.name.endswith(OWN_FILE)]
-    listed = ", ".join(f"{form} {beside[form] * 1e3:.3g} ms" for form in named)
+    listed = ", ".join(f"{form} {seconds_text(beside[form])}" for form in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     return f"; {listed}{more}" if others else ""
 

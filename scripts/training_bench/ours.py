@@ -1,9 +1,11 @@
 """Our side of bench_training.py: a training as scripts/train.py makes it, without its log and its checkpoints."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from gpt2.errors import UserError
 from scripts.settings.training import Settings, parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.run_lock import RunLock
@@ -27,7 +29,7 @@ def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settin
 def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds and the mean loss of each step of a training from its beginning. Collective.
 
-    out: a folder, in which it leaves its run folder.
+    out: a folder, in which its run folder lies meanwhile.
     """
     settings = settings_of(name, training, steps, out)
     with RunLock(world) as lock:
@@ -37,6 +39,9 @@ def train(world, name: str, training: list[str], steps: int, out: Path) -> Itera
                 yield make_step(parts, step)
             for _ in parts.model.ranges():  # what is still being gathered arrives
                 pass
+    with world.together(UserError):
+        if world.rank == 0:
+            shutil.rmtree(settings.out)
 
 
 def make_step(parts, step: int) -> tuple[float, float]:

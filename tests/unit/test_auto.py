@@ -82,7 +82,7 @@ def test_between_nodes_overlap_is_taken_where_it_pays(choose):
 def test_of_many_micro_steps_the_exchange_shows_but_in_the_last(choose):
     """Overlap of one in a hundred hides next to nothing, and costs nothing either: never worse than without."""
     few, many = (choose(4, 1, compute_s=3.0, micro_steps=count) for count in (1, 100))
-    shown = [float(choice.why.split()[4]) for choice in (few, many)]
+    shown = [float(choice.why.split()[4]) for choice in (few, many)]  # seconds
     assert shown[1] > 1.2 * shown[0]
 
 
