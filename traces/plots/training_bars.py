@@ -43,7 +43,8 @@ def finding(reports: list[dict]) -> str:
 
 def subtitle(reports: list[dict]) -> str:
     ranks = dict.fromkeys(count_text(report["ranks"], "rank") for report in reports)
-    return f"{' and '.join(ranks)}, same model, windows and AdamW in float32; dashed: the least a step can take"
+    least = "dashed: the least that a step takes with a float32 wire"
+    return f"{' and '.join(ranks)}, same model, windows and AdamW; {least}"
 
 
 def panel_title(report: dict) -> str:
