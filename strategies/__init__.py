@@ -31,7 +31,7 @@ from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 __all__ = [
-    "AUTO", "BASELINE", "CONTROL", "DEFAULT", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy",
+    "AUTO", "BASELINE", "CONTROL", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy",
     "candidates", "find", "is_auto", "names", "of_run",
 ]  # fmt: skip
 
@@ -52,13 +52,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Zero3,
     )
 }
-DEFAULT = ReduceScatter.name  # of --strategy
 BASELINE = ReduceBcast.name  # what advice compares with: where everybody starts
 CONTROL = NoExchange.name  # what computing alone takes
 
 SERVERS = ("colocated", "dedicated")
 OWN_FILE = ".py"  # how a strategy's name ends that is a file of the user's
-AUTO = "auto"  # a strategy by model and trial; auto:FILE,FILE tries those files' strategies, too
+AUTO = "auto"  # --strategy's default: by model and trial; auto:FILE,FILE tries those files' strategies, too
 
 
 def find(name: str) -> type[Strategy]:

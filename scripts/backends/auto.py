@@ -1,89 +1,262 @@
-"""--strategy auto: a short trial on these ranks picks the fastest exchange.
+"""--strategy auto: the strategy, and whether it exchanges while the model computes, by what a step is expected to take.
 
-In host memory the cost model names the few that are tried. Between GPUs all that may be the fastest are tried: what the
-links inside a node carry, and what NCCL makes of a call, the cost model does not know.
+On cores the cost model says it for every strategy that fits into memory, from the links and from what was timed just
+before (work.py). Where the best are near each other a trial of their exchanges
+corrects the model. Overlap hides messages between nodes; on one node the exchange is work of the very cores that
+compute, so there is nothing to hide, and nothing to try. One rank exchanges nothing. All of it takes below two seconds.
+
+Between GPUs all that may be the fastest are tried, without overlap unless asked for: what the links inside a node
+carry, and what NCCL makes of a call, the cost model does not know.
 """
 
-from contextlib import suppress
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from dist.buffers import OwnBuffers
-from dist.cost.model import Cluster, predict
-from dist.cost.mpi_choices import UnknownChoice, library_key
+from dist.cost.model import Cluster, Prediction
+from dist.cost.mpi_choices import library_key
+from dist.cost.overlap import Training
 from dist.gpu.buffers import device_zeros
+from dist.probe.links import rate_both_ways
+from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import World, library_name
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
-from scripts.exchange_bench.rounds import measured_seconds
-from strategies import candidates
+from scripts.exchange_bench.rounds import measure, measured_seconds
+from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step
+from scripts.settings.memory import check_memory, has_room, needed_bytes
+from strategies import OWN_FILE, Strategy, candidates
+from traces.units import seconds_text
 
-CANDIDATES, REPEAT = 3, 3
-TRIAL_S = 0.3  # predicted, of one exchange of the trial
-LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 20, 64 << 20
+CANDIDATES, ROUNDS = 3, 3
+NEAR = 1.25  # times the shortest step: as far as the model may be wrong
+TRIAL_S, LONGEST_TRIAL_S = 0.4, 0.6  # of all its exchanges: predicted, and when no further round begins
+LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 18, 64 << 20
+ALIKE = 2.0  # rates of a link at two starts
+# The settings that a choice depends on, beside the nodes.
+ASKED = (
+    "strategy", "overlap", "wire", "op", "error_feedback", "backend", "transport", "tensor_parallel",
+    "pipeline_parallel",
+)  # fmt: skip
 LEAST_S = 1e-6  # of a prediction: on one node it is 0
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
+SAID = 4  # how many are named beside the one that is taken, and the user's own
 
 
-def choose_on_cores(world: World, settings, size: int, links: list[dict], wire_format: WireFormat) -> tuple[str, str]:
-    """(name, why) for vectors of `size` elements over links as probe_links measured them. Collective."""
-    kinds = {
-        name: kind
-        for name, kind in candidates(settings.strategy, "host").items()
-        if settings.wire in kind.wires and (kind.overlaps or not settings.overlap)
-    }
-    predicted = predictions(world, kinds, size, links, wire_format)
-    tried = sorted(predicted, key=predicted.get)[:CANDIDATES]
-    longest_s = max([predicted[name] for name in tried] + [LEAST_S])
-    tried += [name for name in kinds if kinds[name].messages is None]
-    trial_bytes = min(max(LEAST_TRIAL_BYTES, int(TRIAL_S / longest_s * size * 4)), MOST_TRIAL_BYTES)
-    trial_size = whole_shards(min(size, trial_bytes // 4), world.size)
-    own_buffers = OwnBuffers(world, trial_size)
-    contenders = {name: StrategyContender(world, own_buffers, wire_format, kinds[name]) for name in tried}
-    seconds = measured_seconds(world, contenders, REPEAT)
-    for contender in contenders.values():
-        contender.close()
-    best = min(seconds, key=seconds.get)
-    said = {name: f"model: {predicted[name]:.3g} s" if name in predicted else "not modelled" for name in tried}
-    results = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms ({said[name]})" for name in tried)
-    rest = ", ".join(f"{name} {predicted[name]:.3g} s" for name in predicted if name not in tried)
-    megabytes = trial_size * 4 / 1e6, size * 4 / 1e6
-    why = f"of {megabytes[0]:.1f} MB in a trial: {results}; of {megabytes[1]:.0f} MB by the model alone: {rest}"
-    return best, why
+@dataclass(frozen=True)
+class Form:
+    """What auto chooses between. name: what --strategy would name."""
+
+    name: str
+    kind: type[Strategy]
+    overlap: bool
+
+    def __str__(self):
+        return form_text(self.name, self.overlap)
 
 
-def predictions(world: World, kinds, size: int, links: list[dict], wire_format: WireFormat) -> dict[str, float]:
-    """Seconds of one exchange by the cost model, of each of these strategies whose messages are known."""
+@dataclass(frozen=True)
+class Choice:
+    """Of --strategy auto, and the reason in words."""
+
+    name: str
+    overlap: bool
+    why: str
+
+    def __str__(self):
+        return f"{form_text(self.name, self.overlap)}: {self.why}"
+
+
+def form_text(name: str, overlap: bool) -> str:
+    return f"{name} with overlap" if overlap else name
+
+
+def surroundings(settings, job: World, links: list[dict]) -> dict:
+    """What the choice of a run depends on, for its checkpoints. rate: of the slowest node, bytes/s."""
+    asked = {name: getattr(settings, name) for name in ASKED}
+    return asked | {"ranks": job.size, "nodes": [place["node"] for place in job.places], "rate": rate_both_ways(links)}
+
+
+def kept_choice(kept: dict | None, around: dict, settings) -> Choice | None:
+    """The choice that a checkpoint holds, if what it was made by still holds; None to choose anew.
+
+    A checkpoint of before says less of that: it is held to what it says.
+    """
+    if kept is None or not is_like(kept["around"], around):
+        return None
+    if settings.overlap not in (None, kept["overlap"]):
+        return None
+    return Choice(kept["strategy"], kept["overlap"], "as before, on the same nodes")
+
+
+def is_like(before: dict, now: dict) -> bool:
+    """Whether the nodes and the flags are the same. Rates are never twice the same: they are alike within a factor."""
+    before, now = dict(before), dict(now)
+    rates = [around.pop("rate", None) for around in (before, now)]
+    if None not in rates and max(rates) > ALIKE * min(rates):
+        return False
+    return all(now.get(name) == value for name, value in before.items())
+
+
+def forms_on_cores(settings, has_links: bool) -> list[Form]:
+    """Those that the flags leave, in the order of the registry; has_links: whether there are several nodes."""
+    found = []
+    for name, kind in candidates(settings.strategy, "host").items():
+        if (
+            settings.wire in kind.wires
+            and (kind.error_feedback or not settings.error_feedback)
+            and (settings.op is None or settings.op in kind.operations)
+        ):
+            decided = [False, *([True] if has_links else [])] if settings.overlap is None else [settings.overlap]
+            found += [Form(name, kind, overlap) for overlap in decided if kind.overlaps or not overlap]
+    return found
+
+
+def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list[Form]:
+    """Those for which all nodes have the memory, as far as that is known. Collective: where there is none, the job ends
+    with one line on the one that needs least."""
+    needed = [needed_bytes(replace(settings, strategy=form.name), config, job) for form in forms]
+    fits = job.comm.allgather([has_room(bytes_needed) for bytes_needed in needed])
+    if found := [form for form, *all_fit in zip(forms, *fits, strict=True) if all(all_fit)]:
+        return found
+    least = forms[needed.index(min(needed))].name
+    least = job.comm.bcast(least)
+    with job.together(UserError):
+        check_memory(replace(settings, strategy=least), config, job)
+    return [form for form in forms if form.name == least]
+
+
+def choose_on_cores(
+    world: World, forms: list[Form], training: Training, links: list[dict], wire_format: WireFormat
+) -> Choice:
+    """The form whose step is the shortest. Collective.
+
+    training: what a step does, with the seconds that were timed. links: as probe_links measured them.
+    """
+    kinds = {form.name: form.kind for form in forms}
+    places = training.parameters, world.size, world.node_count
+    held = {name: kind.memory.of_rank(*places).total for name, kind in kinds.items()}
+    if world.size == 1:
+        best = min(reversed(forms), key=lambda form: held[form.name])
+        return Choice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
+    cluster = cluster_of(world, links)
+    steps = {name: predicted_step(kind, cluster, training, library()) for name, kind in kinds.items()}
+    tried = near(forms, steps, count=CANDIDATES if links else 1)
+    said = "by the cost model"
+    if len(tried) > 1 or steps[tried[0]].exchange is None:
+        steps |= corrected({name: (kinds[name], steps[name]) for name in tried}, world, cluster, training, wire_format)
+        said += f", corrected by a trial of {' and '.join(tried)}"
+    known = [form for form in forms if steps[form.name].exchange is not None]
+    beside = {form: steps[form.name].seconds(form.overlap) - training.compute_s for form in known}
+    order = sorted(known, key=lambda form: beside[form])
+    limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
+    equal = [form for form in order if beside[form] + training.compute_s <= limit]
+    best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
+    why = f"it makes a step {seconds_text(beside[best])} longer than its computing, {said}"
+    return Choice(best.name, best.overlap, why + others_text(best, order, beside))
+
+
+def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str:
+    """The next ones in words, and the user's own. beside: seconds of a step beside computing."""
+    others = [form for form in order if form is not best]
+    named = [form for at, form in enumerate(others) if at < SAID or form.name.endswith(OWN_FILE)]
+    listed = ", ".join(f"{form} {seconds_text(beside[form])}" for form in named)
+    more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
+    return f"; {listed}{more}" if others else ""
+
+
+def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
+    """The names that are to be tried: those of the shortest steps, at most so many, and those that declare no messages.
+
+    On one node the model decides alone: its messages go through memory, and sums that need none are the fastest."""
+    unknown, shortest = dict.fromkeys(form.name for form in forms if form.kind.messages is None), {}
+    for form in forms:
+        seconds = steps[form.name].seconds(form.overlap)
+        if seconds is not None:
+            shortest[form.name] = min(seconds, shortest.get(form.name, seconds))
+    if not shortest:  # an MPI whose algorithms are not known
+        return [*steps]
+    names = sorted(shortest, key=shortest.get)[:count]
+    return [name for name in names if shortest[name] <= NEAR * shortest[names[0]]] + [*unknown]
+
+
+def library() -> str:
+    return library_key(library_name())
+
+
+def cluster_of(world: World, links: list[dict]) -> Cluster:
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
-    placement = [place["node"] for place in world.places]
-    cluster = Cluster(placement, rates["in"], rates["out"], latency_s, nominal=False)
-    library = library_key(library_name())
-    item, own, result = wire_format.item_bytes, wire_format.operation == "own", {}
-    for name, kind in kinds.items():
-        if kind.messages is not None:
-            with suppress(UnknownChoice):
-                predicted = predict(kind.messages, cluster, size * item, library, item, own_operation=own)
-                result[name] = predicted.seconds
+    return Cluster([place["node"] for place in world.places], rates["in"], rates["out"], latency_s, nominal=False)
+
+
+def corrected(
+    tried: dict[str, tuple[type[Strategy], PredictedStep]], world: World, cluster: Cluster, training: Training,
+    wire_format: WireFormat,
+) -> dict[str, PredictedStep]:  # fmt: skip
+    """The steps with exchanges as a short trial found them: as much longer than the model says as shorter vectors
+    took; of what the model does not know, in proportion to the bytes. Collective."""
+    longest_s = sum(LEAST_S if step.exchange is None else step.exchange.seconds for _, step in tried.values())
+    wanted = TRIAL_S / (2 * ROUNDS * max(longest_s, LEAST_S)) * training.parameters * 4
+    trial_bytes = min(max(LEAST_TRIAL_BYTES, int(wanted)), MOST_TRIAL_BYTES)
+    size = whole_shards(min(training.parameters, trial_bytes // 4), world.size)
+    measured = trial_seconds(world, {name: kind for name, (kind, _) in tried.items()}, size, wire_format)
+    result, short = {}, replace(training, parameters=size, ranges=())
+    for name, (kind, step) in tried.items():
+        if step.exchange is None:
+            result[name] = with_exchange(kind, step, training, measured[name] * training.parameters / size)
+        else:
+            modelled = predicted_exchange(kind, cluster, short, library()).seconds
+            result[name] = step.scaled(measured[name] / max(modelled, LEAST_S))
     return result
 
 
-def choose_on_gpus(world: World, strategy: str, size: int, wire_format: WireFormat, comm) -> tuple[str, str]:
-    """(name, why) for vectors of `size` elements, exchanged over comm. Collective."""
+def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training, seconds: float) -> PredictedStep:
+    """The step of a strategy whose messages the model does not know, with an exchange of so many seconds."""
+    exchange = Prediction(seconds, np.zeros(1), np.zeros(1), 0, 0.0, [])
+    update_s = training.update_s * step.memory.updated_share(training.parameters)
+    return replace(
+        step, unknown=None, exchange=exchange, compute_s=training.compute_s, update_s=update_s,
+        overlap=kind.overlap(training),
+    )  # fmt: skip
+
+
+def trial_seconds(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict:
+    """Median seconds of an exchange of so many elements by each, in turns. Collective."""
+    own_buffers, ports, begun = OwnBuffers(world, size), Ports(), time.monotonic()
+    contenders = {name: StrategyContender(world, own_buffers, wire_format, kind) for name, kind in kinds.items()}
+    found = {name: [] for name in kinds}
+    for _ in range(ROUNDS):
+        for name, results in measure(world, contenders, 1, ports).items():
+            found[name] += [one["seconds"] for one in results]
+        if world.comm.bcast(time.monotonic() - begun) > LONGEST_TRIAL_S:  # the model was wrong, or a rate has changed
+            break
+    for contender in contenders.values():
+        contender.close()
+    return {name: float(np.median(seconds)) for name, seconds in found.items()}
+
+
+def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, comm) -> Choice:
+    """The fastest for vectors of `size` elements, exchanged over comm. Collective."""
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
     without_feedback = replace(wire_format, error_feedback=False)
     has_nodes = 1 < world.node_count < world.size  # of several ranks, which some strategies are made for
     contenders = {
         name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
-        for name, kind in candidates(strategy, "gpus").items()
+        for name, kind in candidates(settings.strategy, "gpus").items()
         if wire_format.wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
     }
-    seconds = measured_seconds(world, contenders, REPEAT)
+    seconds = measured_seconds(world, contenders, ROUNDS)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
     why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not know: {tried}"
-    return min(seconds, key=seconds.get), why
+    return Choice(min(seconds, key=seconds.get), settings.overlap, why)
 
 
 def whole_shards(size: int, ranks: int) -> int:

@@ -1,6 +1,7 @@
 """From the settings to a backend: NumPy or CuPy, which GPU, which transport; and every reason why not, in one line."""
 
 import importlib.util
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -13,16 +14,18 @@ from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
+from scripts.backends.work import training_of
 from scripts.settings.checks import check_arrays
 from strategies import candidates, find, is_auto
 from strategies.checks import operation_of
 
 
-def choose_backend(settings, world, layout, adamw, threads: int, links: list[dict]):
-    """(the settings with backend, transport and strategy decided, what makes the backend, what config.json says).
+def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict], kept: dict | None = None):
+    """(settings with backend, transport, strategy and overlap decided, what makes the backend, what config.json says).
 
-    world: of the ranks that hold the same piece of a model. What is chosen is the same on all ranks of the job.
-    Collective over the job. Nothing large stays allocated before the backend is made, which is collective, too.
+    world: of the ranks that hold the same piece of a model. kept: what --strategy auto chose before, as the third's
+    "auto" was then. What is chosen is the same on all ranks of the job. Collective over the job. Nothing large stays
+    allocated before the backend is made, which is collective, too.
     """
     operation = operation_of(settings.wire, settings.op)
     wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
@@ -32,11 +35,13 @@ def choose_backend(settings, world, layout, adamw, threads: int, links: list[dic
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
-        settings = with_strategy(replace(settings, transport="host"), world, layout.size, links, wire_format)
+        settings, kernels = replace(settings, transport="host"), load_kernels("numpy", threads, dtype=settings.dtype)
+        work = partial(training_of, world, settings, config, layout, adamw, kernels)
+        settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept)
         settings = with_operation(settings, operation)
-        kernels = load_kernels("numpy", threads, dtype=settings.dtype)
         made_by = partial(OnCores, settings, world, layout, adamw, wire_format, kernels)
-        return settings, made_by, {"backend_why": why, "products": kernels.device.how}
+        return settings, made_by, {"backend_why": why, "products": kernels.device.how} | auto
+    settings = replace(settings, overlap=bool(settings.overlap))
     identities = job.comm.allgather(gpu_identity(own_gpu(job.local_rank)))
     shared = shared_gpus(job.places, identities)
     with world.together(UserError):
@@ -50,11 +55,12 @@ def choose_backend(settings, world, layout, adamw, threads: int, links: list[dic
         transport_why += "; between stages through host memory"
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
-    settings = with_strategy(settings, world, layout.size, links, wire_format, comm)
+    work = partial(training_of, world, settings, config, layout, adamw, None)
+    settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept, comm)
     settings = with_operation(settings, operation) if comm is None else settings
     kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
     made_by = partial(kind, settings, world, layout, adamw, wire_format, kernels, more)
-    return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities}
+    return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities} | auto
 
 
 def with_operation(settings, operation: str):
@@ -62,19 +68,30 @@ def with_operation(settings, operation: str):
     return replace(settings, op=operation if find(settings.strategy).operations else None)
 
 
-def with_strategy(settings, world, size: int, links: list[dict], wire_format: WireFormat, comm=None):
-    """The settings, with --strategy auto decided by a trial. comm: a DeviceComm between GPUs. Collective."""
-    if not is_auto(settings.strategy):
-        return settings
-    from scripts.backends.auto import choose_on_cores, choose_on_gpus  # with the benchmark, which nobody else needs
+def with_strategy(settings, config, world, work, links: list[dict], wire_format: WireFormat, kept, comm=None):
+    """(the settings with what --strategy auto leaves open decided; {"auto": what checkpoints keep of it}). Collective.
 
-    if comm is None:
-        name, why = choose_on_cores(world, settings, size, links, wire_format)
-    else:
-        name, why = choose_on_gpus(world, settings.strategy, size, wire_format, comm)
-    name, why = world.job.comm.bcast((name, why))  # one choice, where groups of the job have tried each for itself
-    world.print(f"--strategy auto takes {name}; {why}")
-    return replace(settings, strategy=name)
+    work(): a Training, what a step does. kept: as choose_backend's. comm: a DeviceComm between GPUs.
+    """
+    if not is_auto(settings.strategy):
+        return settings, {"auto": None}
+    begun = time.perf_counter()
+    from scripts.backends import auto  # with the benchmark, which nobody else needs
+
+    around = auto.surroundings(settings, world.job, links)
+    choice = auto.kept_choice(kept, around, settings)
+    if choice is None:
+        if comm is None:
+            forms = auto.forms_on_cores(settings, has_links=bool(links))
+            forms = auto.fitting(forms, settings, config, world.job)
+            choice = auto.choose_on_cores(world, forms, work(), links, wire_format)
+        else:
+            choice = auto.choose_on_gpus(world, settings, work().parameters, wire_format, comm)
+    choice = world.job.comm.bcast(choice)  # one choice, where groups of the job have tried each for itself
+    world.print(f"--strategy auto takes {choice}")
+    said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
+    said["took_s"] = time.perf_counter() - begun
+    return replace(settings, strategy=choice.name, overlap=choice.overlap), {"auto": said}
 
 
 def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False):

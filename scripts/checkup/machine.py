@@ -150,7 +150,7 @@ def speed(ranks, model):
 
 def memory(ranks, model):
     """With --model: strategies whose parameters, gradients and moments do not fit on some node."""
-    from strategies import DEFAULT  # needs NumPy
+    from strategies import AUTO, candidates  # needs NumPy
 
     short, nodes = {}, ranks.nodes if model else []
     parameters = _layout(model).count if model else 0
@@ -169,7 +169,8 @@ def memory(ranks, model):
         )
         other = f"use --strategy {' or '.join(fitting)}, or " if fitting else ""
         fix = f"{other}start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
-        yield Finding(FAIL if DEFAULT in short else NOTE, "memory", text, fix)
+        has_none = short.keys() >= candidates(AUTO, "host").keys()
+        yield Finding(FAIL if has_none else NOTE, "memory", text, fix)
 
 
 def buffers(ranks, model):

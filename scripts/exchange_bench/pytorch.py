@@ -22,28 +22,11 @@ class Gloo(Contender):
 
     def __init__(self, world, own_buffers, wire_format=None):
         super().__init__(world, own_buffers)
-        with world.together(UserError):
-            address = address_toward_others(world)
-            # The only way gloo is told: by the host's name it may take the loopback interface.
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank would warn of addresses without names
+        self.distributed = start_gloo(world)
         import torch
-        from torch import distributed
 
         torch.set_num_threads(1)
-        self.distributed = distributed
         self.tensor = torch.from_numpy(own_buffers.parameters)
-        store = self._meet(world, world.comm.bcast(address))
-        distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
-
-    def _meet(self, world, address: str):
-        """The store at rank 0's address where the ranks find each other."""
-        new_store, store, port = self.distributed.TCPStore, None, 0
-        if world.rank == 0:
-            store = new_store(address, 0, world.size, is_master=True, timeout=TIME_LIMIT, wait_for_workers=False)
-            port = store.port
-        port = world.comm.bcast(port)
-        return store or new_store(address, port, world.size, is_master=False, timeout=TIME_LIMIT)
 
     def prepare(self):
         fill(self.buffers.parameters, self.values)
@@ -55,8 +38,36 @@ class Gloo(Contender):
         self.distributed.destroy_process_group()
 
 
+def start_gloo(world):
+    """torch.distributed, its ranks those of the world, over gloo. Collective; UserError ends the job."""
+    with world.together(UserError):
+        address = address_toward_others(world)
+        # The only way gloo is told: by the host's name it may take the loopback interface.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank would warn of addresses without names
+    from torch import distributed
+
+    store = _meet(world, distributed.TCPStore, world.comm.bcast(address))
+    distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
+    return distributed
+
+
+def _meet(world, new_store, address: str):
+    """The store at rank 0's address where the ranks find each other."""
+    store, port = None, 0
+    if world.rank == 0:
+        store = new_store(address, 0, world.size, is_master=True, timeout=TIME_LIMIT, wait_for_workers=False)
+        port = store.port
+    port = world.comm.bcast(port)
+    return store or new_store(address, port, world.size, is_master=False, timeout=TIME_LIMIT)
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
 def check_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
+    if not has_torch():
         raise UserError("--vs torch needs PyTorch: pip install torch (the project itself does not)")
 
 

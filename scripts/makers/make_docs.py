@@ -26,7 +26,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             made = function_of(name)(part, Path(folder))
         for block, text in ({name: made} if isinstance(made, str) else made).items():
-            replace_block(part.page, block, text)
+            replace_block(PARTS[name].get("elsewhere", {}).get(block, part.page), block, text)
 
 
 def parse():
@@ -35,7 +35,7 @@ def parse():
         description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART")
-    parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
+    parser.add_argument("--text", type=Path, help="learning, training_steps: tinyshakespeare.txt (1,115,394 bytes)")
     parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies...: with the MPI of each")
     parser.add_argument("--cases", metavar="NAME,...", help="failures: run these alone, the rows of others stay (all)")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from scripts.prediction.asked import Asked
 from scripts.prediction.cut_step import CutStep, known_exchange_s
 from scripts.prediction.predictor import best_of, short_number
 from scripts.settings.model_parallel import ModelCut
-from strategies import DEFAULT, STRATEGIES
+from strategies import AUTO, STRATEGIES, candidates
 
 SCHEDULE = "1f1b"
 LEAST_SAID = 0.005  # of a step
@@ -80,9 +80,10 @@ def computing_s(asked: Asked, layers: tuple[int, ...]) -> np.ndarray:
 def strategies_of(step: CutStep, library: str, limit: float) -> list[dict]:
     """{"strategy", "overlap", "exchange_s": what a step shows of it, "step_s", "memory_bytes": of the largest rank} of
     each that is known, the shortest first; where some need at most `limit` bytes, of those alone. One copy exchanges
-    nothing, whatever the strategy, and has train.py's default."""
+    nothing, and has what takes least memory, as train.py's default does."""
     several = [kind for kind in STRATEGIES.values() if kind.exchanges]
-    kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else [STRATEGIES[DEFAULT]])}
+    alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
+    kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else alone)}
     fitting, found = {kind: memory for kind, memory in kinds.items() if memory <= limit}, []
     for kind, memory in (fitting or kinds).items():
         overlaps = step.seats.copies > 1 and kind.overlap(step.training) is not None

@@ -16,16 +16,21 @@ def diagnose(run: Run) -> dict:
 
 def answer_of(diagnosis: Diagnosis) -> dict:
     """`diagnose`'s object, of a run that is diagnosed already."""
-    if is_cut_run(diagnosis.evidence.run.config):
-        return diagnosis.answer([], cut_facts(diagnosis.evidence))
-    advice, calibration = others_steps(diagnosis.evidence.run, measured_of(diagnosis.evidence))
-    return diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
+    run = diagnosis.evidence.run
+    if is_cut_run(run.config):
+        answer = diagnosis.answer([], cut_facts(diagnosis.evidence))
+    else:
+        advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
+        answer = diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
+    answer["evidence"]["strategy"] = {"label": run.label, "by_auto": bool(run.config.get("auto"))}
+    return answer
 
 
 def as_text(answer: dict) -> str:
     """What scripts/diagnose.py prints of `diagnose`'s object."""
-    evidence = answer["evidence"]
+    evidence, strategy = answer["evidence"], answer["evidence"]["strategy"]
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
+    lines += [f"strategy    {strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}"]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
     lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]

@@ -34,7 +34,10 @@ INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
-    """The settings with every None decided, and the model's shape. UserError if they do not fit together."""
+    """The settings with every None decided, and the model's shape. UserError if they do not fit together.
+
+    What --strategy auto decides is left to it: the strategy, and overlap where neither flag is given.
+    """
     check_exchange_flags(settings, ranks)
     check_arrays(settings)
     check_data_flags(settings)
@@ -51,6 +54,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
         lr_steps=settings.steps if settings.lr_steps is None else settings.lr_steps,
+        overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
     )
     try:
         parse_steps(settings.trace)

@@ -21,20 +21,30 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
 
     Of a strategy or a backend that is still to be chosen only the least is known: each parameter lies on some rank.
     """
-    count = llmc.parameter_count(config, config.padded_vocab_size)
-    if settings.backend != "numpy" or is_auto(settings.strategy):
-        needed = VECTOR_BYTES * count * world.local_size // world.size
-    elif is_cut(settings):
-        needed = bytes_of_pieces(settings, config, world)
-    else:
-        needed = bytes_of_wholes(settings, config, count, world)
-    available = weights.available_bytes()
-    if available is not None and needed > available:
+    count, needed = llmc.parameter_count(config, config.padded_vocab_size), needed_bytes(settings, config, world)
+    if not has_room(needed):
+        available = weights.available_bytes()
         raise UserError(
             f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
             f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
             "available: choose a smaller model or batch, or more nodes"
         )
+
+
+def has_room(needed: int) -> bool:
+    """Whether this node has so many bytes left, as far as it says."""
+    available = weights.available_bytes()
+    return available is None or needed <= available
+
+
+def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
+    """On this rank's node at least, in host memory."""
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    if settings.backend != "numpy" or is_auto(settings.strategy):
+        return VECTOR_BYTES * count * world.local_size // world.size
+    if is_cut(settings):
+        return bytes_of_pieces(settings, config, world)
+    return bytes_of_wholes(settings, config, count, world)
 
 
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:

@@ -14,11 +14,14 @@ from gpt2.pipeline import SCHEDULES
 from scripts.machine.blas import AS_SET
 from scripts.machine.blas_choice import HELP, METAVAR
 from scripts.settings import presets
-from strategies import AUTO, DEFAULT, OWN_FILE, SERVERS, STRATEGIES
+from strategies import AUTO, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
-STRATEGY_HELP = "how gradients are exchanged; or a Python file with a strategy of your own, auto:FILE to try it too"
+STRATEGY_HELP = (
+    "how gradients are exchanged; auto takes what is fastest here; or a Python file with a strategy of your own, "
+    "auto:FILE to try it too"
+)
 LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
 
@@ -67,7 +70,7 @@ class Settings:
     preset: str = setting(
         None, "take the settings of a known run (scripts/settings/presets.py)", choices=presets.KNOWN_RUNS
     )
-    strategy: str = setting(DEFAULT, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
+    strategy: str = setting(AUTO, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
     server: str = setting(
         "colocated", "with reduce-bcast: rank 0 computes gradients too, or only serves", choices=SERVERS
     )
@@ -81,7 +84,11 @@ class Settings:
     error_feedback: bool = setting(
         False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"
     )
-    overlap: bool = setting(False, "exchange while the model computes; needs one of our own exchanges, or NCCL")
+    overlap: bool = setting(
+        None,
+        "exchange while the model computes; needs one of our own exchanges, or NCCL (auto, on cores: as is faster; "
+        "else off)",
+    )
     tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
     pipeline_parallel: int = setting(
         1, "stages: ranks that share a model layer by layer; --grad-accum micro-steps fill them"
@@ -162,7 +169,7 @@ class Settings:
         False, "train in --out although another job seems to hold it; that one ends, if it still runs"
     )
     trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
-    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY)")
+    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY, or TIME-auto-STRATEGY)")
     peak_tflops: float = setting(
         None,
         "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
@@ -194,7 +201,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
     for item in flags():
         options, default = dict(item.metadata), item.default
         if item.type is bool:
-            options["action"] = argparse.BooleanOptionalAction if default else "store_true"
+            options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
         else:
             options.setdefault("type", item.type)
             options.setdefault("metavar", None if "choices" in options else item.name.rsplit("_", 1)[-1].upper())

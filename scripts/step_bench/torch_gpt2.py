@@ -6,20 +6,25 @@ import torch.nn.functional as F
 
 def logits_of(p: dict, tokens, layers: int, heads: int):
     """Logits (B, T, V) of tokens (B, T), with parameters p by our names (gpt2/parameters.py), wte padded or not."""
-    B, T = tokens.shape
     C = p["wte"].shape[1]
-    x = p["wte"][tokens] + p["wpe"][:T]
+    x = p["wte"][tokens] + p["wpe"][: tokens.shape[1]]
     for i in range(layers):
         w = {name.split(".")[2]: value for name, value in p.items() if name.startswith(f"layer.{i}.")}
-        h = F.layer_norm(x, (C,), w["ln1_weight"], w["ln1_bias"])
-        q, k, v = F.linear(h, w["qkv_weight"], w["qkv_bias"]).split(C, dim=2)
-        q, k, v = (t.view(B, T, heads, -1).transpose(1, 2) for t in (q, k, v))
-        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
-        x = x + F.linear(attention, w["attproj_weight"], w["attproj_bias"])
-        h = F.layer_norm(x, (C,), w["ln2_weight"], w["ln2_bias"])
-        h = F.gelu(F.linear(h, w["fc_weight"], w["fc_bias"]), approximate="tanh")
-        x = x + F.linear(h, w["fcproj_weight"], w["fcproj_bias"])
+        x = block_of(w, x, heads)
     return F.layer_norm(x, (C,), p["lnf_weight"], p["lnf_bias"]) @ p["wte"].T
+
+
+def block_of(w: dict, x, heads: int):
+    """(B, T, C) behind one layer of x (B, T, C), with the layer's parameters w by their own names."""
+    B, T, C = x.shape
+    h = F.layer_norm(x, (C,), w["ln1_weight"], w["ln1_bias"])
+    q, k, v = F.linear(h, w["qkv_weight"], w["qkv_bias"]).split(C, dim=2)
+    q, k, v = (t.view(B, T, heads, -1).transpose(1, 2) for t in (q, k, v))
+    attention = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+    x = x + F.linear(attention, w["attproj_weight"], w["attproj_bias"])
+    h = F.layer_norm(x, (C,), w["ln2_weight"], w["ln2_bias"])
+    h = F.gelu(F.linear(h, w["fc_weight"], w["fc_bias"]), approximate="tanh")
+    return x + F.linear(h, w["fcproj_weight"], w["fcproj_bias"])
 
 
 def loss_of(p: dict, tokens, targets, layers: int, heads: int):

@@ -30,14 +30,14 @@ from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
-from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
+from scripts.training.folder import RUNS, RunFolder, check_holds_no_run, default_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, blas_of_ranks, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
-from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
+from scripts.training.start import bucket_size, chosen_before, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -93,14 +93,12 @@ def assemble(settings, world, lock) -> Parts:
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     mesh, layout, whole = shared.mesh, shared.layout, shared.whole
-    links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
+    links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
-    s, new_backend, choice = choose_backend(settings, mesh.data_world, layout, adamw, threads, links)
-    choice |= blas_of_ranks(world, s.blas_kernels)
-    check_room(s, config, world)  # again: now it is known which arrays are in host memory
-    path = take_run_folder(s, world, lock)
+    s, new_backend, choice = decided(settings, config, world, shared, threads, links)
+    path = take_run_folder(s, choice["auto"] is not None, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
-    facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
+    facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
@@ -145,6 +143,16 @@ def completed(s, world) -> tuple:
     return s, config
 
 
+def decided(settings, config, world, shared, threads: int, links: list[dict]) -> tuple:
+    """choose_backend, of a run that goes on as it chose before; and what config.json says of BLAS. Collective."""
+    kept = chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
+    adamw, data_world = adamw_settings(settings), shared.mesh.data_world
+    s, new_backend, choice = choose_backend(settings, config, data_world, shared.layout, adamw, threads, links, kept)
+    choice |= blas_of_ranks(world, s.blas_kernels)
+    check_room(s, config, world)  # again: now it is known which arrays are in host memory
+    return s, new_backend, choice
+
+
 def check_room(s, config, world) -> None:
     with world.together(UserError):
         check_memory(s, config, world)
@@ -159,7 +167,7 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     if not s.train_data:
         with world.together(UserError):
             if world.rank == 0:
-                cache = Path(s.out or default_run_folder(s.strategy)).parent / "tokens"
+                cache = (Path(s.out).parent if s.out else RUNS) / "tokens"
                 patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache, s.corpus)
         patterns = world.comm.bcast([str(path) for path in patterns])
     with world.together(UserError):
@@ -173,9 +181,9 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     return train, val, train.facts(world.comm.allreduce(content))
 
 
-def take_run_folder(s, world, lock) -> Path:
-    """The path of the run folder, with this run's lock in it. Collective."""
-    path = world.comm.bcast(Path(s.out) if s.out else default_run_folder(s.strategy))
+def take_run_folder(s, by_auto: bool, world, lock) -> Path:
+    """The path of the run folder, with this run's lock in it. by_auto: whether auto chose the strategy. Collective."""
+    path = world.comm.bcast(Path(s.out) if s.out else default_run_folder(s.strategy, by_auto))
     with world.together(UserError):
         if world.rank == 0 and not s.resume:
             check_holds_no_run(path)

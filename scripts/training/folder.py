@@ -15,6 +15,8 @@ from scripts.machine.host import machine, versions
 from scripts.training.report import warn
 from strategies import find
 
+RUNS = Path("runs")
+
 
 class RunFolder:
     """Rank 0's hand on the folder. Making one raises UserError if it cannot be written, or holds a run already.
@@ -133,6 +135,6 @@ def _earlier_runs(config: Path) -> list[dict]:
         return []  # a crash has cut it; the list is for people to read, and no run depends on it
 
 
-def default_run_folder(strategy: str) -> Path:
-    """runs/TIME-STRATEGY, of a strategy that --strategy names or that a file holds."""
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{find(strategy).name}"
+def default_run_folder(strategy: str, by_auto: bool) -> Path:
+    """runs/TIME-STRATEGY, of a strategy that --strategy names or that a file holds; TIME-auto-STRATEGY of auto's."""
+    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{'auto-' if by_auto else ''}{find(strategy).name}"

@@ -1,5 +1,6 @@
 """What a run starts from: random parameters, those of a file, or the whole state that a checkpoint of the run holds."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpt2.parameters import Parameters, initialize
 from scripts.training.changes import changed_settings
 from scripts.training.same_files import check_same_files
 from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
+from strategies import STRATEGIES
 
 
 def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str, seed: int) -> None:
@@ -66,6 +68,30 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
         text = f"{folder}: none of its {len(paths)} checkpoints can be read: choose another --out"
         end_with_one_line(world.comm, text)
     return None
+
+
+def chosen_before(world, folder: Path) -> dict | None:
+    """What --strategy auto chose for the run with this checkpoints folder, by its newest checkpoint; None if it did not
+    choose. Collective. The choice comes before the run folder is locked, and all checkpoints of a run say the same.
+    """
+    chosen = None
+    if world.rank == 0:
+        for path in newest_first(folder):
+            with suppress(UserError):  # damaged: find_checkpoint says so
+                chosen = chosen_by(Checkpoint(path).facts)
+                break
+    return world.comm.bcast(chosen)
+
+
+def chosen_by(facts: dict) -> dict | None:
+    """The same of a checkpoint's facts. One of before auto was kept goes on as it was."""
+    if "auto" in facts:
+        return facts["auto"]
+    kind, overlap = STRATEGIES.get(facts["strategy"]), facts.get("bucket_bytes") is not None
+    if kind is None or (overlap and not kind.overlaps):
+        return None
+    around = {"ranks": facts["ranks"], "backend": "numpy"} | {name: facts[name] for name in ("wire",) if name in facts}
+    return {"strategy": kind.name, "overlap": overlap, "around": around}
 
 
 def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoint | None:

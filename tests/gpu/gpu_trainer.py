@@ -15,6 +15,7 @@ from tests.support.in_process import train as train_here
 
 SMALL = ["--n-layer", 1, "--n-head", 1, "--n-embd", 64, "--context", 8, "--vocab-size", 100, "--steps", 2]
 USUAL = ["--batch-size", 1, "--lr", 1e-2, "--warmup", 1, "--eval-every", 2, "--eval-steps", 1, "--trace", "off"]
+USUAL += ["--strategy", "reduce-scatter"]  # unless a test's flags name another
 DEEP = ["--n-layer", 3, "--grad-accum", 2]  # layers that take turns in ZeRO's places, micro-steps that add up
 
 

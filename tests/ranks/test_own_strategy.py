@@ -81,7 +81,7 @@ def test_auto_and_the_benchmark_try_it(tmp_path):
         trained = launch(2, script("train.py", "--strategy", f"auto:{own}", *SHAPE, "--out", tmp_path / own.stem))
         assert trained.returncode == 0, trained.stderr
         said = next(line for line in trained.stdout.splitlines() if line.startswith("--strategy auto takes "))
-        assert bool(messages) or f"{own} " in said.partition("in a trial: ")[2].partition("; of")[0]
+        assert bool(messages) or f"and {own};" in said.partition(", corrected by a trial of ")[2]
         assert str(own) in said
     measured = launch(2, script("bench_exchange.py", "--strategies", f"{own},ring", "--bytes", "1MB", "--repeat", 1))
     assert measured.returncode == 0, measured.stderr

@@ -89,6 +89,27 @@ def test_the_same_ranks_go_on_bit_for_bit(comm, runs):
         assert model_resumed == model, flags
 
 
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
+def test_a_default_run_goes_on_as_it_chose(comm, runs, capsys):
+    """Without a trial and bit for bit on the same nodes, and on other nodes it chooses anew."""
+    nodes = world_of(comm, comm.Split(min(comm.rank, 1), comm.rank))
+    runs.run("whole", world=nodes)
+    config = json.loads((runs.folder / "whole" / "config.json").read_text())
+    chosen = {name: config["settings"][name] for name in ("strategy", "overlap")}
+    assert chosen == {name: config["auto"][name] for name in chosen}
+    printed = capsys.readouterr().out
+    assert comm.rank or printed.count(f"--strategy auto takes {chosen['strategy']}") == 1
+    for where, world in (("same", nodes), ("other", runs.world)):
+        runs.interrupted("whole", where)
+        capsys.readouterr()
+        runs.run(where, "--resume", world=world)
+        said = capsys.readouterr().out
+        assert comm.rank or (": as before, on the same nodes" in said) == (where == "same"), said
+    assert runs.result("same")[1] == runs.result("whole")[1]
+    np.testing.assert_allclose(runs.result("other")[0], runs.result("whole")[0], rtol=1e-5)
+
+
 @pytest.mark.ranks(3)
 def test_other_ranks_and_strategies_go_on_with_the_same_curve(comm, runs):
     """From three ranks to two, or one, or the same as two nodes; each strategy hands over to the next in the list."""

@@ -222,7 +222,7 @@ def test_op_and_wire_decide_what_adds(comm, shared_path, data, monkeypatch):
 
     monkeypatch.setattr(operation, "OwnSum", Noted)
     for name, flags, expected, op in (
-        ("default", [], [], "mpi"), ("own", ["--op", "own"], [False], "own"),
+        ("default", ["--strategy", "reduce-scatter"], [], "mpi"), ("own", ["--op", "own"], [False], "own"),
         ("half", ["--wire", "bfloat16", "--strategy", "sliced"], [True], "own"),
         ("ring", ["--strategy", "ring", "--wire", "bfloat16"], [], None),  # which compiles nothing for it
     ):  # fmt: skip

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this
 RANKS, STEPS, EVERY = 2, 120, 10
 TRAINING = (
     "--n-layer", 1, "--n-head", 2, "--n-embd", 32, "--context", 16, "--batch-size", 2, "--steps", STEPS, "--threads", 1,
-    "--checkpoint-every", EVERY, "--eval-every", 0, "--trace", "off", "--resume",
+    "--checkpoint-every", EVERY, "--eval-every", 0, "--trace", "off", "--resume", "--strategy", "reduce-scatter",
 )  # fmt: skip
 FAULT_STEP = 25
 TIME_LIMIT_S = 60  # for anything here to happen

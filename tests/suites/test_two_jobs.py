@@ -22,7 +22,7 @@ TRAIN = Path(__file__).parents[2] / "scripts" / "train.py"
 RANKS, EVERY = 2, 5
 TRAINING = (
     "--n-layer", 1, "--n-head", 2, "--n-embd", 32, "--context", 16, "--batch-size", 2, "--threads", 1, "--resume",
-    "--checkpoint-every", EVERY, "--eval-every", 0,
+    "--checkpoint-every", EVERY, "--eval-every", 0, "--strategy", "reduce-scatter",
 )  # fmt: skip
 ENDLESS = 100_000  # steps
 TIME_LIMIT_S = 60

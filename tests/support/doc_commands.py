@@ -108,6 +108,9 @@ def parts_of(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(part.split("\0")) for part in text if part]
 
 
+HANDING_ON = ("scripts/compare.py",), ("scripts/bench_training.py",)  # what stands behind -- to train.py
+
+
 def unknown_flags(command: Command) -> list[str]:
     """What stands behind a script and is none of its flags; behind `--` another command or another script's flags."""
     unknown, script = [], None
@@ -115,7 +118,7 @@ def unknown_flags(command: Command) -> list[str]:
         if SCRIPT.fullmatch(word):
             script = (word, after) if after == "run" else (word,)
         elif word == "--":
-            script = ("scripts/train.py",) if script == ("scripts/compare.py",) else None
+            script = ("scripts/train.py",) if script in HANDING_ON else None
         elif script and word.startswith("--") and word.split("=")[0] not in flags_of(*script):
             unknown.append(f"{' '.join(script)} {word}")
     return unknown
@@ -133,4 +136,4 @@ def flags_of(script: str, *subcommand: str) -> set[str]:
 
 def training_flags() -> set[str]:
     names = [item.name.replace("_", "-") for item in fields(Settings)]
-    return {f"--{name}" for name in names} | {"--no-shuffle", "--help"}
+    return {f"--{name}" for name in names} | {"--no-shuffle", "--no-overlap", "--help"}

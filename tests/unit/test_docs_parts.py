@@ -80,6 +80,20 @@ class Programs:
         Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": [{"bytes": 8e6, "contenders": contenders}]}))
         return ["host", "", "the tables"]
 
+    def bench_training(self, words, value):
+        steps = {"ours": 2.0, "ours, bfloat16 wire": 1.0, "DDP": 3.0, "DDP, float16 hook": 2.5}
+        contenders = {
+            name: {"step_s": step_s, "compute_s": 0.5, "exposed_s": step_s - 0.5, "losses": [3.0, 2.5],
+                   "times_as_fast": 3.0 / step_s}
+            for name, step_s in steps.items()
+        }  # fmt: skip
+        report = ORIGIN | {
+            "contenders": contenders, "ranks": 4, "nodes": 4, "link": {"bytes_per_s": 50e6, "nominal": True},
+            "parameters": 30_000_000, "tokens": 1024, "turns": 2, "steps": 3, "least_s": 0.5, "left_out": {},
+        }  # fmt: skip
+        Path(value("--json")).write_text(json.dumps(report))
+        return ["host", "", "the table"]
+
     def check_model(self, words, value):
         counted = {"bound_s": 0.08, "node_bytes": [[3e6, 1e6], [2e6, 4e6]]}
         predicted = counted | {"predicted_s": 0.099, "predicted_bytes": [[3.1e6, 1e6], [2e6, 4e6]]}
@@ -108,7 +122,7 @@ def make(monkeypatch, tmp_path):
     monkeypatch.setattr(page, "subprocess", programs)
     monkeypatch.setattr("scripts.makers.pages.strategies.draw", lambda *unused: None)  # it needs a cluster's counters
     monkeypatch.setattr("scripts.makers.pages.cluster.draw_slices", lambda *unused: None)  # it needs traces
-    for module in ("training", "exchange"):
+    for module in ("training", "exchange", "beside_ddp"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
     def made(name):
@@ -146,11 +160,13 @@ def make(monkeypatch, tmp_path):
         ("strategies_training", "| MPICH | `sliced` | 2000 | 2000, 2000 | 500 |\n"
                                 "| MPICH | `sliced --overlap` | 1200 | 1200, 1200 | 100 |\n"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
+        ("training_steps", "| 30.0M parameters, 4 nodes, links of 400 Mbit/s | 2.00 | 3.00 | 1.5 | 1.00 | 2.50 | 2.5 | "
+                           "0.50 |\n"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of a figure of losses that are all the same
 def test_what_is_measured_stands_in_the_block(make, name, expected):
-    if name == "wire":
+    if name in ("wire", "training_steps"):
         pytest.importorskip("matplotlib")
     made, commands = make(name)
     text = made if isinstance(made, str) else "\n".join(made.values())

@@ -84,7 +84,7 @@ def test_a_model_beyond_the_memory_is_refused_before_it_is_planned(flags, monkey
 
 def test_a_batch_beyond_the_memory(monkeypatch):
     monkeypatch.setattr(weights, "available_bytes", lambda: 10**9)
-    settings, config = complete(parse_settings("", ["--backend", "numpy"]), 4)
+    settings, config = complete(parse_settings("", ["--backend", "numpy", "--strategy", "ring"]), 4)
     check_memory(settings, config, WORLD)
     with pytest.raises(UserError, match="and --batch-size 100000 take"):
         check_memory(replace(settings, batch_size=100_000), config, WORLD)

@@ -1,0 +1,82 @@
+"""What a step of a run does, with the seconds of its computing: timed on a small part of it, before anything is built.
+
+One layer of the model stands for all of it, by floating point operations, and an update of some parameters for that of
+all. All ranks are at it at once, so that they share cores and memory as they do in a step, and the slowest one counts.
+That is little, and enough: what auto decides by it is how much of an exchange computing hides.
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from dist.cost.overlap import Training
+from dist.mpi import MPI
+from dist.waiting import barrier
+from dist.wire import WIRE_BYTES
+from dist.world import World
+from gpt2.config import GPT2Config, flops_per_token
+from gpt2.formats import llmc
+from gpt2.model import new_model
+from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.parameters import Layout
+
+LAYER_FLOPS = 1e9  # of what is timed: 0.03 s of a slow core
+LAYER_TOKENS = 128  # of its vocabulary: the head's products are counted with the others
+UPDATED = 1 << 20  # parameters whose update is timed
+PASSES = 2  # the last one counts: in the first, compiled loops are loaded and pages are touched
+
+
+def training_of(world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels) -> Training:
+    """What each of these ranks does in a step, whose piece of the model has this layout. Collective.
+
+    Computing is timed where there are several nodes: on one, it hides nothing. kernels: None to time nothing.
+    """
+    ranges = tuple(stop - start for start, stop in layout.ranges)
+    found = Training(
+        layout.size, 0.0, WIRE_BYTES[settings.wire], ranges, settings.grad_accum, own_operation=settings.op == "own"
+    )
+    if kernels is None or world.size == 1:
+        return found
+    compute_s = timed_compute_s(world, settings, config, kernels) if world.node_count > 1 else 0.0
+    return replace(found, compute_s=compute_s, update_s=timed_update_s(world, layout, adamw, kernels))
+
+
+def timed_compute_s(world: World, settings, config: GPT2Config, kernels) -> float:
+    """Seconds of forward and backward of a rank's micro-steps. Collective."""
+    layer = replace(config, n_layer=1, vocab_size=min(config.vocab_size, LAYER_TOKENS))
+    flops = flops_per_token(layer, settings.seq_len, Layout(layer).count)
+    tokens = max(1, int(LAYER_FLOPS / flops))
+    length = min(settings.seq_len, tokens)
+    rows = min(settings.batch_size, max(1, tokens // length))
+    model = new_model(layer, kernels, rows, length)
+    inputs = np.zeros((rows, length), np.int32)
+
+    def passes():
+        model.forward(inputs, inputs, 1.0 / inputs.size)
+        model.backward(accumulate=False)
+
+    seconds = slowest_s(world, passes)
+    parameters = llmc.parameter_count(config, config.padded_vocab_size)
+    step_tokens = settings.batch_size * settings.grad_accum * settings.seq_len
+    step_flops = step_tokens * flops_per_token(config, settings.seq_len, parameters)
+    sharers = settings.tensor_parallel * settings.pipeline_parallel
+    return seconds * step_flops / (rows * length * flops_per_token(layer, length, Layout(layer).count)) / sharers
+
+
+def timed_update_s(world: World, layout: Layout, adamw: AdamWSettings, kernels) -> float:
+    """Seconds of AdamW over all that the layout holds, by one rank. Collective."""
+    size = min(UPDATED, layout.size)
+    optimizer = AdamW(kernels, layout, 0, size, adamw)
+    parameters, gradients = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    return slowest_s(world, lambda: optimizer.update(parameters, gradients, 0.0, 1.0)) * layout.size / size
+
+
+def slowest_s(world: World, work) -> float:
+    """Seconds of work() on the slowest of these ranks, the last of PASSES times. Collective."""
+    for _ in range(PASSES):
+        barrier(world.comm)
+        start = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - start
+    return world.comm.allreduce(seconds, MPI.MAX)

@@ -1,0 +1,1 @@
+"""What bench_training.py measures: whole training steps, ours and PyTorch's, and the table of both."""

@@ -1,0 +1,244 @@
+"""What --strategy auto takes, of made-up links and seconds; and when a run that goes on chooses anew."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dist.cost.mpi_choices import UnknownChoice
+from dist.cost.overlap import Training
+from dist.wire import WireFormat
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.kernels import load_kernels
+from gpt2.optimizer import AdamWSettings
+from gpt2.parameters import Layout
+from scripts.backends import auto, work
+from scripts.settings.checks import complete
+from scripts.settings.training import parse_settings
+from scripts.training.folder import default_run_folder
+from scripts.training.start import chosen_by
+from strategies import STRATEGIES, candidates
+
+pytestmark = pytest.mark.any_mpi
+PARAMETERS = 30_000_000
+SLOW = 50e6  # bytes/s, 400 Mbit/s
+
+
+def settings(*flags):
+    return complete(parse_settings("", [*flags, "--out", "run"]), 4)[0]
+
+
+def places(ranks: int, of_a_node: int) -> list[dict]:
+    return [{"rank": rank, "node": rank // of_a_node} for rank in range(ranks)]
+
+
+def world(ranks: int, of_a_node: int) -> SimpleNamespace:
+    seats = places(ranks, of_a_node)
+    return SimpleNamespace(size=ranks, places=seats, node_count=seats[-1]["node"] + 1)
+
+
+def links(nodes: int, rate: float = SLOW) -> list[dict]:
+    return [{"node": node, "latency_s": 1e-4, "in": rate, "out": rate, "both": rate} for node in range(nodes)]
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """choose(ranks, of_a_node, compute_s=..., ...): what auto takes there. Its trial finds what `tried` says, or what
+    the model says; `choose.tried` are those that it tried."""
+    monkeypatch.setattr(auto, "library", lambda: "mpich")
+
+    def chosen(ranks, of_a_node, *flags, compute_s=1.0, rate=SLOW, tried=lambda name: 1.0, **more):
+        here, s, chosen.tried = world(ranks, of_a_node), settings(*flags), []
+        found = links(here.node_count, rate) if here.node_count > 1 else []
+        training = Training(PARAMETERS, compute_s, update_s=0.1, **more)
+        cluster = auto.cluster_of(here, found)
+
+        def trial(world, kinds, size, wire_format):
+            chosen.tried = [*kinds]
+            short = replace(training, parameters=size)
+            return {name: tried(name) * exchange_s(kind, cluster, short) for name, kind in kinds.items()}
+
+        monkeypatch.setattr(auto, "trial_seconds", trial)
+        forms = auto.forms_on_cores(s, has_links=bool(found))
+        return auto.choose_on_cores(here, forms, training, found, WireFormat())
+
+    return chosen
+
+
+def exchange_s(kind, cluster, training) -> float:
+    return auto.predicted_exchange(kind, cluster, training, "mpich").seconds if kind.messages else 1e-3
+
+
+def test_between_nodes_overlap_is_taken_where_it_pays(choose):
+    choice = choose(4, 1, compute_s=3.0)
+    assert (choice.name, choice.overlap) == ("hierarchical-sharded", True)
+    assert "by the cost model" in choice.why
+    assert "\n" not in str(choice)
+    assert str(choice).startswith("hierarchical-sharded with overlap: it makes a step ")
+
+
+def test_of_many_micro_steps_the_exchange_shows_but_in_the_last(choose):
+    """Overlap of one in a hundred hides next to nothing, and costs nothing either: never worse than without."""
+    few, many = (choose(4, 1, compute_s=3.0, micro_steps=count) for count in (1, 100))
+    shown = [float(choice.why.split()[4]) for choice in (few, many)]  # seconds
+    assert shown[1] > 1.2 * shown[0]
+
+
+def test_on_one_node_nothing_hides_and_nothing_is_tried(choose):
+    choice = choose(4, 4)
+    assert (choice.name, choice.overlap) == ("hierarchical-sharded", False)
+    assert choose.tried == []
+    assert choose(4, 4, "--overlap").overlap  # as asked for
+
+
+def test_one_rank_exchanges_nothing(choose):
+    choice = choose(1, 1)
+    assert (choice.name, choice.overlap) == ("hierarchical-sharded", False)
+    assert choice.why == "one rank exchanges nothing, and this holds least"
+    assert choose.tried == []
+
+
+def test_a_trial_corrects_the_model_where_the_best_are_near(choose):
+    """Overlap hides all of both: then they are near, and the one whose exchange takes longer than modelled loses."""
+    hidden = {"compute_s": 100.0}
+    assert choose(4, 1, **hidden).name == "hierarchical-sharded"
+    assert len(choose.tried) == auto.CANDIDATES
+    assert "corrected by a trial of " in choose(4, 1, **hidden).why
+    slow = choose(4, 1, "--no-overlap", compute_s=1.0, tried=lambda name: 5.0 if "hierarchical" in name else 1.0)
+    assert "hierarchical" not in slow.name
+    assert {"hierarchical", "hierarchical-sharded"} & {*choose.tried}
+
+
+def test_where_the_model_knows_nothing_all_are_tried(choose, monkeypatch):
+    def unknown(*arguments):
+        raise UnknownChoice("an MPI of nobody's")
+
+    monkeypatch.setattr(STRATEGIES["ring"], "messages", None)
+    monkeypatch.setattr("scripts.prediction.predictor.predicted_exchange", unknown)
+    monkeypatch.setattr(auto, "predicted_exchange", unknown)
+    times = {"ring": 0.5}
+    monkeypatch.setattr(sys.modules[__name__], "exchange_s", lambda *unused: 1.0)
+    choice = choose(4, 1, "--no-overlap", tried=lambda name: times.get(name, 1.0))
+    assert choice.name == "ring"
+    assert {*choose.tried} == candidates("auto", "host").keys()
+
+
+def test_what_the_flags_say_is_kept():
+    def names(*flags):
+        return {(form.name, form.overlap) for form in auto.forms_on_cores(settings(*flags), has_links=True)}
+
+    assert {name for name, _ in names()} == candidates("auto", "host").keys()
+    assert ("hierarchical-sharded", True) in names()
+    assert ("reduce-scatter", True) not in names()
+    assert all(overlap for _, overlap in names("--overlap"))
+    assert not any(overlap for _, overlap in names("--no-overlap"))
+    assert all("bfloat16" in STRATEGIES[name].wires for name, _ in names("--wire", "bfloat16"))
+    kept = names("--wire", "bfloat16", "--error-feedback")
+    assert kept
+    assert all(STRATEGIES[name].error_feedback for name, _ in kept)
+    own = names("--op", "own")
+    assert own
+    assert all("own" in STRATEGIES[name].operations for name, _ in own)
+
+
+def test_overlap_is_open_with_auto_alone():
+    assert settings().overlap is None
+    assert settings("--strategy", "ring").overlap is False
+    assert settings("--strategy", "ring", "--overlap").overlap is True
+    assert settings("--no-overlap").overlap is False
+
+
+class OneRank:
+    def allgather(self, value):
+        return [value]
+
+    def bcast(self, value):
+        return value
+
+
+class Job(SimpleNamespace):
+    def together(self, mistake):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+def test_it_takes_nothing_that_does_not_fit(monkeypatch):
+    job = Job(comm=OneRank(), size=4, local_size=1, node_count=4, node=0, host="node0", places=places(4, 1))
+    s = replace(settings("--backend", "numpy", "--model", "gpt2-124M"))
+    config = complete(s, 4)[1]
+    forms = auto.forms_on_cores(s, has_links=True)
+    need = {form.name: auto.needed_bytes(replace(s, strategy=form.name), config, job) for form in forms}
+    assert need["ring"] > need["hierarchical-sharded"]
+    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: need["hierarchical-sharded"])
+    fitting = {form.name for form in auto.fitting(forms, s, config, job)}
+    assert fitting == {name for name, needed in need.items() if needed <= need["hierarchical-sharded"]}
+    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**8)
+    with pytest.raises(UserError, match=r"expected at most the 0[.]1 GB"):
+        auto.fitting(forms, s, config, job)
+
+
+def test_a_layer_stands_for_the_model_by_its_operations(monkeypatch):
+    """Of one layer and few tokens' embeddings all is timed; more micro-steps and layers take longer, sharers less."""
+    monkeypatch.setattr(work, "slowest_s", lambda world, passes: 2.0)
+    shape = "--n-layer", "1", "--n-embd", "64", "--n-head", "2", "--vocab-size", "128", "--context", "64"
+
+    def compute_s(*flags):
+        s, config = complete(parse_settings("", [*shape, *flags]), 4)
+        return work.timed_compute_s(None, s, config, load_kernels("numpy", 1))
+
+    assert compute_s() == pytest.approx(2.0)
+    assert compute_s("--grad-accum", "3") == pytest.approx(6.0)
+    assert compute_s("--tensor-parallel", "2") == pytest.approx(1.0)
+    deep = compute_s("--n-layer", "101")
+    assert deep / 2.0 == pytest.approx(82.3, rel=0.01)  # embeddings, a fifth of the small model, are there once
+    assert compute_s("--batch-size", "100000") == pytest.approx(compute_s("--batch-size", "50000") * 2)
+
+
+def test_the_update_of_some_parameters_stands_for_all(monkeypatch):
+    monkeypatch.setattr(work, "slowest_s", lambda world, update: update() or 2.0)
+    layout = Layout(GPT2Config(1, 2, 256, 64, 8192))
+    assert layout.size > 2 * work.UPDATED
+    seconds = work.timed_update_s(None, layout, AdamWSettings(), load_kernels("numpy", 1))
+    assert seconds == pytest.approx(2.0 * layout.size / work.UPDATED)
+
+
+def test_a_run_goes_on_as_it_chose_unless_its_nodes_changed():
+    s, job = settings(), world(4, 2)
+    around = auto.surroundings(s, job, links(2))
+    kept = {"strategy": "ring", "overlap": True, "around": around}
+
+    def again(ranks=4, of_a_node=2, rate=SLOW, flags=()):
+        now = settings(*flags)
+        return auto.kept_choice(kept, auto.surroundings(now, world(ranks, of_a_node), links(2, rate)), now)
+
+    assert (again().name, again().overlap) == ("ring", True)
+    assert again(rate=1.5 * SLOW) == again()  # rates are never twice the same
+    assert again(rate=3 * SLOW) is None
+    assert again(rate=SLOW / 3) is None
+    assert again(of_a_node=3) is None
+    assert again(ranks=8) is None
+    assert again(flags=["--no-overlap"]) is None
+    assert again(flags=["--wire", "bfloat16"]) is None
+    assert auto.kept_choice(None, around, s) is None
+
+
+def test_a_checkpoint_of_before_goes_on_as_it_was():
+    """It says its strategy, and by its buckets whether it overlapped; not where its ranks sat."""
+    facts = {"strategy": "ring", "bucket_bytes": 1 << 20, "ranks": 4, "wire": "float32"}
+    kept, s = chosen_by(facts), settings("--backend", "numpy")
+    around = auto.surroundings(s, world(4, 2), links(2))
+    choice = auto.kept_choice(kept, around, s)
+    assert (choice.name, choice.overlap) == ("ring", True)
+    assert auto.kept_choice(kept, around | {"ranks": 8}, s) is None
+    assert chosen_by(facts | {"bucket_bytes": None})["overlap"] is False
+    assert chosen_by(facts | {"strategy": "chain"}) is None  # a file's that nobody knows here
+    assert chosen_by(facts | {"strategy": "reduce-scatter"}) is None  # overlapped between GPUs
+    assert chosen_by(facts | {"auto": None}) is None  # named, by a run of now
+
+
+def test_the_run_folder_says_who_chose():
+    assert default_run_folder("ring", by_auto=True).name.endswith("-auto-ring")
+    assert not default_run_folder("ring", by_auto=False).name.endswith("-auto-ring")
