@@ -134,7 +134,7 @@ class OurStep:
 def pytorch(shape, compiled):
     """PyTorch as nanoGPT trains: float32 parameters, bfloat16 by autocast, fused AdamW, its own choice of attention.
 
-    The vocabulary is padded as ours is.
+    The vocabulary is padded as ours is, and its pads count in no softmax, either.
     """
     torch, torch_gpt2 = import_torch()
 
@@ -148,11 +148,12 @@ def pytorch(shape, compiled):
     }
     optimizer = torch_gpt2.new_adamw(p, WEIGHT_DECAY, lr=LR, betas=(0.9, 0.95), fused=True)
     tokens, targets = (torch.from_numpy(part.astype(np.int64)).to(DEVICE) for part in first_batch(config, shape))
+    pads = torch_gpt2.pads_of(config.vocab_size, len(p["wte"]), DEVICE)
     loss_function = torch.compile(torch_gpt2.loss_of) if compiled else torch_gpt2.loss_of
 
     def one_step():
         with torch.autocast(DEVICE, torch.bfloat16, enabled=bfloat16):
-            loss = loss_function(p, tokens, targets, config.n_layer, config.n_head)
+            loss = loss_function(p, tokens, targets, config.n_layer, config.n_head, pads)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(p.values(), MAX_NORM)
         optimizer.step()

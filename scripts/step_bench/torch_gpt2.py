@@ -4,14 +4,17 @@ import torch
 import torch.nn.functional as F
 
 
-def logits_of(p: dict, tokens, layers: int, heads: int):
-    """Logits (B, T, V) of tokens (B, T), with parameters p by our names (gpt2/parameters.py), wte padded or not."""
+def logits_of(p: dict, tokens, layers: int, heads: int, pads=None):
+    """Logits (B, T, V) of tokens (B, T), with parameters p by our names (gpt2/parameters.py), wte padded or not.
+
+    pads (V,): is added to the logits, as pads_of makes it, where pad rows are to count in no softmax.
+    """
     C = p["wte"].shape[1]
-    x = p["wte"][tokens] + p["wpe"][: tokens.shape[1]]
+    x = F.embedding(tokens, p["wte"]) + p["wpe"][: tokens.shape[1]]
     for i in range(layers):
         w = {name.split(".")[2]: value for name, value in p.items() if name.startswith(f"layer.{i}.")}
         x = block_of(w, x, heads)
-    return F.layer_norm(x, (C,), p["lnf_weight"], p["lnf_bias"]) @ p["wte"].T
+    return F.linear(F.layer_norm(x, (C,), p["lnf_weight"], p["lnf_bias"]), p["wte"], pads)
 
 
 def block_of(w: dict, x, heads: int):
@@ -27,9 +30,14 @@ def block_of(w: dict, x, heads: int):
     return x + F.linear(h, w["fcproj_weight"], w["fcproj_bias"])
 
 
-def loss_of(p: dict, tokens, targets, layers: int, heads: int):
-    """Mean cross-entropy of tokens (B, T) against targets (B, T)."""
-    logits = logits_of(p, tokens, layers, heads)
+def pads_of(vocab_size: int, rows: int, device):
+    """(rows,): 0 for each token, minus infinity for each row of the embedding that is none."""
+    return torch.zeros(rows, device=device).masked_fill(torch.arange(rows, device=device) >= vocab_size, -torch.inf)
+
+
+def loss_of(p: dict, tokens, targets, layers: int, heads: int, pads=None):
+    """Mean cross-entropy of tokens (B, T) against targets (B, T). pads: as in logits_of."""
+    logits = logits_of(p, tokens, layers, heads, pads)
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
