@@ -1,11 +1,15 @@
 """How much of an exchange a step shows when part of it runs beside the step's computing."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dist.cost.messages import FLOAT32_BYTES
 
 # Of a step's computing backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
+# Of what may be gathered during forward, a third of the computing, the part that is all-reduced during backward instead:
+# then two thirds of the exchange come before the update, too. Where nothing is measured it is this part.
+ALL_REDUCED = Fraction(1, 3)
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 
