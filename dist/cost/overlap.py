@@ -14,6 +14,12 @@ ALL_REDUCED = Fraction(1, 3)
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 
 
+def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:
+    """The part of the other buckets that is all-reduced, so that it is `wanted` of all, in 24ths; `head`, a share of the
+    vector, is never."""
+    return min(Fraction(1), Fraction(round(24 * float(wanted) / (1 - head)), 24)) if head else wanted
+
+
 @dataclass(frozen=True)
 class Training:
     """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; item_bytes: of one

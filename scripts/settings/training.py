@@ -21,6 +21,7 @@ STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
 STRATEGY_HELP = "how gradients are exchanged; or a Python file with a strategy of your own, auto:FILE to try it too"
 LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
+SPLITS = (AUTO, "on", "off")
 
 
 def setting(default, text, **options):
@@ -82,6 +83,9 @@ class Settings:
         False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"
     )
     overlap: bool = setting(False, "exchange while the model computes; needs one of our own exchanges, or NCCL")
+    split_embedding: str = setting(
+        AUTO, "with --overlap: exchange the embedding's looked-up rows apart from its use as head", choices=SPLITS
+    )
     tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
     pipeline_parallel: int = setting(
         1, "stages: ranks that share a model layer by layer; --grad-accum micro-steps fill them"

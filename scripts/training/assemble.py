@@ -6,10 +6,13 @@ values that it needs, so what a part depends on stands in the call that makes it
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
+from dist.looked_up import LookedUp
+from dist.mpi import MPI
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
@@ -28,6 +31,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
+from scripts.settings.split_embedding import check_split, is_split
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -37,7 +41,7 @@ from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFai
 from scripts.training.same_files import check_same_files
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
-from scripts.training.start import bucket_size, find_and_check, first_parameters, restore
+from scripts.training.start import all_reduced, bucket_size, find_and_check, first_parameters, restore, was_split
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -102,17 +106,20 @@ def assemble(settings, world, lock) -> Parts:
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
+    embedding = decide_split(s, facts, layout, train, checkpoint, steps, world)
     backend = resources.enter_context(closing(new_backend()))
+    choice |= {"embedding": embedding}
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
     shared.meet_partners(s.batch_size * s.seq_len, tracer)
-    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts["bucket_bytes"]), steps.start - 1)
+    lookup = new_lookup(s, backend, layout) if facts["split_embedding"] else None
+    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, layout, facts, world, mesh)
-    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer)
+    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup)
     model, cut = WholeModel(parameters, strategy.before_use, backend.fetch, mesh), shared.cut.text(mesh.data)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
@@ -203,6 +210,34 @@ def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
+def decide_split(s, facts: dict, layout: Layout, train: Windows, checkpoint, steps: range, world) -> str | None:
+    """Whether the token embedding is exchanged in two parts, in words; None where nothing overlaps. Collective.
+
+    facts get `split_embedding`, and with --overlap `all_reduced`.
+    """
+    with world.together(UserError):
+        check_split(s, world.size)
+    facts["split_embedding"] = False
+    if not s.overlap:
+        return None
+    count = s.grad_accum * s.batch_size
+    own = train.tokens((steps.start - 1) * facts["global_batch"] + world.rank * count, count)
+    rows = world.comm.allreduce(len(own), MPI.MAX)
+    before = was_split(checkpoint, facts)
+    facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, before)
+    head = layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0
+    share = all_reduced(head, checkpoint, facts)
+    facts["all_reduced"] = [share.numerator, share.denominator]
+    return f"{'head and lookup apart' if facts['split_embedding'] else 'whole'}: {why}"
+
+
+def new_lookup(s, backend, layout: Layout) -> LookedUp:
+    """Room for the rows of the token embedding that a step looks up at most: of all its tokens, and those that each
+    window ends with."""
+    table = layout.by_name["wte"].shape
+    return backend.buffers.new_lookup(table, min(table[0], s.grad_accum * s.batch_size * (s.seq_len + 1)))
+
+
 def utilization_of(s, world, kernels, choice: dict) -> Utilization:
     """What says MFU. Collective."""
     blas = next(kind for kind in choice["blas"] if world.rank in kind["ranks"]) | {"ranks": None}
@@ -258,8 +293,9 @@ def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether
     return tracer, TraceFailures(world, traces, tracer)
 
 
-def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job:
+def new_job(s, backend, shared, tracer: Tracer, facts: dict, lookup: LookedUp | None) -> Job:
     """What the strategy works with."""
+    final_ranges = shared.layout.final_ranges(split=lookup is not None)
     return Job(
         world=backend.world,
         buffers=backend.buffers,
@@ -270,15 +306,17 @@ def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job
         over_model=shared.over_model(tracer),
         tracer=shared.group_tracer(tracer),
         server=s.server,
-        final_ranges=tuple(part for part in shared.layout.final_ranges() if part[0] < part[1]),
-        bucket_bytes=bucket_bytes,
+        final_ranges=tuple(part for part in final_ranges if part[0] < part[1]),
+        bucket_bytes=facts["bucket_bytes"],
+        lookup=lookup,
+        all_reduced=Fraction(*facts.get("all_reduced", (0, 1))),
     )
 
 
-def new_worker(s, world, backend, shared, strategy, train, val, tracer) -> tuple:
+def new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup) -> tuple:
     """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
     with world.together(UserError):
-        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer)
+        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer, lookup)
 
 
 def new_records(s, shared, facts: dict, utilization) -> StepRecords:

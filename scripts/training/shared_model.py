@@ -105,9 +105,11 @@ class SharedModel:
         rooms = (np.zeros(self.layout.borrowed_size, np.float32) if self.layout.borrowed else None for _ in range(2))
         return tuple(Parameters(self.layout, *pair) for pair in zip((parameters, gradients), rooms, strict=True))
 
-    def new_worker(self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer) -> tuple:
+    def new_worker(
+        self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer, lookup=None
+    ) -> tuple:
         """(the strategy as training calls it; this rank's worker, with the model and its activations, or a Server if
-        the strategy has the rank compute nothing). train, val: Windows."""
+        the strategy has the rank compute nothing). train, val: Windows; lookup: the model's."""
         views = self.views(backend.model.parameters, backend.model.gradients)
         strategy = self.borrowing(strategy, views)
         if strategy.worker is None:
@@ -115,7 +117,8 @@ class SharedModel:
         # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
         pokes = overlap or self.mesh.pipeline > 1
         kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
-        model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.parts, self.in_flight)
+        hooks = strategy.before_use, self.parts, self.in_flight, lookup
+        model = GPT2(kernels, *views, batch_size, length, *hooks)
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 
