@@ -117,6 +117,8 @@ class SharedModel:
         # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
         pokes = overlap or self.mesh.pipeline > 1
         kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
+        if pokes and hasattr(kernels.device, "meanwhile"):
+            kernels.device.meanwhile = strategy.poke
         hooks = strategy.before_use, self.parts, self.in_flight, lookup
         model = GPT2(kernels, *views, batch_size, length, *hooks)
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
