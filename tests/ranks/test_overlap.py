@@ -28,7 +28,7 @@ KERNELS = load_kernels("numpy", 1)
 class Training:
     """A strategy on one rank, with the micro-steps, the validation and the last look of scripts/train.py."""
 
-    config, global_batch = CONFIG, GLOBAL_BATCH
+    config, global_batch, micro_steps = CONFIG, GLOBAL_BATCH, MICRO_STEPS
 
     def __init__(self, world, name, max_norm=0.0, split=False, **options):
         self.layout = Layout(self.config, multiple_of=world.size)
@@ -50,7 +50,7 @@ class Training:
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
         self.share = slice(*cut(self.global_batch, world.size)[world.rank])
-        rows = (self.share.stop - self.share.start) // MICRO_STEPS
+        rows = (self.share.stop - self.share.start) // self.micro_steps
         kernels = poking(KERNELS, self.strategy.poke)
         self.model = GPT2(kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use, lookup=self.lookup)
 
@@ -61,11 +61,12 @@ class Training:
     def step(self, batch, validates=True, next_batch=None):
         """This rank's losses, before the update and in a validation after it, and the norm."""
         if self.lookup:
-            self.lookup.begin(*(np.unique(one[self.share]) for one in (batch, batch if next_batch is None else next_batch)))
+            next_batch = batch if next_batch is None else next_batch
+            self.lookup.begin(np.unique(batch[self.share]), np.unique(next_batch[self.share]))
         loss, keeps = 0.0, self.strategy.keeps_gradients
-        for index, tokens in enumerate(np.split(batch[self.share], MICRO_STEPS)):
+        for index, tokens in enumerate(np.split(batch[self.share], self.micro_steps)):
             loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], 1.0 / (self.global_batch * LENGTH))
-            final = [self.strategy.gradients_final] if not keeps or index == MICRO_STEPS - 1 else []
+            final = [self.strategy.gradients_final] if not keeps or index == self.micro_steps - 1 else []
             self.model.backward(keeps and index > 0, *final)
         norm = self.strategy.update(1e-2)
         validation = self.model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum() if validates else 0.0
