@@ -1,8 +1,8 @@
 """The rows of a table that the ranks of a node look up in a step: which, their parameters, and then their gradients.
 
-A rank's step looks up at most `most` different rows. So they are few beside the table's, and lie in an array of their
-own, a row for each in the order of their numbers (ids): first the parameters, which have come before those of the table,
-and from the first backward on the gradients, apart from those that the table has by other uses.
+They are few beside the table's, and lie in an array of their own, a row for each in the order of their numbers (ids):
+first the parameters, which have come before those of the table, and from the first backward on the gradients, apart
+from those that the table has by other uses.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ class LookedUp:
     All ranks of a node call `begin` as a step begins. What others have written may be read from the moment when all of
     them have met after backward (`union`, `sums`, `next_rows`) to the next `begin`.
 
-    fetched: whether the parameters of the next step's rows are being brought into `values`; whoever brings them says so.
+    fetched: whether the parameters of the next step's rows are brought into `values`; whoever brings them says so.
     """
 
     def __init__(self, shape: tuple[int, int], memory: list, own: int = 0):

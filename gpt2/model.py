@@ -46,10 +46,10 @@ class GPT2:
     layout's ranges in their order, backward in reverse through all but the embeddings'. These stay in use from forward
     to backward, since the token embedding is also the head.
 
-    lookup: None, or where looked-up rows of the token embedding are, apart from it (dist/looked_up.py): values (rows, C)
-    and numbers(tokens), the row of each. They have the parameters if `has_parameters`, until a step's first backward
-    calls begin_gradients(); from then on their gradients go there, and those of the embedding are the head's alone. Then
-    hooks hear of the layout's split ranges: as the head, the embedding is used block by block, and last.
+    lookup: None, or where looked-up rows of the token embedding are, apart from it (dist/looked_up.py): values
+    (rows, C), and numbers(tokens), the row of each. They have the parameters if `has_parameters`; a step's first
+    backward calls begin_gradients(), and from then on their gradients go there. Those of the embedding are the head's
+    alone. Hooks hear of the layout's split ranges: as head, the embedding is used block by block, and last.
 
     Of a piece of a model (gpt2/pieces.py), parts says how the parts of its tensors are summed, and in_flight how many
     batches may be between forward and backward: each has a slot for what backward needs. A stage that is not the first

@@ -8,6 +8,8 @@ smallest node has ranks, rank l of each node drives the ring of lane l, on its p
 optimizer state of its part (2 D / ranks of the node); parameters are there once a node. Nothing is copied to share it.
 Halfway round, each sum is complete on one rank: the gradients' norm is summed up while the other half travels.
 
+A split embedding's looked-up rows are added up by the node where the ring leaves the head's sum of that stretch.
+
 On GPUs it is another form, Replicated over dist/gpu/node_exchange.py: ranks cannot read each other's GPU memory as they
 read a shared window, so the sums of a node are made by messages as well, and each rank has all parameters.
 """
@@ -67,7 +69,8 @@ class Hierarchical(InBuckets):
 
     def _cut_head(self, nodes):
         """Which node adds up the looked-up rows of each stretch of this lane: the one where the ring leaves its sum."""
-        parts = [self._of_lane(*bucket) for bucket in self.buckets if self.is_of_head(bucket[0]) and self.lane is not None]
+        buckets = [bucket for bucket in self.buckets if self.is_of_head(bucket[0]) and self.lane is not None]
+        parts = [self._of_lane(*bucket) for bucket in buckets]
         return [(own_chunk(nodes, node, *part), node) for part in parts for node in range(nodes)]
 
     def start_rows(self):

@@ -13,6 +13,9 @@ backward, updated by every node as in hierarchical, and not gathered. Of compute
 before the update and one third after it. The third costs memory: of the optimizer state a rank holds
 2 D (1/3 / ranks of its node + 2/3 / N).
 
+A split embedding is gathered last, beside all of forward; before it go the rows that the next step looks up, from the
+nodes that have updated them. It has all of backward, too, so none of it is all-reduced, and more of the others is.
+
 On GPUs it is another form, Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
 

@@ -3,7 +3,7 @@
     each bucket: all-reduce of the gradients, by whatever the subclass exchanges with;  AdamW everywhere
 
 Each rank holds all optimizer state (2 D). For the norm each rank squares its share of the sums, and one number more is
-summed over the ranks.
+summed over the ranks. A split embedding's looked-up rows are summed up by a rank each, and go to all.
 """
 
 from dist.host.rows import RowExchange

@@ -8,8 +8,8 @@ has a part of:
     fetch       owners are asked for rows of parameters, and give them
 
 A sum is made once, by its owner, in the order of the ranks: the same bits in every run, and on all ranks. `everywhere`
-moves (M-1)/M (R + U) rows into each of M ranks, R being those of one rank and U those of any. If each rank sent its rows
-to all, these would be (M-1) R: less for two ranks, by a third at most, and more for many.
+moves (M-1)/M (R + U) rows into each of M ranks, R being those of one rank and U those of any. If each rank sent its
+rows to all, these would be (M-1) R: less for two ranks, by a third at most, and more for many.
 
 Rows travel as float32 whatever the wire's format: they are few, and nothing of them need be fed back. What goes first
 between two ranks is how many rows follow. Written as generators (progress.py).

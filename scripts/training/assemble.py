@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
 from dist.looked_up import LookedUp
-from dist.mpi import MPI
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
@@ -31,7 +30,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
-from scripts.settings.split_embedding import check_split, is_split
+from scripts.settings.split_embedding import most_rows, settle_embedding
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -41,7 +40,7 @@ from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFai
 from scripts.training.same_files import check_same_files
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
-from scripts.training.start import all_reduced, bucket_size, find_and_check, first_parameters, restore, was_split
+from scripts.training.start import bucket_size, exchanges_alike, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -106,16 +105,18 @@ def assemble(settings, world, lock) -> Parts:
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
-    embedding = decide_split(s, facts, layout, train, checkpoint, steps, world)
+    before = checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
+    choice |= settle_embedding(s, layout, train, steps.start, facts, before, world)
     backend = resources.enter_context(closing(new_backend()))
-    choice |= {"embedding": embedding}
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
     shared.meet_partners(s.batch_size * s.seq_len, tracer)
-    lookup = new_lookup(s, backend, layout) if facts["split_embedding"] else None
+    lookup = None
+    if facts["split_embedding"]:
+        lookup = backend.buffers.new_lookup(layout.by_name["wte"].shape, most_rows(s, config))
     strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
     if checkpoint:
         restore(checkpoint, strategy, layout, facts, world, mesh)
@@ -208,34 +209,6 @@ def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[
     checkpoint = find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
     facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
-
-
-def decide_split(s, facts: dict, layout: Layout, train: Windows, checkpoint, steps: range, world) -> str | None:
-    """Whether the token embedding is exchanged in two parts, in words; None where nothing overlaps. Collective.
-
-    facts get `split_embedding`, and with --overlap `all_reduced`.
-    """
-    with world.together(UserError):
-        check_split(s, world.size)
-    facts["split_embedding"] = False
-    if not s.overlap:
-        return None
-    count = s.grad_accum * s.batch_size
-    own = train.tokens((steps.start - 1) * facts["global_batch"] + world.rank * count, count)
-    rows = world.comm.allreduce(len(own), MPI.MAX)
-    before = was_split(checkpoint, facts)
-    facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, before)
-    head = layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0
-    share = all_reduced(head, checkpoint, facts)
-    facts["all_reduced"] = [share.numerator, share.denominator]
-    return f"{'head and lookup apart' if facts['split_embedding'] else 'whole'}: {why}"
-
-
-def new_lookup(s, backend, layout: Layout) -> LookedUp:
-    """Room for the rows of the token embedding that a step looks up at most: of all its tokens, and those that each
-    window ends with."""
-    table = layout.by_name["wte"].shape
-    return backend.buffers.new_lookup(table, min(table[0], s.grad_accum * s.batch_size * (s.seq_len + 1)))
 
 
 def utilization_of(s, world, kernels, choice: dict) -> Utilization:

@@ -1,12 +1,10 @@
 """What a run starts from: random parameters, those of a file, or the whole state that a checkpoint of the run holds."""
 
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from dist.console import say
-from dist.cost.overlap import all_reduced_beside
 from dist.probe.links import bucket_bytes
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
@@ -115,23 +113,6 @@ def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -
     """
     is_same = checkpoint and exchanges_alike(checkpoint, facts)
     return (checkpoint.facts.get("bucket_bytes") if is_same else None) or bucket_bytes(links)
-
-
-def was_split(checkpoint: Checkpoint | None, facts: dict) -> bool | None:
-    """Whether the run that goes on has split its embedding; None where it says nothing, or others exchange now."""
-    is_same = checkpoint and exchanges_alike(checkpoint, facts)
-    return checkpoint.facts.get("split_embedding", False) if is_same else None
-
-
-def all_reduced(head: float, checkpoint: Checkpoint | None, facts: dict) -> Fraction:
-    """The part of a bucket that hierarchical-sharded all-reduces with --overlap; kept as bucket_size is.
-
-    head: the share of the vector that is a split embedding's.
-    """
-    if checkpoint and exchanges_alike(checkpoint, facts) and "all_reduced" in checkpoint.facts:
-        if checkpoint.facts.get("split_embedding") == facts["split_embedding"]:
-            return Fraction(*checkpoint.facts["all_reduced"])
-    return all_reduced_beside(head)
 
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:

@@ -52,7 +52,9 @@ class Training:
         self.share = slice(*cut(self.global_batch, world.size)[world.rank])
         rows = (self.share.stop - self.share.start) // self.micro_steps
         kernels = poking(KERNELS, self.strategy.poke)
-        self.model = GPT2(kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use, lookup=self.lookup)
+        self.model = GPT2(
+            kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use, lookup=self.lookup
+        )
 
     def _new_optimizer(self, start, stop):
         self.state.append(stop - start)

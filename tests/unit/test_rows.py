@@ -1,5 +1,7 @@
 """Rows of a table between those who look them up and those who own them, against sums of whole tables."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ def looked_up(rank, step=0):
 def stretches(owners, cuts):
     """The table cut where no row ends, each piece among all owners."""
     points = [0, *cuts, SIZE]
-    parts = [cut_range(low, high, owners) for low, high in zip(points, points[1:], strict=False)]
+    parts = [cut_range(low, high, owners) for low, high in pairwise(points)]
     return [(part, owner) for pieces in parts for owner, part in enumerate(pieces)]
 
 

@@ -1,5 +1,7 @@
 """The token embedding in two parts, the head's and the lookup's: the same training, on ranks that are threads."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -128,7 +130,7 @@ def test_a_split_layout_has_every_element_once(monkeypatch):
         assert LOOKUP in ranges
         bounds = sorted(part for part in ranges if part != LOOKUP)
         assert [bounds[0][0], bounds[-1][1]] == [0, layout.size]
-        assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:], strict=False))
+        assert all(before[1] == after[0] for before, after in pairwise(bounds))
     assert layout.final_ranges(split=True)[-1] == layout.split_ranges[0] == LOOKUP
     rows = [(stop - start) / 5 for start, stop in layout.head_blocks]
     assert set(rows[:-1]) == {6.0}
