@@ -4,6 +4,7 @@ import mmap
 
 import numpy as np
 
+from dist.looked_up import LookedUp, ids_and_values
 from dist.node_memory import NodeMemory, check_room
 from dist.waiting import barrier
 from dist.world import World
@@ -30,6 +31,10 @@ class OwnBuffers:
     def __init__(self, world: World, size: int, ranges=(), zeros=host_zeros):
         self.parameters, self.gradients, self.zeros = zeros(size), zeros(size), zeros
 
+    def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
+        """For at most so many rows that a step looks up in a table of that shape."""
+        return LookedUp(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
+
     def filled(self, start: int, stop: int) -> None:
         """The first parameters of a range have been written."""
 
@@ -46,7 +51,7 @@ class NodeBuffers(NodeMemory):
     """
 
     def __init__(self, world: World, size: int, ranges=()):
-        self.fills_parameters = world.local_rank == 0
+        self.fills_parameters, self._world = world.local_rank == 0, world
         other = ", or use a strategy that shares none (ring, reduce-scatter)"
         vectors = 2 if self.fills_parameters else 1
         check_room(world, vectors * size * 4, "the buffers that its ranks share", other)
@@ -55,6 +60,11 @@ class NodeBuffers(NodeMemory):
         self.local_gradients = self.share(size)
         self.gradients = self.local_gradients[world.local_rank]
         barrier(world.job.local_comm)
+
+    def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
+        """As OwnBuffers', where the node's ranks see each other's rows. Collective."""
+        check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
+        return LookedUp(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
 
     def filled(self, start: int, stop: int) -> None:
         """The first parameters of a range have been written."""

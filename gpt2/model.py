@@ -13,7 +13,7 @@ and their gradients.
 import numpy as np
 
 from gpt2.activations import new_activations, widths
-from gpt2.parameters import Layout, Parameters, no_hook
+from gpt2.parameters import LOOKUP, Layout, Parameters, no_hook
 
 
 class Alone:
@@ -46,6 +46,11 @@ class GPT2:
     layout's ranges in their order, backward in reverse through all but the embeddings'. These stay in use from forward
     to backward, since the token embedding is also the head.
 
+    lookup: None, or where looked-up rows of the token embedding are, apart from it (dist/looked_up.py): values
+    (rows, C), and numbers(tokens), the row of each. They have the parameters if `has_parameters`; a step's first
+    backward calls begin_gradients(), and from then on their gradients go there. Those of the embedding are the head's
+    alone. Hooks hear of the layout's split ranges: as head, the embedding is used block by block, and last.
+
     Of a piece of a model (gpt2/pieces.py), parts says how the parts of its tensors are summed, and in_flight how many
     batches may be between forward and backward: each has a slot for what backward needs. A stage that is not the first
     begins forward with inputs(slot); one that is not the last leaves `outputs`. Backward begins with the gradient of
@@ -62,9 +67,10 @@ class GPT2:
         before_use=no_hook,
         parts=ALONE,
         in_flight: int = 1,
+        lookup=None,
     ):
         self.kernels, self.parameters, self.gradients = kernels, parameters, gradients
-        self.before_use, self.parts = before_use, parts
+        self.before_use, self.parts, self.lookup = before_use, parts, lookup
         self.config, self.piece = parameters.layout.config, parameters.layout.piece
         self.batch_size, self.sequence_length = batch_size, sequence_length
         self.heads = self.piece.share_size(self.config.n_head)
@@ -101,10 +107,14 @@ class GPT2:
         """
         kept = self.kept[slot]
         kept.tokens = tokens
-        self._transform(tokens, kept)
+        by_rows = self.lookup is not None and self.lookup.has_parameters
+        self._transform(tokens, kept, by_rows)
         if not self.piece.is_last:
             return 0.0
-        self._classify(kept, targets, kept.exponentials, kept.row_scale, gradient_scale)
+        head = {}
+        if by_rows:
+            head = {"blocks": self._head_used(), "target_rows": (self.lookup.values, self.lookup.numbers(targets))}
+        self._classify(kept, targets, kept.exponentials, kept.row_scale, gradient_scale, head)
         return float(kept.losses.sum(dtype=np.float64))
 
     def token_losses(self, tokens, targets):
@@ -127,19 +137,38 @@ class GPT2:
         self.kernels.linear_forward(out, kept.lnf, self.parameters.wte, None)
         return out.reshape(*tokens.shape, -1)[:, :, : self.config.vocab_size]
 
-    def _classify(self, kept, targets, exponentials, row_scale, gradient_scale):
-        parts = {"parts": self.parts} | self._tokens if self._tokens else {}
+    def _classify(self, kept, targets, exponentials, row_scale, gradient_scale, head=None):
+        parts = {"parts": self.parts} | self._tokens if self._tokens else head or {}
         self.kernels.classifier_forward(
             kept.losses, exponentials, row_scale, kept.lnf, self.parameters.wte,
             targets.reshape(-1), self.config.vocab_size, gradient_scale, **parts,
         )  # fmt: skip
 
-    def _transform(self, tokens, kept):
-        """All that the piece has: embedding, blocks, final LayerNorm; or the sum that the next stage begins with."""
-        p, ranges = self.parameters, iter(self.parameters.layout.ranges)
+    def _head_used(self):
+        """Yield the rows of each block of the head, once it may be used."""
+        for start, stop in self.parameters.layout.head_blocks:
+            self.before_use(start, stop)
+            yield start // self.config.n_embd, stop // self.config.n_embd
+
+    def _head_final(self, gradients_final):
+        """Yield the rows of each block of the head from the last one on: its gradients are final when the next one is
+        asked for."""
+        for start, stop in reversed(self.parameters.layout.head_blocks):
+            yield start // self.config.n_embd, stop // self.config.n_embd
+            gradients_final(start, stop)
+
+    def _transform(self, tokens, kept, by_rows=False):
+        """All that the piece has: embedding, blocks, final LayerNorm; or the sum that the next stage begins with.
+
+        by_rows: the embeddings of the tokens are the lookup's.
+        """
+        p, layout = self.parameters, self.parameters.layout
+        ranges = iter(layout.split_ranges if by_rows else layout.ranges)
         if self.piece.is_first:
+            if by_rows:
+                self.before_use(*next(ranges))
             self.before_use(*next(ranges))
-            self._embed(tokens, kept.inputs)
+            self._embed(tokens, kept.inputs, by_rows)
         stream, branch = kept.inputs, None  # the branch is still to be added to the stream
         for a, w in zip(kept.layers, p.layers, strict=True):
             self.before_use(*next(ranges))
@@ -155,8 +184,12 @@ class GPT2:
         else:
             self.kernels.add(self.outputs, stream, branch)
 
-    def _embed(self, tokens, stream):
+    def _embed(self, tokens, stream, by_rows):
         """stream (N, C) = the embeddings; parts of the vocabulary sum theirs up."""
+        if by_rows:
+            table, tokens = self.lookup.values, self.lookup.numbers(tokens)
+            self.kernels.embedding_forward(stream.reshape(*tokens.shape, -1), tokens, table, self.parameters.wpe)
+            return
         p, out = self.parameters, self.branch if self._tokens else stream
         self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), tokens, p.wte, p.wpe, **self._tokens)
         if self._tokens:
@@ -192,8 +225,9 @@ class GPT2:
         k, p, d, kept = self.kernels, self.parameters, self.gradients, self.kept[slot]
         ranges, final_ranges = list(p.layout.ranges), iter(p.layout.final_ranges())
         if self.piece.is_last:
+            head = {} if self.lookup is None else {"blocks": self._head_final(gradients_final)}
             self._head_backward(
-                kept, ranges.pop(), accumulate, accumulate if accumulate_head is None else accumulate_head
+                kept, ranges.pop(), accumulate, accumulate if accumulate_head is None else accumulate_head, head
             )
             gradients_final(*next(final_ranges))
         for layer in reversed(list(zip(kept.layers, p.layers, d.layers, strict=True))):
@@ -206,13 +240,22 @@ class GPT2:
             if not (self.piece.is_last or accumulate):
                 d.wte[:] = 0.0  # the head, whose gradient comes first elsewhere, is another stage's
             dstream = self.dresidual.reshape(*kept.tokens.shape, -1)
+            if self.lookup is not None:
+                if not accumulate:
+                    self.lookup.begin_gradients()
+                numbers = self.lookup.numbers(kept.tokens)
+                k.embedding_backward(self.lookup.values, d.wpe, dstream, numbers, accumulate)
+                gradients_final(*p.layout.split_ranges[1])
+                gradients_final(*LOOKUP)
+                return
             k.embedding_backward(d.wte, d.wpe, dstream, kept.tokens, accumulate, **self._tokens)
             gradients_final(*next(final_ranges))
 
-    def _head_backward(self, kept, last_range, accumulate, accumulate_head):
+    def _head_backward(self, kept, last_range, accumulate, accumulate_head, head):
         """The gradient of the final LayerNorm's inputs, in dresidual."""
         k, p, d = self.kernels, self.parameters, self.gradients
-        k.classifier_backward(self.dbranch, d.wte, kept.exponentials, kept.row_scale, kept.lnf, p.wte, accumulate_head)
+        saved = kept.exponentials, kept.row_scale, kept.lnf
+        k.classifier_backward(self.dbranch, d.wte, *saved, p.wte, accumulate_head, **head)
         self.dresidual[:] = 0.0
         self.before_use(*last_range)
         k.layernorm_backward(

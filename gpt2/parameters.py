@@ -17,6 +17,10 @@ from gpt2.config import GPT2Config
 from gpt2.pieces import Piece, Tensor, layer_shapes, tensors, whole
 
 LOOKED_AT = 1 << 18  # elements: a piece that stays in a core's cache
+HEAD_ROWS = 1024  # of the token embedding, which is the head: as many as a few milliseconds of its products
+# What hooks are told instead of a range where a model is about to use, or has the gradients of, the rows of the token
+# embedding that the step looks up (Layout.split_ranges): no stretch of the buffer, so an empty one.
+LOOKUP = (0, 0)
 INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
 
 
@@ -67,6 +71,24 @@ class Layout:
         found = (self.by_name.get(f"layer.{layer}.{name}") for name in names)
         return next(tensor.start for tensor in found if tensor)
 
+    @cached_property
+    def split_ranges(self) -> tuple[tuple[int, int], ...]:
+        """What is used together, in order, where the token embedding is split by its two uses: the rows that are looked
+        up, the position embedding, each layer, the final LayerNorm, and the head: the token embedding block by block.
+
+        Of a whole model.
+        """
+        step = HEAD_ROWS * self.config.n_embd
+        (_, embeddings_stop), *others = self.ranges
+        head_stop = self.by_name["wte"].stop
+        blocks = [(low, min(low + step, head_stop)) for low in range(0, head_stop, step)]
+        return (LOOKUP, (head_stop, embeddings_stop), *others, *blocks)
+
+    @property
+    def head_blocks(self) -> tuple[tuple[int, int], ...]:
+        """The last of split_ranges: of the token embedding."""
+        return self.split_ranges[1 + len(self.ranges) :]
+
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
         """The tensors that begin in [start, stop), in order."""
         low, high = (bisect_left(self.tensors, place, key=attrgetter("start")) for place in (start, stop))
@@ -76,12 +98,16 @@ class Layout:
         """The name of the tensor that an element of the flat buffer belongs to, or "the pad"."""
         return next((tensor.name for tensor in self.tensors if tensor.start <= element < tensor.stop), "the pad")
 
-    def final_ranges(self) -> tuple[tuple[int, int], ...]:
+    def final_ranges(self, split: bool = False) -> tuple[tuple[int, int], ...]:
         """The parts of the buffer in the order in which backward makes their gradients final.
 
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
-        two parts, and the second is made at the very end.
+        two parts, and the second is made at the very end. With `split` (as split_ranges) the first part, the head's,
+        comes first, from its last block down; what the lookup adds is apart, and comes last.
         """
+        if split:
+            unsplit = self.final_ranges()[:-1]
+            return (*reversed(self.head_blocks), *unsplit, self.split_ranges[1], LOOKUP)
         ranges, final = list(self.ranges), []
         if self.piece.is_last:
             final.append(ranges.pop())

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.cost.memory import VECTOR_BYTES, Memory
-from dist.cost.overlap import Overlap, Training
+from dist.cost.overlap import ALL_REDUCED, Overlap, Training
 from dist.gpu.buffers import OnDevice
 from dist.host.exchange import FLOAT32, RingExchange
 from dist.host.operation import MpiSum, OwnSum, new_operation
+from dist.looked_up import LookedUp
 from dist.mpi import MPI
 from dist.wire import WIRE_BYTES, Wire, WireFormat
 from dist.world import World
@@ -40,6 +42,9 @@ class Job:
     new_exchange    (comm, ranges): what exchanges ranges where the buffers lie (dist/host/exchange.py)
     final_ranges    the parts of the flat buffer in the order in which backward makes them final
     bucket_bytes    exchange them during backward, that much at once or more; None: after it
+    lookup          the rows of the token embedding that a step looks up, if they are exchanged apart from it
+                    (dist/looked_up.py; final_ranges are split then, see gpt2.parameters.Layout), or None
+    all_reduced     of what is gathered after the update, the part that may be all-reduced before it instead
     """
 
     world: World
@@ -56,6 +61,8 @@ class Job:
     new_exchange: Callable = RingExchange
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
+    lookup: LookedUp | None = None
+    all_reduced: Fraction = ALL_REDUCED
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Strategy:
     operations = ()  # --op: what its calls of MPI's collectives may add with
     error_feedback = False  # whether it can keep what rounding takes, and add it to the next step's gradients
     overlaps = False  # whether it can exchange while the model computes, in host memory
+    splits_embedding = False  # whether it can exchange looked-up rows apart, in host memory (Job.lookup)
     shares_sums = False  # whether the sums alone travel, and every rank makes its parameters of them
     knows_nodes = False  # whether what it sends depends on who sits on which node
     auto = ()  # where --strategy auto may take it: "host", "gpus"
@@ -133,6 +141,9 @@ class Strategy:
 
     def before_use(self, start: int, stop: int) -> None:
         """Called before parameters [start, stop), one of the layout's ranges, are used: see gpt2.model.GPT2.
+
+        With Job.lookup they are the split ones in training, the first of which is no range: LOOKUP, the rows of
+        the token embedding that the step looks up.
 
         All ranks use the same ranges in the same order, in training, validation and when a checkpoint is written.
         """

@@ -3,14 +3,19 @@
 A bucket is a flat range that is exchanged together. Without overlap there is one, the whole buffer, after backward.
 With it, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`, each begins on the spot,
 and `poke` moves them on between the kernels of backward.
+
+A split embedding (Job.lookup) has the head's buckets first, and last the gradients of its looked-up rows, which go by
+dist/host/rows.py and are added to the head's sums when all else is through.
 """
 
 from dist.cost.overlap import of_buckets
+from gpt2.parameters import LOOKUP
 from strategies.base import Strategy
 
 
 class InBuckets(Strategy):
-    """A subclass makes `exchange`, and begins one with it in start_exchange."""
+    """A subclass makes `exchange`, and begins one with it in start_exchange. Of a split embedding it makes `rows`, too,
+    a RowExchange; it begins with that in start_rows, and says in part_of_sums where a stretch of the sums lies."""
 
     wires, error_feedback, overlaps = ("float32", "bfloat16"), True, True
     overlap = staticmethod(of_buckets)
@@ -21,13 +26,24 @@ class InBuckets(Strategy):
         self.overlapping = job.bucket_bytes is not None
         self.buckets = plan_buckets(job.final_ranges, job.bucket_bytes) if self.overlapping else [(0, size)]
         self.started = 0
+        self.lookup, self.rows_started = job.lookup, False
+        self.head_stop = job.lookup.shape[0] * job.lookup.shape[1] if job.lookup else 0
 
     def start_exchange(self, start: int, stop: int) -> None:
         """Begin the exchange of a bucket: called once a step for each, in one order on all ranks."""
         raise NotImplementedError
 
+    def start_rows(self) -> None:
+        """Begin the exchange of looked-up rows: called once a step where the embedding is split."""
+
+    def part_of_sums(self, start: int, stop: int):
+        """The array that holds this stretch of the sums."""
+        return self.gradients[start:stop]
+
     def gradients_final(self, start, stop):
-        while self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] >= start:
+        if (start, stop) == LOOKUP:
+            self._start_rows()
+        elif self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] == start:
             self._start_next()
 
     def poke(self):
@@ -37,8 +53,12 @@ class InBuckets(Strategy):
         """Exchange what has not begun, and return when all buckets are through."""
         while self.started < len(self.buckets):
             self._start_next()
+        if self.lookup and not self.rows_started:
+            self._start_rows()
         self.exchange.progress.finish()
-        self.started = 0
+        self.started, self.rows_started = 0, False
+        if self.lookup:
+            self.rows.add_to(self.part_of_sums)
 
     def errors(self):
         return self.exchange.errors
@@ -47,12 +67,24 @@ class InBuckets(Strategy):
         self.started += 1
         self.start_exchange(*self.buckets[self.started - 1])
 
+    def _start_rows(self) -> None:
+        self.rows_started = True
+        self.start_rows()
+
+    def is_of_head(self, start: int) -> bool:
+        """Whether a bucket that begins there is of a split embedding."""
+        return start < self.head_stop
+
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:
-    """The ranges, which follow each other downwards, joined until each holds `bucket_bytes` of float32 or more."""
+    """The ranges, which follow each other downwards, joined until each holds `bucket_bytes` of float32 or more; a split
+    embedding's first ones go down to 0, and the others begin above them again."""
     buckets = []
     low, high = None, None
     for start, stop in final_ranges:
+        if high is not None and stop != low:
+            buckets.append((low, high))
+            high = None
         low, high = start, stop if high is None else high
         if (high - low) * 4 >= bucket_bytes:
             buckets.append((low, high))

@@ -8,6 +8,8 @@ smallest node has ranks, rank l of each node drives the ring of lane l, on its p
 optimizer state of its part (2 D / ranks of the node); parameters are there once a node. Nothing is copied to share it.
 Halfway round, each sum is complete on one rank: the gradients' norm is summed up while the other half travels.
 
+A split embedding's looked-up rows are added up by the node where the ring leaves the head's sum of that stretch.
+
 On GPUs it is another form, Replicated over dist/gpu/node_exchange.py: ranks cannot read each other's GPU memory as they
 read a shared window, so the sums of a node are made by messages as well, and each rank has all parameters.
 """
@@ -16,6 +18,8 @@ from dist.buffers import NodeBuffers
 from dist.cost.memory import Memory
 from dist.cost.messages import ring_of_nodes
 from dist.gpu.node_exchange import NodeExchange
+from dist.host.ring import own_chunk
+from dist.host.rows import RowExchange
 from dist.mpi import MPI
 from dist.ranges import cut, cut_range
 from dist.waiting import EarlySum, wait
@@ -26,7 +30,7 @@ from strategies.replicated import Replicated
 
 class Hierarchical(InBuckets):
     name, line = "hierarchical", "sums in the node, a ring of nodes"
-    shares_sums = knows_nodes = True
+    shares_sums = knows_nodes = splits_embedding = True
     auto = ("host", "gpus")
     memory = Memory(optimizer="2/L", shared_in_node=True)
     on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated)
@@ -43,20 +47,42 @@ class Hierarchical(InBuckets):
         # A rank without a lane has a ring, too, in which nothing is ever exchanged.
         lane_comm = self.comm.Split(world.local_rank, world.node)
         self.exchange = job.new_exchange(lane_comm, self.buckets, addends=addends)
+        self.rows = RowExchange(lane_comm, job.lookup, self._cut_head(lane_comm.size)) if job.lookup else None
         self.arrivals = 0
         self._new_optimizers(job)
 
     def _new_optimizers(self, job):
         size = len(self.parameters)
         self.own = slice(*cut(size, len(self.local_ranks))[job.world.local_rank])
-        self.squares = EarlySum(self.comm, 0 if self.lane is None else len(self.buckets))
+        early = sum(not self.is_of_head(start) for start, _ in self.buckets)
+        self.squares = EarlySum(self.comm, 0 if self.lane is None else early + bool(self.lookup))
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 
     def start_exchange(self, start, stop):
         self._arrive()
         if self.lane is not None:
-            exchange = self._lane_exchange(*cut_range(start, stop, len(self.lanes))[self.lane])
+            exchange = self._lane_exchange(*self._of_lane(start, stop))
             self.exchange.progress.start(self._when_all_arrived(exchange, self.arrivals))
+
+    def _of_lane(self, start, stop):
+        return cut_range(start, stop, len(self.lanes))[self.lane]
+
+    def _cut_head(self, nodes):
+        """Which node adds up the looked-up rows of each stretch of this lane: the one where the ring leaves its sum."""
+        buckets = [bucket for bucket in self.buckets if self.is_of_head(bucket[0]) and self.lane is not None]
+        parts = [self._of_lane(*bucket) for bucket in buckets]
+        return [(own_chunk(nodes, node, *part), node) for part in parts for node in range(nodes)]
+
+    def start_rows(self):
+        self._arrive()
+        if self.lane is not None:
+            self.exchange.progress.start(self._when_all_arrived(self._row_exchange(), self.arrivals))
+
+    def _row_exchange(self):
+        return self.rows.everywhere()
+
+    def part_of_sums(self, start, stop):
+        return self.node_sum[start:stop]
 
     def _when_all_arrived(self, exchange, arrivals):
         yield self.node.arrived(self.local_ranks, arrivals)
@@ -66,11 +92,18 @@ class Hierarchical(InBuckets):
         return self.exchange.allreduce(self.node_sum, start, stop, self._add_squares)
 
     def _add_squares(self, start, stop):
-        self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))
+        if not self.is_of_head(start):
+            self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))
+
+    def _add_squares_of_head(self):
+        """To which the looked-up rows have been added by now."""
+        if self.lookup and self.lane is not None:
+            self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in self.rows.own))
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
             self.finish_exchange()
+            self._add_squares_of_head()
             squares = self.squares.result()
             self._meet_the_node()
         with self.tracer.phase("update"):

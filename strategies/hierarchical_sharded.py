@@ -13,6 +13,9 @@ backward, updated by every node as in hierarchical, and not gathered. Of compute
 before the update and one third after it. The third costs memory: of the optimizer state a rank holds
 2 D (1/3 / ranks of its node + 2/3 / N).
 
+A split embedding is gathered last, beside all of forward; before it go the rows that the next step looks up, from the
+nodes that have updated them. It has all of backward, too, so none of it is all-reduced, and more of the others is.
+
 On GPUs it is another form, Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
 
@@ -24,11 +27,10 @@ from dist.gpu.node_exchange import NodeExchange
 from dist.host.ring import own_chunk
 from dist.ranges import cut_range
 from dist.waiting import Condition, sum_everywhere
+from gpt2.parameters import LOOKUP
 from strategies.base import OnGpus, Updated
 from strategies.hierarchical import Hierarchical
 from strategies.sharded import Sharded
-
-FORWARD_IS_ONE_IN = 3  # of the compute: backward makes two products for each of forward's
 
 
 class HierarchicalSharded(Hierarchical):
@@ -42,6 +44,9 @@ class HierarchicalSharded(Hierarchical):
         return of_buckets(training, beside=1.0)  # backward, and the next forward
 
     def _new_optimizers(self, job):
+        self.all_reduced = job.all_reduced if self.overlapping else 0
+        # What is gathered after an update, in the order of its use in forward.
+        self.gathered = [*([LOOKUP] if self.lookup else []), *reversed(self.buckets)]
         lanes = [lane for bucket in self.buckets for lane in cut_range(*bucket, len(self.lanes))]
         sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
         replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlapping]
@@ -50,11 +55,11 @@ class HierarchicalSharded(Hierarchical):
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
         # Where updates of the sharded parts add up: in the parameters, until _keep_masters copies them.
         self.masters, self.keeps_masters = [self.parameters[part] for part, _ in self.sharded], False
-        self.updated, self.awaited = -len(self.buckets), 0  # counts of arrivals: at the last update, and waited for
+        self.updated, self.awaited = -len(self.gathered), 0  # counts of arrivals: at the last update, and waited for
 
     def _middle(self, start, stop):
         """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
-        return start + (stop - start) // FORWARD_IS_ONE_IN if self.overlapping else start
+        return start if self.is_of_head(start) else start + int((stop - start) * self.all_reduced)
 
     def _lane_exchange(self, start, stop):
         middle = self._middle(start, stop)
@@ -62,6 +67,9 @@ class HierarchicalSharded(Hierarchical):
         if not self.overlapping:
             return sharded
         return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
+
+    def _row_exchange(self):
+        return self.rows.to_owners()
 
     def state(self):
         replicated = [self.parameters[part] for part, _ in self.replicated]
@@ -72,7 +80,7 @@ class HierarchicalSharded(Hierarchical):
         if self.exchange.rounds:
             self._keep_masters()
             self._start_gathering()
-            self._await_gathered(len(self.parameters))
+            self._await_gathered(0, len(self.parameters))
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
@@ -87,7 +95,7 @@ class HierarchicalSharded(Hierarchical):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
             self._start_gathering()
             if not self.overlapping:
-                self._await_gathered(len(self.parameters))
+                self._await_gathered(0, len(self.parameters))
         return norm
 
     def _update_parts(self, lr, scale):
@@ -99,6 +107,8 @@ class HierarchicalSharded(Hierarchical):
             optimizer.update(master, self.node_sum[part], lr, scale)
             if self.keeps_masters:
                 self.parameters[part] = master
+            if self.is_of_head(part.start):  # looked-up rows are the first to go, as the others will see them
+                self.exchange.round(self.parameters, part.start, part.stop)
 
     def _keep_masters(self):
         """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
@@ -109,12 +119,17 @@ class HierarchicalSharded(Hierarchical):
         all ranks of the node have met since backward."""
         self._arrive()
         self.updated = self.arrivals
-        for index, bucket in enumerate(reversed(self.buckets)):
-            gathering = None
-            if self.lane is not None:
-                low, high = cut_range(*bucket, len(self.lanes))[self.lane]
-                gathering = self.exchange.all_gather(self.parameters, self._middle(low, high), high)
+        if self.lookup:
+            self.lookup.fetched = True
+        for index, part in enumerate(self.gathered):
+            gathering = None if self.lane is None else self._lane_gathering(*part)
             self.exchange.progress.start(self._gather(gathering, self.updated + index))
+
+    def _lane_gathering(self, start, stop):
+        if (start, stop) == LOOKUP:
+            return self.rows.fetch(self.parameters, self.lookup.next_rows())
+        low, high = self._of_lane(start, stop)
+        return self.exchange.all_gather(self.parameters, self._middle(low, high), high)
 
     def _gather(self, gathering, earlier):
         """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""
@@ -125,17 +140,19 @@ class HierarchicalSharded(Hierarchical):
         self._arrive()
 
     def before_use(self, start, stop):
-        if self._arrivals_with(stop) > self.awaited:
+        self.poke()
+        if self._arrivals_with(start, stop) > self.awaited:
             with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
-                self._await_gathered(stop)
+                self._await_gathered(start, stop)
 
-    def _await_gathered(self, stop):
-        self.awaited = self._arrivals_with(stop)
+    def _await_gathered(self, start, stop):
+        self.awaited = self._arrivals_with(start, stop)
         self.exchange.progress.wait(self.node.arrived(self.lanes, self.awaited))
 
-    def _arrivals_with(self, stop):
-        """How often a rank with a lane has arrived when it has gathered all buckets that begin below `stop`."""
-        return self.updated + sum(low < stop for low, _ in self.buckets)
+    def _arrivals_with(self, start, stop):
+        """How often a rank with a lane has arrived when it has gathered all that [start, stop) is made of."""
+        needed = [part == (start, stop) or (part[0] < stop and start < part[1]) for part in self.gathered]
+        return self.updated + max((count for count, is_needed in enumerate(needed, 1) if is_needed), default=0)
 
 
 def _optimized(job, parts):

@@ -3,25 +3,35 @@
     each bucket: all-reduce of the gradients, by whatever the subclass exchanges with;  AdamW everywhere
 
 Each rank holds all optimizer state (2 D). For the norm each rank squares its share of the sums, and one number more is
-summed over the ranks.
+summed over the ranks. A split embedding's looked-up rows are summed up by a rank each, and go to all.
 """
 
+from dist.host.rows import RowExchange
 from dist.ranges import cut
 from dist.waiting import sum_everywhere
 from strategies.bucketed import InBuckets
 
 
 class Replicated(InBuckets):
-    shares_sums = True
+    shares_sums = splits_embedding = True
 
     def __init__(self, job):
         super().__init__(job)
         self.exchange = job.new_exchange(self.comm, self.buckets)
         self.optimizer = job.new_optimizer(0, len(self.parameters))
+        self.rows = RowExchange(self.comm, job.lookup, self._cut_rows()) if job.lookup else None
         self.squares_own = slice(*cut(len(self.gradients), self.comm.size)[self.comm.rank])
 
     def start_exchange(self, start, stop):
         self.exchange.start_allreduce(self.gradients, start, stop)
+
+    def _cut_rows(self):
+        """Who adds up which looked-up rows: each rank those of its share of the embedding."""
+        rows, width = self.lookup.shape
+        return [((low * width, high * width), rank) for rank, (low, high) in enumerate(cut(rows, self.comm.size))]
+
+    def start_rows(self):
+        self.exchange.progress.start(self.rows.everywhere())
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):

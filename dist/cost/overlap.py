@@ -1,13 +1,24 @@
 """How much of an exchange a step shows when part of it runs beside the step's computing."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dist.cost.messages import FLOAT32_BYTES
 
 # Of a step's computing backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
+# Of what can be gathered during forward, the part that is all-reduced during backward instead. Before the update there
+# is 1 + this part of a half of the exchange, and after it 1 - this part: with a third, two to one, as backward is to
+# forward. So both hide alike, however long the exchange is beside the computing.
+ALL_REDUCED = Fraction(1, 3)
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
+
+
+def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:
+    """The part of the other buckets that is all-reduced so that it is `wanted` of all, in 24ths; of a split embedding,
+    `head` of the vector, nothing is."""
+    return min(Fraction(1), Fraction(round(24 * float(wanted) / (1 - head)), 24)) if head else wanted
 
 
 @dataclass(frozen=True)

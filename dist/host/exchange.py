@@ -65,6 +65,10 @@ class RingExchange:
         flat, start, stop = self._place(vector, start, stop)
         return ring.all_gather(self._comm, flat, start, stop, self._gathering_wire, next(self._tags))
 
+    def round(self, vector, start: int, stop: int) -> None:
+        """Bring values of a vector to what the other ranks will gather of them."""
+        self._gathering_wire.rounded(vector, start, stop)
+
     def _place(self, vector, start: int, stop: int):
         """(array, start, stop) of a range as the wire's memory counts."""
         return (vector[start:stop], 0, stop - start) if self._one_at_a_time else (vector, start, stop)

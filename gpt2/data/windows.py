@@ -85,6 +85,13 @@ class Windows:
             window = self.shards[shard][start : start + T + 1]
             inputs[row], targets[row] = window[:-1], window[1:]
 
+    def tokens(self, first: int, count: int) -> np.ndarray:
+        """The tokens of windows first .. first+count-1 of the endless stream, inputs and targets: int32, sorted, each
+        once."""
+        inputs, targets = np.empty((2, count, self.sequence_length), np.int32)
+        self.read(first, inputs, targets)
+        return np.union1d(inputs, targets)
+
     def locate(self, number: int) -> tuple[int, int]:
         """(shard, first token within it) of a window of the endless stream."""
         epoch, window = divmod(number, self.count)

@@ -10,6 +10,7 @@ from gpt2.formats import weights
 from scripts.machine import blas_choice
 from scripts.settings import presets
 from scripts.settings.model_parallel import copies, with_layers
+from scripts.settings.split_embedding import check_split
 from scripts.settings.training import Settings
 from strategies import find, is_auto
 from strategies.checks import (
@@ -66,6 +67,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
             "lower it, or raise --context"
         )
     settings = with_layers(settings, config, ranks)
+    check_split(settings, ranks)
     if settings.preset:
         batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)

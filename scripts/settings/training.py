@@ -24,6 +24,7 @@ STRATEGY_HELP = (
 )
 LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
+SPLITS = (AUTO, "on", "off")
 
 
 def setting(default, text, **options):
@@ -88,6 +89,9 @@ class Settings:
         None,
         "exchange while the model computes; needs one of our own exchanges, or NCCL (auto, on cores: as is faster; "
         "else off)",
+    )
+    split_embedding: str = setting(
+        AUTO, "with --overlap: exchange the embedding's looked-up rows apart from its use as head", choices=SPLITS
     )
     tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
     pipeline_parallel: int = setting(

@@ -6,10 +6,12 @@ values that it needs, so what a part depends on stands in the call that makes it
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 from dist.gpu.topology import gpu_topology
+from dist.looked_up import LookedUp
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
@@ -28,16 +30,17 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
+from scripts.settings.split_embedding import new_lookup, settle_embedding
+from scripts.training import start
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
-from scripts.training.folder import RUNS, RunFolder, check_holds_no_run, default_run_folder
+from scripts.training.folder import RUNS, RunFolder, take_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, blas_of_ranks, run_table
 from scripts.training.same_files import check_same_files
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
-from scripts.training.start import bucket_size, chosen_before, find_and_check, first_parameters, restore
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -96,21 +99,23 @@ def assemble(settings, world, lock) -> Parts:
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = decided(settings, config, world, shared, threads, links)
-    path = take_run_folder(s, choice["auto"] is not None, world, lock)
+    path = take_run_folder(s.out, s.strategy, choice["auto"] is not None, s.resume, s.take_over, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
+    choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
-    parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
+    parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
     shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)
-    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts["bucket_bytes"]), steps.start - 1)
+    lookup = new_lookup(s, backend.buffers, layout) if facts["split_embedding"] else None
+    strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
     if checkpoint:
-        restore(checkpoint, strategy, layout, facts, world, mesh)
-    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer)
+        start.restore(checkpoint, strategy, layout, facts, world, mesh)
+    strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup)
     model, cut = WholeModel(parameters, strategy.before_use, backend.fetch, mesh), shared.cut.text(mesh.data)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
@@ -145,7 +150,7 @@ def completed(s, world) -> tuple:
 
 def decided(settings, config, world, shared, threads: int, links: list[dict]) -> tuple:
     """choose_backend, of a run that goes on as it chose before; and what config.json says of BLAS. Collective."""
-    kept = chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
+    kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw, data_world = adamw_settings(settings), shared.mesh.data_world
     s, new_backend, choice = choose_backend(settings, config, data_world, shared.layout, adamw, threads, links, kept)
     choice |= blas_of_ranks(world, s.blas_kernels)
@@ -181,16 +186,6 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     return train, val, train.facts(world.comm.allreduce(content))
 
 
-def take_run_folder(s, by_auto: bool, world, lock) -> Path:
-    """The path of the run folder, with this run's lock in it. by_auto: whether auto chose the strategy. Collective."""
-    path = world.comm.bcast(Path(s.out) if s.out else default_run_folder(s.strategy, by_auto))
-    with world.together(UserError):
-        if world.rank == 0 and not s.resume:
-            check_holds_no_run(path)
-    lock.take(path, s.take_over)
-    return path
-
-
 def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
     """What every checkpoint of this run says of it, whatever the step. run: the number of this start of it."""
     return {
@@ -206,8 +201,8 @@ def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[
 
     facts get what depends on both: `bucket_bytes`.
     """
-    checkpoint = find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
-    facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
+    checkpoint = start.find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
+    facts["bucket_bytes"] = start.bucket_size(links, checkpoint, facts) if s.overlap else None
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 
@@ -266,7 +261,7 @@ def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether
     return tracer, TraceFailures(world, traces, tracer)
 
 
-def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job:
+def new_job(s, backend, shared, tracer: Tracer, facts: dict, lookup: LookedUp | None) -> Job:
     """What the strategy works with."""
     return Job(
         world=backend.world,
@@ -278,15 +273,17 @@ def new_job(s, backend, shared, tracer: Tracer, bucket_bytes: int | None) -> Job
         over_model=shared.over_model(tracer),
         tracer=shared.group_tracer(tracer),
         server=s.server,
-        final_ranges=tuple(part for part in shared.layout.final_ranges() if part[0] < part[1]),
-        bucket_bytes=bucket_bytes,
+        final_ranges=tuple(part for part in shared.layout.final_ranges(lookup is not None) if part[0] < part[1]),
+        bucket_bytes=facts["bucket_bytes"],
+        lookup=lookup,
+        all_reduced=Fraction(*facts.get("all_reduced", (0, 1))),
     )
 
 
-def new_worker(s, world, backend, shared, strategy, train, val, tracer) -> tuple:
+def new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup) -> tuple:
     """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
     with world.together(UserError):
-        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer)
+        return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer, lookup)
 
 
 def new_records(s, shared, facts: dict, utilization) -> StepRecords:

@@ -138,3 +138,13 @@ def _earlier_runs(config: Path) -> list[dict]:
 def default_run_folder(strategy: str, by_auto: bool) -> Path:
     """runs/TIME-STRATEGY, of a strategy that --strategy names or that a file holds; TIME-auto-STRATEGY of auto's."""
     return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{'auto-' if by_auto else ''}{find(strategy).name}"
+
+
+def take_run_folder(out: str | None, strategy: str, by_auto: bool, resume: bool, take_over: bool, world, lock) -> Path:
+    """The path of the run folder, with this run's lock in it. by_auto: whether auto chose the strategy. Collective."""
+    path = world.comm.bcast(Path(out) if out else default_run_folder(strategy, by_auto))
+    with world.together(UserError):
+        if world.rank == 0 and not resume:
+            check_holds_no_run(path)
+    lock.take(path, take_over)
+    return path

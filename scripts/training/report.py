@@ -44,6 +44,7 @@ def run_table(
         f"{count_text(threads, 'thread')} on rank 0",
         **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else core_facts(choice)),
         "peak": str(peak),
+        **({"embedding": choice["embedding"]} if choice.get("embedding") else {}),
         "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
         "MPI": library_name(),
         "run folder": str(path),

@@ -103,9 +103,11 @@ class SharedModel:
         rooms = (backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in range(2))
         return tuple(Parameters(self.layout, *pair) for pair in zip(flats, rooms, strict=True))
 
-    def new_worker(self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer) -> tuple:
+    def new_worker(
+        self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer, lookup=None
+    ) -> tuple:
         """(the strategy as training calls it; this rank's worker, with the model and its activations, or a Server if
-        the strategy has the rank compute nothing). train, val: Windows."""
+        the strategy has the rank compute nothing). train, val: Windows; lookup: the model's."""
         views = self.views(backend)
         strategy = self.borrowing(strategy, backend.kernels, views)
         if strategy.worker is None:
@@ -113,7 +115,10 @@ class SharedModel:
         # Exchanges that overlap with compute, and messages between stages, go on between two kernels: they are poked.
         pokes = overlap or self.mesh.pipeline > 1
         kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
-        model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.parts, self.in_flight)
+        if pokes and hasattr(kernels.device, "meanwhile"):
+            kernels.device.meanwhile = strategy.poke
+        hooks = strategy.before_use, self.parts, self.in_flight, lookup
+        model = GPT2(kernels, *views, batch_size, length, *hooks)
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 

@@ -147,6 +147,11 @@ def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
 
 
+def kept_facts(checkpoint: Checkpoint | None, facts: dict) -> dict:
+    """The checkpoint's facts, by which the exchange goes on as it was; none where it may be another."""
+    return checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
+
+
 def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
     """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
 

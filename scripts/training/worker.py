@@ -32,7 +32,8 @@ class Worker:
 
     actions: what it does in a step (gpt2/pipeline.py), the model having room for the micro-steps that are under way.
     stage_links: of a pipeline's stage, to its neighbours. The ranks that share a model are one worker: each reads its
-    windows, and part 0 of the last stage counts the losses.
+    windows, and part 0 of the last stage counts the losses. Where the model has a lookup, it is told what this step and
+    the next one look up.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Worker:
         gradients_final(start, stop) is called as soon as a range of them is final: in the last micro-step, or in each
         one if gradients are not kept.
         """
-        first = (step - 1) * self.global_batch + self.worker * self.micro_steps * self.model.batch_size
-        loss = 0.0
+        first, loss = self._first_window(step), 0.0
+        if self.model.lookup is not None:
+            self._tell_lookup(step)
         self.stage_links.begin(self.micro_steps, self.micro_steps)
         for action, micro_step in self.actions:
             if action == "forward":
@@ -74,6 +76,15 @@ class Worker:
                 self._backward(micro_step, gradients_final)
         self.stage_links.finish()
         return loss if self.counts_losses else 0.0
+
+    def _first_window(self, step: int) -> int:
+        return (step - 1) * self.global_batch + self.worker * self.micro_steps * self.model.batch_size
+
+    def _tell_lookup(self, step: int) -> None:
+        count = self.micro_steps * self.model.batch_size
+        with self.tracer.phase("data"):
+            ids = (self.train.tokens(self._first_window(number), count) for number in (step, step + 1))
+            self.model.lookup.begin(*ids)
 
     def _forward(self, first: int, micro_step: int) -> float:
         slot, piece = micro_step % len(self.inputs), self.model.piece

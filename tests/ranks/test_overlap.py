@@ -28,8 +28,10 @@ KERNELS = load_kernels("numpy", 1)
 class Training:
     """A strategy on one rank, with the micro-steps, the validation and the last look of scripts/train.py."""
 
-    def __init__(self, world, name, max_norm=0.0, **options):
-        self.layout = Layout(CONFIG, multiple_of=world.size)
+    config, global_batch, micro_steps = CONFIG, GLOBAL_BATCH, MICRO_STEPS
+
+    def __init__(self, world, name, max_norm=0.0, split=False, **options):
+        self.layout = Layout(self.config, multiple_of=world.size)
         self.buffers = STRATEGIES[name].buffers(world, self.layout.size, self.layout.ranges)
         self.parameters, gradients = (
             Parameters(self.layout, flat) for flat in (self.buffers.parameters, self.buffers.gradients)
@@ -37,29 +39,36 @@ class Training:
         if self.buffers.fills_parameters:
             initialize(self.parameters, 3, self.buffers.filled)
         world.comm.Barrier()
+        table = self.layout.by_name["wte"].shape
+        self.lookup = self.buffers.new_lookup(table, table[0]) if split else None
         self.state = []  # elements of each AdamW
         job = host_job(
             STRATEGIES[name],
             world=world, buffers=self.buffers, new_optimizer=self._new_optimizer, max_norm=max_norm, tracer=Tracer(),
-            sum_of_squares=KERNELS.sum_of_squares, final_ranges=self.layout.final_ranges(),
-            **options,
+            sum_of_squares=KERNELS.sum_of_squares, lookup=self.lookup,
+            final_ranges=tuple(part for part in self.layout.final_ranges(split) if part[0] < part[1]), **options,
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
-        self.share = slice(*cut(GLOBAL_BATCH, world.size)[world.rank])
-        rows = (self.share.stop - self.share.start) // MICRO_STEPS
+        self.share = slice(*cut(self.global_batch, world.size)[world.rank])
+        rows = (self.share.stop - self.share.start) // self.micro_steps
         kernels = poking(KERNELS, self.strategy.poke)
-        self.model = GPT2(kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use)
+        self.model = GPT2(
+            kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use, lookup=self.lookup
+        )
 
     def _new_optimizer(self, start, stop):
         self.state.append(stop - start)
         return AdamW(KERNELS, self.layout, start, stop, AdamWSettings(eps=1e-4))
 
-    def step(self, batch, validates=True):
+    def step(self, batch, validates=True, next_batch=None):
         """This rank's losses, before the update and in a validation after it, and the norm."""
+        if self.lookup:
+            next_batch = batch if next_batch is None else next_batch
+            self.lookup.begin(np.unique(batch[self.share]), np.unique(next_batch[self.share]))
         loss, keeps = 0.0, self.strategy.keeps_gradients
-        for index, tokens in enumerate(np.split(batch[self.share], MICRO_STEPS)):
-            loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], 1.0 / (GLOBAL_BATCH * LENGTH))
-            final = [self.strategy.gradients_final] if not keeps or index == MICRO_STEPS - 1 else []
+        for index, tokens in enumerate(np.split(batch[self.share], self.micro_steps)):
+            loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], 1.0 / (self.global_batch * LENGTH))
+            final = [self.strategy.gradients_final] if not keeps or index == self.micro_steps - 1 else []
             self.model.backward(keeps and index > 0, *final)
         norm = self.strategy.update(1e-2)
         validation = self.model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum() if validates else 0.0

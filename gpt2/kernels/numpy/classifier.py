@@ -6,6 +6,8 @@ Each row is shifted by its target's logit instead of its largest one: known befo
 loss is the sum's logarithm. The division by the row's sum goes into the small operands of backward's products.
 """
 
+from functools import partial
+
 import numpy as np
 
 from gpt2.kernels.numpy import loops
@@ -17,8 +19,9 @@ LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by 
 
 
 def classifier_forward(
-    cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, parts=None
-):
+    cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale,
+    first_token=0, parts=None, blocks=None, target_rows=None,
+):  # fmt: skip
     """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
     For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
@@ -26,12 +29,17 @@ def classifier_forward(
 
     Of a part of the vocabulary, the rows of wte from first_token on: parts.sum(rows) and parts.maximum(rows) make rows
     (N,) those of all parts together, and all parts get all losses. Two sums of N numbers are exchanged.
+
+    blocks: yields the rows [start, stop) of wte in the order in which they are taken, each as soon as they may be used;
+    None: all at once. target_rows: (rows of any table, and which of them belong to the targets (N,)), in wte's place
+    where that is not there yet.
     """
     known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
     own = np.flatnonzero((targets >= first_token) & (targets < first_token + known))
     columns = targets[own] - first_token
-    target_logits = over_parts(parts, "sum", _target_logits(cores, inputs, wte, own, columns))
-    row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], target_logits))
+    table, places = target_rows or (wte, columns)
+    target_logits = over_parts(parts, "sum", _target_logits(cores, inputs, table, own, places.reshape(-1)))
+    row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], target_logits, blocks))
     shift = target_logits
     if not (row_sum < LARGEST_SUM).all():
         shift = over_parts(parts, "maximum", _row_maximum(cores, inputs, wte[:known]))
@@ -48,40 +56,51 @@ def over_parts(parts, combine: str, rows):
     return rows if parts is None else getattr(parts, combine)(rows)
 
 
-def _target_logits(cores, inputs, wte, own, columns):
+def _target_logits(cores, inputs, table, own, places):
     """(N,): each row's logit of its target, 0 where another part of the vocabulary has it.
 
-    own: the rows whose targets are here, in `columns`.
+    own: the rows whose targets are here, as so many rows of the table.
     """
     inputs = cores.exact("target_inputs", inputs)
     if len(own) == len(inputs):
         rows = cores.scratch("target_rows", inputs.shape, inputs.dtype)
-        np.take(wte, columns, axis=0, out=rows, mode="clip")
+        np.take(table, places, axis=0, out=rows, mode="clip")
         return np.einsum("nc,nc->n", inputs, cores.as_operand(rows))
     logits = np.zeros(len(inputs), inputs.dtype)
-    logits[own] = np.einsum("nc,nc->n", inputs[own], cores.as_operand(wte[columns]))
+    logits[own] = np.einsum("nc,nc->n", inputs[own], cores.as_operand(table[places]))
     return logits
 
 
-def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
-    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
+def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate, blocks=None):
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left.
+
+    blocks: as classifier_forward's; a block's dwte is final when the next one is asked for.
+    """
 
     def scale_rows(result, rows, columns):
         result[:, columns] *= row_scale[rows, None]
 
+    def add_scaled(result, rows, columns):
+        scale_rows(result, rows, columns)
+        dinputs[rows, columns] += result[:, columns]
+
     scaled = cores.scratch("scaled_inputs", inputs.shape, dinputs.dtype)
     np.multiply(cores.exact("target_inputs", inputs), row_scale[:, None], out=scaled)
-    backward_products(cores, dinputs, dwte, exponentials, scaled, wte, accumulate, scale_rows, None)
+    product, finish = dinputs, scale_rows
+    for start, stop in blocks or [(0, len(wte))]:
+        operands = exponentials[:, start:stop], scaled, wte[start:stop]
+        backward_products(cores, product, dwte[start:stop], *operands, accumulate, finish, None)
+        product, finish = cores.scratch("dinputs_of_block", dinputs.shape, dinputs.dtype), add_scaled
 
 
-def _exponentials(cores, out, inputs, weight, shift):
+def _exponentials(cores, out, inputs, weight, shift, blocks=None):
     """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
 
     def add_block(sums, logits, rows, first_column):
         into, column = (logits, 0) if out is None else (loops.bits(out[rows]), first_column)
         loops.add_exponentials(into, column, sums, logits, shift[rows])
 
-    return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block)
+    return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block, blocks)
 
 
 def _row_maximum(cores, inputs, weight):
@@ -93,13 +112,14 @@ def _row_maximum(cores, inputs, weight):
     return _reduce_logits(cores, inputs, weight, np.maximum, -np.inf, add_block)
 
 
-def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
+def _reduce_logits(cores, inputs, weight, combine, start_value, add_block, blocks=None):
     """add_block(result, logits, rows, first_column) of each block of logits, combined over the columns: (N,)."""
     N, V = len(inputs), len(weight)
-    partial = {}
+    sums = {}
 
-    def some_columns(start, stop):
-        result = partial[start] = np.full(N, start_value, weight.dtype)
+    def some_columns(first, start, stop):
+        start, stop = first + start, first + stop
+        result = sums[start] = np.full(N, start_value, weight.dtype)
         for low in range(start, stop, COLUMNS):
             high = min(low + COLUMNS, stop)
             for row in range(0, N, ROWS):
@@ -108,6 +128,7 @@ def _reduce_logits(cores, inputs, weight, combine, start_value, add_block):
                 cores.matmul(inputs[rows], weight[low:high].T, logits)
                 add_block(result[rows], logits, rows, low)
 
-    cores.for_parts(V, some_columns)
+    for first, last in blocks or [(0, V)]:  # of the vocabulary, whose pad rows have no logits
+        cores.for_parts(max(0, min(last, V) - first), partial(some_columns, first))
     with np.errstate(over="ignore"):  # a sum that overflows is made again, with another shift
-        return combine.reduce([partial[start] for start in sorted(partial)])
+        return combine.reduce([sums[start] for start in sorted(sums)])

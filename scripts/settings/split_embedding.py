@@ -1,0 +1,104 @@
+"""Whether the token embedding is exchanged in two parts, by its two uses (--split-embedding): decided here alone.
+
+As head it has a gradient at the very beginning of backward, and is used last in forward. As a table it has one at the
+very end, and is used first; but only in the rows that are looked up. Where these are few, they travel apart, and the
+rest beside computing.
+"""
+
+from fractions import Fraction
+
+import numpy as np
+
+from dist.cost.overlap import all_reduced_beside
+from dist.looked_up import LookedUp
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.parameters import Layout
+from scripts.settings.model_parallel import is_cut
+from scripts.settings.training import Settings
+from strategies import STRATEGIES, find, is_auto, names
+
+PAYS_UP_TO = 0.5  # of the vocabulary's rows: of more, what stays at the ends of a step is no less than half of before
+
+
+def obstacle(s: Settings, ranks: int) -> str | None:
+    """Why the embedding cannot be split, None if nothing is in the way. A strategy or backend may still be "auto"."""
+    kind = None if is_auto(s.strategy) else find(s.strategy)
+    if ranks == 1:
+        return "one rank exchanges nothing"
+    if s.overlap is False:
+        return "without --overlap nothing is computed beside an exchange"
+    if is_cut(s):
+        return "ranks that share a model have the table and the head on different ranks, or parts of them"
+    if kind and not kind.splits_embedding:
+        others = names(other for other in STRATEGIES.values() if other.splits_embedding)
+        return f"--strategy {kind.name} exchanges whole ranges, {others} can"
+    if s.backend == "cupy":
+        return "looked-up rows are exchanged in host memory, not between GPUs"
+    return None
+
+
+def check_split(s: Settings, ranks: int) -> None:
+    """UserError where it is asked for and cannot be."""
+    if s.split_embedding == "on" and (why := obstacle(s, ranks)):
+        raise UserError(f"--split-embedding on: {why}: leave it out, or use auto")
+
+
+def most_rows(s: Settings, config: GPT2Config) -> int:
+    """That a rank's step can look up: those of all its tokens, and of what each window ends with."""
+    return min(config.padded_vocab_size, s.grad_accum * s.batch_size * (s.seq_len + 1))
+
+
+def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:
+    """(whether it is, why). rows: the most that a rank looks up in the first step; before: what the run that this one
+    goes on with did, None if it is none."""
+    if why := obstacle(s, ranks):
+        return False, why
+    used = f"a step looks up {rows:,} of {vocabulary:,} rows"
+    if s.split_embedding != "auto":
+        return s.split_embedding == "on", f"as asked for; {used}"
+    if before is not None:
+        return before, f"as before; {used}"
+    return rows <= PAYS_UP_TO * vocabulary, used
+
+
+def settle_embedding(s: Settings, layout: Layout, train, step: int, facts: dict, before: dict, world) -> dict:
+    """What config.json says of it: "embedding", in words, and "looked_up": rows that each node looks up, and any rank;
+    nothing where nothing overlaps.
+
+    step: the first that is made. facts, of every checkpoint, get `split_embedding` and `all_reduced`, and keep those of
+    `before`, a checkpoint's of which this run exchanges alike, or {}: else it would add in another order, and round
+    otherwise. Collective: also ends the job with one line where a split was asked for and cannot be.
+    """
+    with world.together(UserError):
+        check_split(s, world.size)
+    facts["split_embedding"] = False
+    if not s.overlap:
+        return {}
+    count = s.grad_accum * s.batch_size
+    everyone = world.comm.allgather(train.tokens((step - 1) * facts["global_batch"] + world.rank * count, count))
+    was_split = before.get("split_embedding", False) if before else None
+    rows, vocabulary = max(map(len, everyone)), layout.config.padded_vocab_size
+    facts["split_embedding"], why = is_split(s, world.size, rows, vocabulary, was_split)
+    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0)
+    if was_split == facts["split_embedding"] and "all_reduced" in before:
+        share = Fraction(*before["all_reduced"])
+    facts["all_reduced"] = [share.numerator, share.denominator]
+    if not facts["split_embedding"]:
+        return {"embedding": f"whole: {why}"}
+    used = {"of_nodes": rows_of_nodes(everyone, world.places), "any": len(np.unique(np.concatenate(everyone)))}
+    return {"embedding": f"head and looked-up rows apart: {why}", "looked_up": used}
+
+
+def new_lookup(s: Settings, buffers, layout: Layout) -> LookedUp:
+    """Room for the rows of the token embedding that a step of this rank looks up."""
+    return buffers.new_lookup(layout.by_name["wte"].shape, most_rows(s, layout.config))
+
+
+def rows_of_nodes(ids: list[np.ndarray], places: list[dict]) -> list[int]:
+    """How many different rows the ranks of each node look up. ids: each rank's."""
+    nodes = [place["node"] for place in places]
+    found = []
+    for node in sorted(set(nodes)):
+        found.append(len(np.unique(np.concatenate([own for own, its in zip(ids, nodes, strict=True) if its == node]))))
+    return found
