@@ -173,7 +173,7 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
         trainer.run(*auto, *flags, world=world, **machine)
         settings, printed = trainer.config["settings"], capsys.readouterr().out
         assert settings["transport"] == transport, flags
-        takes = f"--strategy auto takes {settings['strategy']}: "
+        takes = f"--strategy auto takes {settings['strategy']}{' with overlap' * settings['overlap']}: "
         assert comm.rank or takes in printed, printed
         between = "in a trial between GPUs, which the cost model does not know: "
         assert comm.rank or (between in printed) == (transport != "host")

@@ -29,7 +29,7 @@ def test_ours_alone(tmp_path):
     contenders = report["contenders"]
     assert [*contenders] == ["ours, no exchange", "ours", "ours, bfloat16 wire"]
     assert contenders["ours"]["loss_differs"] == 0
-    assert 0 < contenders["ours, bfloat16 wire"]["loss_differs"] < 1e-2
+    assert contenders["ours, bfloat16 wire"]["loss_differs"] < 1e-2  # 0 where sums need no wire
     assert len(contenders["ours"]["losses"]) == 3
     assert all(one["step_s"] == pytest.approx(one["compute_s"] + one["exposed_s"]) for one in contenders.values())
     assert "turn 1 of 1, ours: " in printed

@@ -233,6 +233,7 @@ def test_a_checkpoint_of_before_goes_on_as_it_was():
     choice = auto.kept_choice(kept, around, s)
     assert (choice.name, choice.overlap) == ("ring", True)
     assert auto.kept_choice(kept, around | {"ranks": 8}, s) is None
+    assert auto.kept_choice(kept, around, settings("--no-overlap")) is None
     assert chosen_by(facts | {"bucket_bytes": None})["overlap"] is False
     assert chosen_by(facts | {"strategy": "chain"}) is None  # a file's that nobody knows here
     assert chosen_by(facts | {"strategy": "reduce-scatter"}) is None  # overlapped between GPUs
