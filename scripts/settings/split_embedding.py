@@ -10,8 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from dist.cost.overlap import all_reduced_beside
+from dist.looked_up import LookedUp
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.parameters import Layout
 from scripts.settings.model_parallel import is_cut
 from scripts.settings.training import Settings
 from strategies import STRATEGIES, find, is_auto, names
@@ -60,7 +62,7 @@ def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool |
     return rows <= PAYS_UP_TO * vocabulary, used
 
 
-def settle_embedding(s: Settings, layout, train, step: int, facts: dict, before: dict, world) -> dict:
+def settle_embedding(s: Settings, layout: Layout, train, step: int, facts: dict, before: dict, world) -> dict:
     """What config.json says of it: "embedding", in words, and "looked_up": rows that each node looks up, and any rank;
     nothing where nothing overlaps.
 
@@ -86,6 +88,11 @@ def settle_embedding(s: Settings, layout, train, step: int, facts: dict, before:
         return {"embedding": f"whole: {why}"}
     used = {"of_nodes": rows_of_nodes(everyone, world.places), "any": len(np.unique(np.concatenate(everyone)))}
     return {"embedding": f"head and looked-up rows apart: {why}", "looked_up": used}
+
+
+def new_lookup(s: Settings, buffers, layout: Layout) -> LookedUp:
+    """Room for the rows of the token embedding that a step of this rank looks up."""
+    return buffers.new_lookup(layout.by_name["wte"].shape, most_rows(s, layout.config))
 
 
 def rows_of_nodes(ids: list[np.ndarray], places: list[dict]) -> list[int]:

@@ -30,7 +30,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
-from scripts.settings.split_embedding import most_rows, settle_embedding
+from scripts.settings.split_embedding import new_lookup, settle_embedding
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder, check_holds_no_run, default_run_folder
@@ -99,14 +99,14 @@ def assemble(settings, world, lock) -> Parts:
     links, threads, adamw = probe_links(world), settings.threads or threads_per_rank(world), adamw_settings(settings)
     # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = choose_backend(settings, config, mesh.data_world, layout, adamw, threads, links)
-    choice |= blas_of_ranks(world, s.blas_kernels)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     path = take_run_folder(s, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts()
-    checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
-    before = checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
-    choice |= settle_embedding(s, layout, train, steps.start, facts, before, world)
+    checkpoint, steps, before = checkpoint_to_go_on_from(s, facts, links, world)
+    choice |= settle_embedding(s, layout, train, steps.start, facts, before, world) | blas_of_ranks(
+        world, s.blas_kernels
+    )
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
@@ -114,12 +114,9 @@ def assemble(settings, world, lock) -> Parts:
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
     shared.meet_partners(s.batch_size * s.seq_len, tracer)
-    lookup = None
-    if facts["split_embedding"]:
-        lookup = backend.buffers.new_lookup(layout.by_name["wte"].shape, most_rows(s, config))
+    lookup = new_lookup(s, backend.buffers, layout) if facts["split_embedding"] else None
     strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
-    if checkpoint:
-        restore(checkpoint, strategy, layout, facts, world, mesh)
+    restore(checkpoint, strategy, layout, facts, world, mesh)
     strategy, worker = new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup)
     model, cut = WholeModel(parameters, strategy.before_use, backend.fetch, mesh), shared.cut.text(mesh.data)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
@@ -201,14 +198,16 @@ def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
     }  # fmt: skip
 
 
-def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[Checkpoint | None, range]:
-    """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make.
+def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[Checkpoint | None, range, dict]:
+    """The newest checkpoint of the run folder, if --resume asks for it and there is one; the steps left to make; and
+    the checkpoint's facts if this run exchanges alike, else {}.
 
     facts get what depends on both: `bucket_bytes`.
     """
     checkpoint = find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
     facts["bucket_bytes"] = bucket_size(links, checkpoint, facts) if s.overlap else None
-    return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
+    before = checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
+    return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1), before
 
 
 def utilization_of(s, world, kernels, choice: dict) -> Utilization:
@@ -268,7 +267,6 @@ def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether
 
 def new_job(s, backend, shared, tracer: Tracer, facts: dict, lookup: LookedUp | None) -> Job:
     """What the strategy works with."""
-    final_ranges = shared.layout.final_ranges(split=lookup is not None)
     return Job(
         world=backend.world,
         buffers=backend.buffers,
@@ -279,7 +277,7 @@ def new_job(s, backend, shared, tracer: Tracer, facts: dict, lookup: LookedUp | 
         over_model=shared.over_model(tracer),
         tracer=shared.group_tracer(tracer),
         server=s.server,
-        final_ranges=tuple(part for part in final_ranges if part[0] < part[1]),
+        final_ranges=tuple(part for part in shared.layout.final_ranges(lookup is not None) if part[0] < part[1]),
         bucket_bytes=facts["bucket_bytes"],
         lookup=lookup,
         all_reduced=Fraction(*facts.get("all_reduced", (0, 1))),

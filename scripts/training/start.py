@@ -121,12 +121,14 @@ def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
 
 
-def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
+def restore(checkpoint: Checkpoint | None, strategy, layout, facts: dict, world, mesh=None) -> None:
     """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
 
     layout: of what this rank holds. facts: those of the run that goes on, as assemble.run_facts gives them. mesh: as
-    state.py's.
+    state.py's. Of no checkpoint there is nothing to fill.
     """
+    if checkpoint is None:
+        return
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):
             if array != "parameters" and len(values):

@@ -27,7 +27,8 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 0.06}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
 
-OF_PARTS = {"first_token", "parts"}  # of a vocabulary that several ranks share: on cores alone so far
+# Of a vocabulary that several ranks share, or whose rows are not all there at once: on cores alone so far.
+OF_PARTS = {"first_token", "parts", "blocks", "target_rows"}
 
 
 @pytest.mark.parametrize("name", KERNELS)

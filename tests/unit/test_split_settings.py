@@ -1,0 +1,76 @@
+"""--split-embedding: where it pays, where it cannot be, and what a run that goes on does."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dist.cost.overlap import all_reduced_beside
+from gpt2.data.windows import Windows
+from gpt2.errors import UserError
+from scripts.settings.checks import complete
+from scripts.settings.split_embedding import is_split, most_rows, rows_of_nodes
+from scripts.settings.training import parse_settings
+
+OVERLAPPED = ["--strategy", "hierarchical-sharded", "--overlap"]
+ON = ["--split-embedding", "on"]
+
+
+def settings(*flags, ranks=2):
+    return complete(parse_settings("", [*map(str, flags), "--out", "run"]), ranks)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "message"),
+    [
+        (OVERLAPPED, 1, "one rank exchanges nothing"),
+        (OVERLAPPED[:2], 2, "without --overlap nothing is computed beside an exchange"),
+        (["--strategy", "zero-2", "--overlap"], 2, "--strategy zero-2 exchanges whole ranges, ring"),
+        ([*OVERLAPPED, "--tensor-parallel", 2], 4, "ranks that share a model have the table and the head"),
+        ([*OVERLAPPED, "--backend", "cupy"], 2, "looked-up rows are exchanged in host memory, not between GPUs"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_in_one_line_or_left_out(flags, ranks, message):
+    with pytest.raises(UserError, match=f"--split-embedding on: {message}.*: leave it out, or use auto"):
+        settings(*flags, *ON, ranks=ranks)
+    made, _ = settings(*flags, ranks=ranks)
+    split, why = is_split(made, ranks, 10, 1000, None)
+    assert not split
+    assert why.startswith(message)
+
+
+def test_few_rows_of_many_pay():
+    made, _ = settings(*OVERLAPPED)
+    assert is_split(made, 2, 500, 1000, None) == (True, "a step looks up 500 of 1,000 rows")
+    assert not is_split(made, 2, 501, 1000, None)[0]
+    assert is_split(replace(made, split_embedding="on"), 2, 501, 1000, None)[0]
+    assert not is_split(replace(made, split_embedding="off"), 2, 1, 1000, True)[0]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_goes_on_as_it_was(before):
+    made, _ = settings(*OVERLAPPED)
+    for rows in (1, 999):
+        assert is_split(made, 2, rows, 1000, before) == (before, f"as before; a step looks up {rows} of 1,000 rows")
+
+
+def test_rows_are_counted():
+    made, config = settings(*OVERLAPPED, "--batch-size", 2, "--grad-accum", 3, "--seq-len", 4, "--vocab-size", 1000)
+    assert most_rows(made, config) == 2 * 3 * 5
+    made, config = settings(*OVERLAPPED, "--batch-size", 40, "--seq-len", 40, "--vocab-size", 1000)
+    assert most_rows(made, config) == config.padded_vocab_size
+    ids = [np.array(some) for some in ([1, 2], [2, 3, 4], [9])]
+    assert rows_of_nodes(ids, [{"node": node} for node in (0, 0, 1)]) == [4, 1]
+
+
+def test_the_tokens_of_windows_are_inputs_and_targets():
+    windows = Windows([np.array([5, 5, 1, 7, 3, 2, 9, 9, 8], np.uint16)], 2)
+    assert windows.tokens(0, 2).tolist() == [1, 3, 5, 7]
+    assert windows.tokens(1, 1).tolist() == [1, 3, 7]
+    assert windows.tokens(1, 1).dtype == np.int32
+
+
+@pytest.mark.parametrize(("head", "share"), [(0.0, "1/3"), (1 / 3, "1/2"), (0.64, "11/12"), (0.9, "1")])
+def test_a_third_of_all_is_all_reduced(head, share):
+    assert all_reduced_beside(head) == Fraction(share)
