@@ -83,7 +83,9 @@ def test_of_ranks_that_share_a_model_the_one_is_named_that_waits_for_nobody(tmp_
     more = ", waits=EXCHANGE, titles=['stage 0', 'stage 1', 'stage 2']"
     _, told = run(tmp_path, rank=1, meetings='("wait",)', more=more, backward="time.sleep(1.7)")
     assert len(told) == 1
-    assert re.search(r"rank 1 on \S+ \(stage 1\) has been in backward of step 3 .* while \d ranks? waits? in all", told[0])
+    assert re.search(
+        r"rank 1 on \S+ \(stage 1\) has been in backward of step 3 .* while \d ranks? waits? in all", told[0]
+    )
 
 
 @pytest.mark.parametrize(
