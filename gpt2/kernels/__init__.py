@@ -11,7 +11,8 @@ arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, 
 gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
 
 Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
-(gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them.
+(gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them. Where the rows of the
+vocabulary come while they are used, classifier kernels get `blocks`, and forward target_rows: so far in numpy alone.
 
 With operand_dtype, which the bound set has beside its functions, activations that are only ever operands of products
 are of that dtype (gpt2/activations.py; dqkv, dfc): bfloat16 on CPUs. None: of the parameters'.
