@@ -79,6 +79,7 @@ class HierarchicalSharded(Hierarchical):
     def resumed(self):
         if self.exchange.rounds:
             self._keep_masters()
+            self._round_head()
             self._start_gathering()
             self._await_gathered(0, len(self.parameters))
 
@@ -107,7 +108,12 @@ class HierarchicalSharded(Hierarchical):
             optimizer.update(master, self.node_sum[part], lr, scale)
             if self.keeps_masters:
                 self.parameters[part] = master
-            if self.is_of_head(part.start):  # looked-up rows are the first to go, as the others will see them
+        self._round_head()
+
+    def _round_head(self):
+        """Looked-up rows are the first to go, and from their owners: as all others will see them."""
+        for part, _ in self.sharded:
+            if self.is_of_head(part.start):
                 self.exchange.round(self.parameters, part.start, part.stop)
 
     def _keep_masters(self):

@@ -187,7 +187,7 @@ def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
 
     def overflow(worker, step, gradients_final):
         def spoilt(start, stop):
-            if step == 6 and comm.rank == 1 and start == 0:
+            if step == 6 and comm.rank == 1 and start == 0 < stop:
                 worker.model.gradients.flat[start:stop][5] = np.inf
             gradients_final(start, stop)
 

@@ -78,7 +78,8 @@ def test_a_run_goes_on_from_a_checkpoint(comm, shared_path, tokens):
     [
         (["--strategy", "zero-3"], 5, 5 + 1),  # of three layers; forward; backward finds two of them
         (["--strategy", "zero-2", "--overlap"], 5, 1 + 5),  # begun after the update, waited for in forward
-        (["--strategy", "hierarchical-sharded", "--overlap"], 1, 1 + 1),  # all of it is one bucket
+        (["--strategy", "hierarchical-sharded", "--overlap"], 1, 1 + 3),  # looked-up rows, layers, head
+        (["--strategy", "hierarchical-sharded", "--overlap", "--split-embedding", "off"], 1, 1 + 1),  # one bucket
     ],
 )
 def test_exchanges_inside_forward_and_backward_are_traced(
