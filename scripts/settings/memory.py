@@ -12,6 +12,7 @@ from gpt2.errors import UserError
 from gpt2.formats import llmc, weights
 from gpt2.parameters import Layout
 from scripts.settings.model_parallel import is_cut, model_cut
+from scripts.settings.split_embedding import most_rows, obstacle
 from scripts.settings.training import Settings
 from strategies import find, is_auto
 
@@ -52,7 +53,16 @@ def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -
     needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
     operand_bytes = bytes_of_operands(settings)
     activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
-    return needed + activations * max(1, world.local_size - (settings.server == "dedicated"))
+    needed += activations * max(1, world.local_size - (settings.server == "dedicated"))
+    return needed + bytes_of_rows(settings, config, world.size) * world.local_size
+
+
+def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
+    """Of looked-up rows where the embedding may be split: they, and while they are exchanged what is sent, what
+    comes, and its sums, each no more."""
+    if settings.split_embedding == "off" or obstacle(settings, ranks):
+        return 0
+    return 4 * VECTOR_BYTES * most_rows(settings, config) * config.n_embd
 
 
 def bytes_of_operands(settings: Settings) -> int:

@@ -107,11 +107,12 @@ def test_late_messages_a_dawdling_rank_and_validations_change_no_bit(name, wire)
         np.testing.assert_array_equal(third[0], other[0])
 
 
-def test_the_table_is_not_there_before_the_head_needs_it():
-    """After an update: the next step's rows are, apart; the embedding itself is still on its way, and its use waits."""
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_rows_are_fetched_as_the_table_will_hold_them(wire):
+    """They come before it, also where what is gathered is rounded."""
 
     def program(world):
-        training = Training(world, "hierarchical-sharded", None, bucket_bytes=0, split=True)
+        training = Training(world, "hierarchical-sharded", None, bucket_bytes=0, split=True, wire=wire)
         tokens = batches("few")
         training.step(tokens[0], False, tokens[1])
         training.strategy.before_use(*LOOKUP)
