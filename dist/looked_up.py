@@ -43,6 +43,20 @@ class LookedUp:
         """(rows of this step, width): this rank's."""
         return self._memory[self._own][1][: len(self._ids(self._own))]
 
+    @property
+    def nbytes(self) -> int:
+        """Of this rank's rows, with their ids."""
+        return self._nbytes(0)
+
+    @property
+    def next_nbytes(self) -> int:
+        """Of those of the next step."""
+        return self._nbytes(NEXT)
+
+    def _nbytes(self, ahead: int) -> int:
+        count = len(self._ids(self._own, ahead))
+        return count * (self.values.itemsize * self.shape[1] + np.dtype(np.int32).itemsize)
+
     def numbers(self, ids: np.ndarray) -> np.ndarray:
         """Where each of these ids, all of this step, has its row in `values`."""
         return np.searchsorted(self._ids(self._own), ids)
@@ -51,9 +65,13 @@ class LookedUp:
         """The ids of all ranks of the node, sorted."""
         return np.unique(np.concatenate([self._ids(rank) for rank in range(len(self._memory))]))
 
-    def sums(self, ids: np.ndarray) -> np.ndarray:
-        """(n, width), new: the node's sums of the gradients of these rows, added in the order of its ranks."""
-        return added([(self._ids(rank), values) for rank, (_, values) in enumerate(self._memory)], ids, self.shape[1])
+    def sum_into(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """rows (n, width): the node's sums of the gradients of these rows, added in the order of its ranks."""
+        rows[:] = 0.0
+        for rank, (_, values) in enumerate(self._memory):
+            low, high = np.searchsorted(self._ids(rank), (ids[0], ids[-1] + 1))
+            own, places = common(self._ids(rank)[low:high], ids)
+            rows[places] += values[low + own]
 
     def next_rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(sorted ids, values) of each rank of the node: where the next step's parameters go."""
@@ -68,16 +86,6 @@ class LookedUp:
     def _ids(self, rank: int, ahead: int = 0) -> np.ndarray:
         room = self._memory[rank][0][(self._turn + ahead) % 2]
         return room[1 : 1 + room[0]]
-
-
-def added(addends: list, ids: np.ndarray, width: int) -> np.ndarray:
-    """(n, width) float32: for each of the sorted ids the sum of its rows in `addends`, pairs (sorted ids, rows), in
-    their order."""
-    total = np.zeros((len(ids), width), np.float32)
-    for own_ids, rows in addends:
-        own, places = common(own_ids, ids)
-        total[places] += rows[own]
-    return total
 
 
 def common(some: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

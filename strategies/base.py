@@ -105,6 +105,7 @@ class Strategy:
     error_feedback = False  # whether it can keep what rounding takes, and add it to the next step's gradients
     overlaps = False  # whether it can exchange while the model computes, in host memory
     splits_embedding = False  # whether it can exchange looked-up rows apart, in host memory (Job.lookup)
+    all_reduces_a_part = False  # whether it may do so with what it would gather after the update (Job.all_reduced)
     shares_sums = False  # whether the sums alone travel, and every rank makes its parameters of them
     knows_nodes = False  # whether what it sends depends on who sits on which node
     auto = ()  # where --strategy auto may take it: "host", "gpus"
@@ -112,6 +113,7 @@ class Strategy:
     host_exchange = RingExchange  # what exchanges ranges in host memory, where it makes no calls of its own
     on_gpus: OnGpus | None = None  # None: through host memory
     messages = None  # staticmethod (dist.cost.messages.Setting): its message schedule, for the cost model
+    row_messages = None  # staticmethod (dist.cost.rows.RowMessages): those of looked-up rows apart
 
     @staticmethod
     def overlap(training: Training) -> Overlap | None:

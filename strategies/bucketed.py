@@ -4,8 +4,8 @@ A bucket is a flat range that is exchanged together. Without overlap there is on
 With it, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`, each begins on the spot,
 and `poke` moves them on between the kernels of backward.
 
-A split embedding (Job.lookup) has the head's buckets first, and last the gradients of its looked-up rows, which go by
-dist/host/rows.py and are added to the head's sums when all else is through.
+A split embedding (Job.lookup) has the head's buckets first, and last the gradients of its looked-up rows: when all else
+is through they are added to the head's sums, by dist/host/rows.py.
 """
 
 from dist.cost.overlap import of_buckets
@@ -15,7 +15,7 @@ from strategies.base import Strategy
 
 class InBuckets(Strategy):
     """A subclass makes `exchange`, and begins one with it in start_exchange. Of a split embedding it makes `rows`, too,
-    a RowExchange; it begins with that in start_rows, and says in part_of_sums where a stretch of the sums lies."""
+    a RowExchange, and begins with that in start_rows."""
 
     wires, error_feedback, overlaps = ("float32", "bfloat16"), True, True
     overlap = staticmethod(of_buckets)
@@ -26,7 +26,7 @@ class InBuckets(Strategy):
         self.overlapping = job.bucket_bytes is not None
         self.buckets = plan_buckets(job.final_ranges, job.bucket_bytes) if self.overlapping else [(0, size)]
         self.started = 0
-        self.lookup, self.rows_started = job.lookup, False
+        self.lookup = job.lookup
         self.head_stop = job.lookup.shape[0] * job.lookup.shape[1] if job.lookup else 0
 
     def start_exchange(self, start: int, stop: int) -> None:
@@ -34,16 +34,11 @@ class InBuckets(Strategy):
         raise NotImplementedError
 
     def start_rows(self) -> None:
-        """Begin the exchange of looked-up rows: called once a step where the embedding is split."""
-
-    def part_of_sums(self, start: int, stop: int):
-        """The array that holds this stretch of the sums."""
-        return self.gradients[start:stop]
+        """Begin to add looked-up rows to the sums: called once a step where the embedding is split, after all else."""
 
     def gradients_final(self, start, stop):
-        if (start, stop) == LOOKUP:
-            self._start_rows()
-        elif self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] == start:
+        waits = self.overlapping and self.started < len(self.buckets) and (start, stop) != LOOKUP
+        if waits and self.buckets[self.started][0] == start:
             self._start_next()
 
     def poke(self):
@@ -53,12 +48,16 @@ class InBuckets(Strategy):
         """Exchange what has not begun, and return when all buckets are through."""
         while self.started < len(self.buckets):
             self._start_next()
-        if self.lookup and not self.rows_started:
-            self._start_rows()
         self.exchange.progress.finish()
-        self.started, self.rows_started = 0, False
+        self.started = 0
         if self.lookup:
-            self.rows.add_to(self.part_of_sums)
+            self.start_rows()
+            self.exchange.progress.finish()
+
+    @property
+    def bytes_summed(self) -> int:
+        """That this rank hands to a step's exchange: gradients, and looked-up rows that go apart."""
+        return self.gradients.nbytes + (self.lookup.nbytes if self.lookup else 0)
 
     def errors(self):
         return self.exchange.errors
@@ -66,10 +65,6 @@ class InBuckets(Strategy):
     def _start_next(self) -> None:
         self.started += 1
         self.start_exchange(*self.buckets[self.started - 1])
-
-    def _start_rows(self) -> None:
-        self.rows_started = True
-        self.start_rows()
 
     def is_of_head(self, start: int) -> bool:
         """Whether a bucket that begins there is of a split embedding."""

@@ -17,6 +17,7 @@ read a shared window, so the sums of a node are made by messages as well, and ea
 from dist.buffers import NodeBuffers
 from dist.cost.memory import Memory
 from dist.cost.messages import ring_of_nodes
+from dist.cost.rows import node_rows_everywhere
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.ring import own_chunk
 from dist.host.rows import RowExchange
@@ -34,7 +35,7 @@ class Hierarchical(InBuckets):
     auto = ("host", "gpus")
     memory = Memory(optimizer="2/L", shared_in_node=True)
     on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated)
-    messages = staticmethod(ring_of_nodes)
+    messages, row_messages = staticmethod(ring_of_nodes), staticmethod(node_rows_everywhere)
     buffers = NodeBuffers
 
     def __init__(self, job):
@@ -79,10 +80,7 @@ class Hierarchical(InBuckets):
             self.exchange.progress.start(self._when_all_arrived(self._row_exchange(), self.arrivals))
 
     def _row_exchange(self):
-        return self.rows.everywhere()
-
-    def part_of_sums(self, start, stop):
-        return self.node_sum[start:stop]
+        return self.rows.everywhere(self.node_sum)
 
     def _when_all_arrived(self, exchange, arrivals):
         yield self.node.arrived(self.local_ranks, arrivals)
@@ -101,7 +99,7 @@ class Hierarchical(InBuckets):
             self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in self.rows.own))
 
     def update(self, lr):
-        with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
+        with self.tracer.phase("allreduce", bytes=self.bytes_summed):
             self.finish_exchange()
             self._add_squares_of_head()
             squares = self.squares.result()

@@ -23,6 +23,7 @@ from itertools import chain
 
 from dist.cost.memory import Memory
 from dist.cost.overlap import of_buckets
+from dist.cost.rows import node_rows_to_owners
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.ring import own_chunk
 from dist.ranges import cut_range
@@ -35,7 +36,7 @@ from strategies.sharded import Sharded
 
 class HierarchicalSharded(Hierarchical):
     name, line = "hierarchical-sharded", "the same, update between its halves"
-    shares_sums = False
+    shares_sums, all_reduces_a_part, row_messages = False, True, staticmethod(node_rows_to_owners)
     memory = Memory(optimizer="2/ML", shared_in_node=True)
     on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded)
 
@@ -69,7 +70,7 @@ class HierarchicalSharded(Hierarchical):
         return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
 
     def _row_exchange(self):
-        return self.rows.to_owners()
+        return self.rows.to_owners(self.node_sum)
 
     def state(self):
         replicated = [self.parameters[part] for part, _ in self.replicated]
@@ -84,7 +85,7 @@ class HierarchicalSharded(Hierarchical):
             self._await_gathered(0, len(self.parameters))
 
     def update(self, lr):
-        with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
+        with self.tracer.phase("reduce_scatter", bytes=self.bytes_summed):
             self.finish_exchange()
             self._meet_the_node()
         with self.tracer.phase("allreduce", bytes=8):
@@ -93,7 +94,8 @@ class HierarchicalSharded(Hierarchical):
         with self.tracer.phase("update"):
             norm, scale = self.clip(squares)
             self._update_parts(lr, scale)
-        with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
+        rows_bytes = self.lookup.next_nbytes if self.lookup else 0
+        with self.tracer.phase("allgather", bytes=self.parameters.nbytes + rows_bytes):
             self._start_gathering()
             if not self.overlapping:
                 self._await_gathered(0, len(self.parameters))

@@ -6,14 +6,16 @@ Each rank holds all optimizer state (2 D). For the norm each rank squares its sh
 summed over the ranks. A split embedding's looked-up rows are summed up by a rank each, and go to all.
 """
 
+from dist.cost.rows import rows_everywhere
 from dist.host.rows import RowExchange
-from dist.ranges import cut
+from dist.ranges import cut, cut_range
 from dist.waiting import sum_everywhere
 from strategies.bucketed import InBuckets
 
 
 class Replicated(InBuckets):
     shares_sums = splits_embedding = True
+    row_messages = staticmethod(rows_everywhere)
 
     def __init__(self, job):
         super().__init__(job)
@@ -26,15 +28,16 @@ class Replicated(InBuckets):
         self.exchange.start_allreduce(self.gradients, start, stop)
 
     def _cut_rows(self):
-        """Who adds up which looked-up rows: each rank those of its share of the embedding."""
-        rows, width = self.lookup.shape
-        return [((low * width, high * width), rank) for rank, (low, high) in enumerate(cut(rows, self.comm.size))]
+        """Who adds up which looked-up rows: each rank those of its share of each bucket, as text has more of the first
+        tokens of a vocabulary than of the last."""
+        head = [bucket for bucket in self.buckets if self.is_of_head(bucket[0])]
+        return [(part, rank) for bucket in head for rank, part in enumerate(cut_range(*bucket, self.comm.size))]
 
     def start_rows(self):
-        self.exchange.progress.start(self.rows.everywhere())
+        self.exchange.progress.start(self.rows.everywhere(self.gradients))
 
     def update(self, lr):
-        with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
+        with self.tracer.phase("allreduce", bytes=self.bytes_summed):
             self.finish_exchange()
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))

@@ -20,6 +20,7 @@ import numpy as np
 from dist.cost.messages import FLOAT32_BYTES, Messages, Setting, message_schedule
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.cost.replay import Links, replay_seconds
+from dist.cost.rows import RowMessages, Rows
 from dist.cost.stages import Stage, node_traffic
 
 # An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
@@ -76,6 +77,13 @@ class Prediction:
     bound_s: float
     algorithms: list[str]
 
+    def __add__(self, other: "Prediction") -> "Prediction":
+        """One exchange after another; the bound is the first one's."""
+        return Prediction(
+            self.seconds + other.seconds, self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out,
+            self.steps + other.steps, self.bound_s, self.algorithms + other.algorithms,
+        )  # fmt: skip
+
 
 def predict(
     messages: Callable[[Setting], Messages],
@@ -94,10 +102,19 @@ def predict(
     stages, algorithms = message_schedule(
         messages, cluster.placement, size_bytes, library, item_bytes, ranges, micro_steps, own_operation
     )
+    return _prediction(stages, cluster, library, lower_bound_s(cluster, size_bytes), algorithms)
+
+
+def predict_rows(messages: RowMessages, cluster: Cluster, rows: Rows, library: str = "mpich") -> Prediction:
+    """Of looked-up rows that travel apart from their table."""
+    stages = messages(np.asarray(cluster.placement), rows) if len(cluster.placement) > 1 else []
+    return _prediction(stages, cluster, library, 0.0, [])
+
+
+def _prediction(stages, cluster: Cluster, library: str, bound_s: float, algorithms: list[str]) -> Prediction:
     into, out = node_traffic(stages, cluster.placement)
-    seconds = exchange_seconds(stages, cluster, library)
     steps = sum(stage.steps * stage.repeat for stage in stages)
-    return Prediction(seconds, into, out, steps, lower_bound_s(cluster, size_bytes), algorithms)
+    return Prediction(exchange_seconds(stages, cluster, library), into, out, steps, bound_s, algorithms)
 
 
 def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:

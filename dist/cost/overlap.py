@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dist.cost.messages import FLOAT32_BYTES
+from dist.cost.rows import Rows
 
 # Of a step's computing backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
@@ -11,8 +12,33 @@ BACKWARD = 2 / 3
 # is 1 + this part of a half of the exchange, and after it 1 - this part: with a third, two to one, as backward is to
 # forward. So both hide alike, however long the exchange is beside the computing.
 ALL_REDUCED = Fraction(1, 3)
+# Beside computing an exchange has no core of its own, and moves on when it is poked: at this part of its pace.
+PACE_BESIDE = 0.8
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was timed, or predicted of measured links, before the first step. Seconds of the whole exchange and of the
+    computing of all micro-steps."""
+
+    exchange_s: float
+    compute_s: float
+    micro_steps: int = 1
+
+
+def least_all_reduced(timed: Timed) -> Fraction:
+    """The least part of all that is to be all-reduced so that no more shows of either half, in 24ths.
+
+    What is gathered instead is updated by one node alone, not by all, and held there. So nothing is all-reduced while
+    forward has time for the gathered half, and as much as backward has time for where forward has not.
+    """
+    exchange_s = timed.exchange_s / PACE_BESIDE
+    backward_s = BACKWARD * timed.compute_s / timed.micro_steps
+    forward_s = (1 - BACKWARD) * timed.compute_s / timed.micro_steps
+    part = min(1 - 2 * forward_s / exchange_s, 2 * backward_s / exchange_s - 1) if exchange_s else 0.0
+    return Fraction(round(24 * max(0.0, part)), 24)
 
 
 def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:
@@ -25,7 +51,7 @@ def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:
 class Training:
     """What a step has to do. compute_s: forward and backward of all micro-steps, all ranks at it; item_bytes: of one
     gradient as it travels; update_s: AdamW over the whole vector on one rank; ranges, micro_steps: as
-    dist.cost.messages.Setting's, and own_operation.
+    dist.cost.messages.Setting's, and own_operation. rows: that it looks up, if these are exchanged apart with overlap.
     """
 
     parameters: int
@@ -35,12 +61,13 @@ class Training:
     micro_steps: int = 1
     update_s: float = 0.0
     own_operation: bool = False
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)
 class Overlap:
     """Fractions. part: of the exchange that may run beside computing; last: of that part what always shows, as it
-    becomes final when computing ends; beside: of the computing that it may run beside."""
+    becomes final when computing ends; beside: of the computing that the others may run beside."""
 
     part: float
     last: float
@@ -49,13 +76,16 @@ class Overlap:
     def step_s(self, exchange_s: float, compute_s: float) -> float:
         """Seconds of computing and of what shows of the exchange."""
         early_s = self.part * exchange_s
-        exposed_s = max(0.0, early_s - self.beside * compute_s) + self.last * early_s
-        return compute_s + exchange_s - early_s + min(early_s, exposed_s)
+        last_s = self.last * early_s
+        return compute_s + exchange_s - early_s + last_s + max(0.0, early_s - last_s - self.beside * compute_s)
 
 
 def of_buckets(training: Training, beside: float = BACKWARD) -> Overlap:
-    """Buckets wait for the last micro-step's backward, and the last bucket shows."""
+    """Buckets wait for the last micro-step's backward, and the last bucket shows: of an embedding that is exchanged as
+    a whole, all of it."""
     last = min(LARGEST_BUCKET, BUCKET_BYTES / (training.parameters * training.item_bytes))
+    if training.rows is None:
+        last = max(last, embeddings_share(training))
     return Overlap(1.0, last, beside / training.micro_steps)
 
 

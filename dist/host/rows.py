@@ -3,88 +3,93 @@
 Each rank owns stretches of the flat table, which may begin and end within a row. To an owner go only the rows that it
 has a part of:
 
-    to_owners   each node's sums of gradients go to the owners, which add them up
-    everywhere  the same, and the owners' sums go to all ranks
+    to_owners   each node's sums of gradients go to the owners, which add them to the table's
+    everywhere  the same, and then the owners' rows go to all ranks
     fetch       owners are asked for rows of parameters, and give them
 
-A sum is made once, by its owner, in the order of the ranks: the same bits in every run, and on all ranks. `everywhere`
-moves (M-1)/M (R + U) rows into each of M ranks, R being those of one rank and U those of any. If each rank sent its
-rows to all, these would be (M-1) R: less for two ranks, by a third at most, and more for many.
+A sum is made once, by its owner, in a fixed order: the same bits in every run, and on all ranks. `everywhere` moves
+(M-1)/M (R + U) rows into each of M ranks, R being those of one rank and U those of any. If each rank sent its rows to
+all, these would be (M-1) R: less for two ranks, by a third at most, and more for many.
 
-Rows travel as float32 whatever the wire's format: they are few, and nothing of them need be fed back. What goes first
-between two ranks is how many rows follow. Written as generators (progress.py).
+Rows travel as float32 whatever the wire's format: they are few, and nothing of them need be fed back. First all ranks
+tell each other which rows follow. Then they go in rounds: in each a rank sends to one other and hears from one. They
+go in segments, which are made, and added, one at a time, so no second copy of all rows is ever there. Written as
+generators (progress.py).
 """
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
 
-from dist.looked_up import LookedUp, added, common
+from dist.looked_up import LookedUp, common
 
 TAG = 1  # messages between two ranks arrive in their order
+SEGMENT_BYTES, AHEAD = 1 << 18, 2  # of rows on their way, and so many segments each way
 
 
 class RowExchange:
     """Among the ranks of comm, the rows of `lookup`'s table that their nodes look up. Collective.
 
-    stretches: ((start, stop), owner) of the flat table, in any order. One exchange is under way at a time.
+    stretches: ((start, stop), owner) of the flat table, in any order. One exchange is under way at a time. `flat`
+    begins with the table: gradients for the first two exchanges, parameters for the third.
     """
 
     def __init__(self, comm, lookup: LookedUp, stretches):
-        self._comm, self._lookup, self._width = comm.Dup(), lookup, lookup.shape[1]
-        self._owned = [sorted(part for part, owner in stretches if owner == rank) for rank in range(comm.size)]
-        self._sums = [None] * comm.size
+        self._comm, self._lookup, width = comm.Dup(), lookup, lookup.shape[1]
+        self._owned = [Owned([part for part, owner in stretches if owner == rank], width) for rank in range(comm.size)]
+        self._length = segment_rows(*lookup.shape)
+        self._leaving, self._landing = (np.empty((AHEAD, self._length, width), np.float32) for _ in range(2))
 
     @property
     def own(self) -> list[tuple[int, int]]:
         """The stretches that this rank owns."""
-        return self._owned[self._comm.rank]
+        return self._owned[self._comm.rank].stretches
 
-    def to_owners(self):
-        ids = self._lookup.union()
-        parts = [self._touched(ids, owner) for owner in range(self._comm.size)]
+    def to_owners(self, flat):
+        """Returns the ids that each rank has sent here."""
+        table, ids = self._table(flat), self._lookup.union()
+        parts = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(parts)
-        rows = yield from self._swap([self._lookup.sums(part) for part in parts], [len(part) for part in told])
-        ids = np.unique(np.concatenate(told))
-        self._sums[self._comm.rank] = ids, added(list(zip(told, rows, strict=True)), ids, self._width)
 
-    def everywhere(self):
-        yield from self.to_owners()
-        ids, rows = self._sums[self._comm.rank]
-        told = yield from self._swap_ids([ids] * self._comm.size)
-        sums = yield from self._swap([rows] * self._comm.size, [len(part) for part in told])
-        self._sums = list(zip(told, sums, strict=True))
+        def add(source, ids, rows):
+            for places, columns in self._owned[self._comm.rank].pieces(ids):
+                table[ids[places], columns] += rows[places, columns]
 
-    def add_to(self, part_of) -> None:
-        """Add the sums that are here to the gradients: part_of(start, stop) is the array of a stretch."""
-        for parts, sums in zip(self._owned, self._sums, strict=True):
-            for start, stop in parts if sums else ():
-                for box in boxes(start, stop, self._width):
-                    table, (ids, rows) = box.of(part_of(start, stop), start), sums
-                    first, last = np.searchsorted(ids, (box.row, box.row + len(table)))
-                    table[ids[first:last] - box.row] += rows[first:last, box.columns]
-        self._sums = [None] * self._comm.size
+        yield from self._rounds(parts, told, self._lookup.sum_into, add)
+        return told
+
+    def everywhere(self, flat):
+        told = yield from self.to_owners(flat)
+        table, ids = self._table(flat), np.unique(np.concatenate(told))
+        sums = yield from self._swap_ids([ids] * self._comm.size)
+
+        def take(owner, ids, rows):
+            for places, columns in self._owned[owner].pieces(ids):
+                table[ids[places], columns] = rows[places, columns]
+
+        yield from self._rounds([ids] * self._comm.size, sums, _rows_of(table), take)
 
     def fetch(self, flat, wanted: list[tuple[np.ndarray, np.ndarray]]):
-        """Bring rows of the table, the beginning of `flat`, from their owners, where they are complete.
+        """Bring rows of the table from their owners, where they are complete.
 
         wanted: (sorted ids, rows to be filled) as often as somebody of this node wants some.
         """
-        table = flat[: self._lookup.shape[0] * self._width].reshape(self._lookup.shape)
         ids = np.unique(np.concatenate([ids for ids, _ in wanted]))
-        asked = [self._touched(ids, owner) for owner in range(self._comm.size)]
+        asked = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(asked)
-        given = yield from self._swap([table[part] for part in told], [len(part) for part in asked])
-        for parts, *answer in zip(self._owned, asked, given, strict=True):
-            for box in (box for part in parts for box in boxes(*part, self._width)):
-                for each in wanted:
-                    _copy(box, *answer, *each)
 
-    def _touched(self, ids: np.ndarray, owner: int) -> np.ndarray:
-        """Those of the sorted ids whose rows the owner has a part of."""
-        rows = [(start // self._width, -(-stop // self._width)) for start, stop in self._owned[owner]]
-        places = np.searchsorted(ids, np.array(rows, ids.dtype).reshape(-1, 2))
-        return np.unique(np.concatenate([ids[:0], *(ids[low:high] for low, high in places)]))
+        def take(owner, ids, rows):
+            for places, columns in self._owned[owner].pieces(ids):
+                for wanted_ids, wanted_rows in wanted:
+                    own, at = common(ids[places], wanted_ids)
+                    wanted_rows[at, columns] = rows[places[own], columns]
+
+        yield from self._rounds(told, asked, _rows_of(self._table(flat)), take)
+
+    def _table(self, flat):
+        return flat[: self._lookup.shape[0] * self._lookup.shape[1]].reshape(self._lookup.shape)
 
     def _swap_ids(self, parts: list[np.ndarray]):
         """Returns the ids that each rank has sent here, in the order of the ranks; parts: what goes to each."""
@@ -92,8 +97,8 @@ class RowExchange:
         return (yield from self._swap(parts, [int(count[0]) for count in counts]))
 
     def _swap(self, parts: list[np.ndarray], counts: list[int]):
-        """The same of any arrays, of which so many rows come from each rank; this rank's own goes nowhere."""
-        come = [np.empty((count, *part.shape[1:]), part.dtype) for part, count in zip(parts, counts, strict=True)]
+        """The same of so many numbers from each rank; this rank's own go nowhere."""
+        come = [np.empty(count, np.int32) for count in counts]
         come[self._comm.rank] = parts[self._comm.rank]
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
         receives = [self._comm.Irecv(come[rank], rank, TAG) for rank in others if len(come[rank])]
@@ -101,38 +106,108 @@ class RowExchange:
         yield from receives + sends
         return come
 
+    def _rounds(self, leaving: list[np.ndarray], coming: list[np.ndarray], give, take):
+        """The rows of the ids `leaving` go to each rank, and those of `coming` come from each; this rank's own first.
 
-class Box:
-    """Of some rows of a table, from number `row` on, the same columns, a slice: all of them, or those of one row."""
+        give(ids, rows) fills in the rows of some ids; take(source, ids, rows) gets them.
+        """
+        rank, size = self._comm.rank, self._comm.size
+        for ids in self._segments(leaving[rank]):
+            rows = self._leaving[0, : len(ids)]
+            give(ids, rows)
+            take(rank, ids, rows)
+        for step in range(1, size):
+            to, source = (rank + step) % size, (rank - step) % size
+            yield from self._round(to, self._segments(leaving[to]), source, self._segments(coming[source]), give, take)
 
-    def __init__(self, row: int, stop_row: int, width: int, start: int = 0, stop: int | None = None):
-        self.row, self.stop_row, self._width = row, stop_row, width
-        self.columns = slice(start, width if stop is None else stop)
+    def _round(self, to: int, leaving: list[np.ndarray], source: int, coming: list[np.ndarray], give, take):
+        """Segments of ids that leave, and others that come, as far as there is room for their rows."""
+        receives, sends = deque(), deque()
 
-    def of(self, array, start: int):
-        """Its view (rows, columns) of a stretch of the flat table that begins at element `start`."""
-        low, high = self.row * self._width + self.columns.start, (self.stop_row - 1) * self._width + self.columns.stop
-        return array[low - start : high - start].reshape(self.stop_row - self.row, -1)
+        def receive(number):
+            if number < len(coming):
+                rows = self._landing[number % AHEAD, : len(coming[number])]
+                receives.append((rows, self._comm.Irecv(rows, source, TAG)))
+
+        for number in range(AHEAD):
+            receive(number)
+        for number in range(max(len(leaving), len(coming))):
+            if number < len(leaving):
+                if number >= AHEAD:
+                    yield sends.popleft()
+                rows = self._leaving[number % AHEAD, : len(leaving[number])]
+                give(leaving[number], rows)
+                sends.append(self._comm.Isend(rows, to, TAG))
+            if number < len(coming):
+                rows, request = receives.popleft()
+                yield request
+                take(source, coming[number], rows)
+                receive(number + AHEAD)
+        yield from sends
+
+    def _segments(self, ids: np.ndarray) -> list[np.ndarray]:
+        return [ids[first : first + self._length] for first in range(0, len(ids), self._length)]
 
 
-def boxes(start: int, stop: int, width: int) -> Iterator[Box]:
-    """What the stretch [start, stop) of a flat table with rows of that width is made of: at most three."""
+class Owned:
+    """Which elements of a table's rows somebody owns. stretches: (start, stop) of the flat table."""
+
+    def __init__(self, stretches: list[tuple[int, int]], width: int):
+        self.stretches = sorted(stretches)
+        found = [box for part in self.stretches for box in boxes(*part, width)]
+        whole = [(low, high) for low, high, columns in found if columns == slice(0, width)]
+        self._whole = np.array(whole, np.int64).reshape(-1, 2)  # stretches of rows
+        self._cut = sorted(
+            (low, columns.start, columns.stop) for low, _, columns in found if columns != slice(0, width)
+        )
+
+    def touched(self, ids: np.ndarray) -> np.ndarray:
+        """Those of the sorted ids whose rows it has a part of."""
+        is_touched = self._are_whole(ids)
+        is_touched |= np.isin(ids, [row for row, *_ in self._cut])
+        return ids[is_touched]
+
+    def pieces(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
+        """(which of the sorted ids, the columns of these rows that it owns), until all that it owns was there."""
+        yield np.flatnonzero(self._are_whole(ids)), slice(None)
+        low, high = (bisect_left(self._cut, (row,)) for row in (ids[0], ids[-1] + 1))
+        for row, start, stop in self._cut[low:high]:
+            yield np.flatnonzero(ids == row), slice(start, stop)
+
+    def _are_whole(self, ids: np.ndarray) -> np.ndarray:
+        begun, ended = (np.searchsorted(edges, ids, "right") for edges in self._whole.T)
+        return begun > ended
+
+
+def boxes(start: int, stop: int, width: int) -> Iterator[tuple[int, int, slice]]:
+    """What the stretch [start, stop) of a flat table with rows of that width is made of, at most three times: first
+    row, stop row, columns."""
     (first, begin), (last, end) = divmod(start, width), divmod(stop, width)
     if first == last:
         if begin < end:
-            yield Box(first, first + 1, width, begin, end)
+            yield first, first + 1, slice(begin, end)
         return
     if begin:
-        yield Box(first, first + 1, width, begin)
+        yield first, first + 1, slice(begin, width)
         first += 1
     if first < last:
-        yield Box(first, last, width)
+        yield first, last, slice(0, width)
     if end:
-        yield Box(last, last + 1, width, 0, end)
+        yield last, last + 1, slice(0, end)
 
 
-def _copy(box: Box, ids, rows, wanted_ids, wanted_rows) -> None:
-    """What the box has of these rows goes to where they are wanted; both by sorted ids."""
-    first, last = np.searchsorted(ids, (box.row, box.stop_row))
-    own, places = common(ids[first:last], wanted_ids)
-    wanted_rows[places, box.columns] = rows[first + own, box.columns]
+def segment_rows(rows: int, width: int) -> int:
+    """How many rows of a table go together."""
+    return min(rows, max(1, SEGMENT_BYTES // (4 * width)))
+
+
+def segments_bytes(rows: int, width: int) -> int:
+    """What an exchange of a table's rows holds beside them: segments each way, and one while it is added."""
+    return 4 * segment_rows(rows, width) * width * (2 * AHEAD + 2)
+
+
+def _rows_of(table: np.ndarray):
+    def give(ids, rows):
+        np.take(table, ids, axis=0, out=rows, mode="clip")  # which needs no second buffer: all ids are rows
+
+    return give

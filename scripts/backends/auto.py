@@ -17,16 +17,16 @@ import numpy as np
 
 from dist.buffers import OwnBuffers
 from dist.cost.model import Cluster, Prediction
-from dist.cost.mpi_choices import library_key
 from dist.cost.overlap import Training
 from dist.gpu.buffers import device_zeros
 from dist.probe.links import rate_both_ways
 from dist.probe.ports import Ports
 from dist.wire import WireFormat
-from dist.world import World, library_name
+from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
+from scripts.backends.work import cluster_of, library
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measure, measured_seconds
 from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step
@@ -45,7 +45,6 @@ ASKED = (
     "pipeline_parallel",
 )  # fmt: skip
 LEAST_S = 1e-6  # of a prediction: on one node it is 0
-ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 SAID = 4  # how many are named beside the one that is taken, and the user's own
 
 
@@ -186,16 +185,6 @@ def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list
     return [name for name in names if shortest[name] <= NEAR * shortest[names[0]]] + [*unknown]
 
 
-def library() -> str:
-    return library_key(library_name())
-
-
-def cluster_of(world: World, links: list[dict]) -> Cluster:
-    rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
-    latency_s = max([link["latency_s"] for link in links], default=0.0)
-    return Cluster([place["node"] for place in world.places], rates["in"], rates["out"], latency_s, nominal=False)
-
-
 def corrected(
     tried: dict[str, tuple[type[Strategy], PredictedStep]], world: World, cluster: Cluster, training: Training,
     wire_format: WireFormat,
@@ -223,7 +212,7 @@ def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training,
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(
         step, unknown=None, exchange=exchange, compute_s=training.compute_s, update_s=update_s,
-        overlap=kind.overlap(training),
+        overlap=kind.overlap(replace(training, rows=None)),
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 import importlib.util
 import time
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
+from functools import cache, partial
 
 from dist.probe.links import rate_both_ways, segment_bytes
 from dist.wire import WireFormat
@@ -14,7 +14,7 @@ from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
-from scripts.backends.work import training_of
+from scripts.backends.work import timed_beside, training_of
 from scripts.settings.checks import check_arrays
 from strategies import candidates, find, is_auto
 from strategies.checks import operation_of
@@ -36,11 +36,13 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
         settings, kernels = replace(settings, transport="host"), load_kernels("numpy", threads, dtype=settings.dtype)
-        work = partial(training_of, world, settings, config, layout, adamw, kernels)
+        work = cache(partial(training_of, world, settings, config, layout, adamw, kernels))
         settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept)
         settings = with_operation(settings, operation)
+        timed = timed_beside(world, settings, find(settings.strategy), work, links)
         made_by = partial(OnCores, settings, world, layout, adamw, wire_format, kernels)
-        return settings, made_by, {"backend_why": why, "products": kernels.device.how} | auto
+        said = {"backend_why": why, "products": kernels.device.how, "timed": timed and asdict(timed)}
+        return settings, made_by, said | auto
     settings = replace(settings, overlap=bool(settings.overlap))
     identities = job.comm.allgather(gpu_identity(own_gpu(job.local_rank)))
     shared = shared_gpus(job.places, identities)

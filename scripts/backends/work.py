@@ -10,21 +10,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from dist.cost.overlap import Training
+from dist.cost.model import Cluster
+from dist.cost.mpi_choices import UnknownChoice, library_key
+from dist.cost.overlap import Timed, Training
 from dist.mpi import MPI
 from dist.waiting import barrier
 from dist.wire import WIRE_BYTES
-from dist.world import World
+from dist.world import World, library_name
 from gpt2.config import GPT2Config, flops_per_token
 from gpt2.formats import llmc
 from gpt2.model import new_model
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
+from scripts.prediction.predictor import predicted_exchange
+from scripts.settings.model_parallel import is_cut
+from scripts.settings.split_embedding import rows_at_most
+from strategies import Strategy
 
 LAYER_FLOPS = 1e9  # of what is timed: 0.03 s of a slow core
 LAYER_TOKENS = 128  # of its vocabulary: the head's products are counted with the others
 UPDATED = 1 << 20  # parameters whose update is timed
 PASSES = 2  # the last one counts: in the first, compiled loops are loaded and pages are touched
+ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
 def training_of(world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels) -> Training:
@@ -33,13 +40,39 @@ def training_of(world: World, settings, config: GPT2Config, layout: Layout, adam
     Computing is timed where there are several nodes: on one, it hides nothing. kernels: None to time nothing.
     """
     ranges = tuple(stop - start for start, stop in layout.ranges)
+    rows = rows_at_most(settings, config, world.size, [place["node"] for place in world.places])
     found = Training(
-        layout.size, 0.0, WIRE_BYTES[settings.wire], ranges, settings.grad_accum, own_operation=settings.op == "own"
-    )
+        layout.size, 0.0, WIRE_BYTES[settings.wire], ranges, settings.grad_accum,
+        own_operation=settings.op == "own", rows=rows,
+    )  # fmt: skip
     if kernels is None or world.size == 1:
         return found
     compute_s = timed_compute_s(world, settings, config, kernels) if world.node_count > 1 else 0.0
     return replace(found, compute_s=compute_s, update_s=timed_update_s(world, layout, adamw, kernels))
+
+
+def timed_beside(world: World, settings, kind: type[Strategy], work, links: list[dict]) -> Timed | None:
+    """How long this strategy's exchange is beside the computing of a step; None where it makes no use of that, or
+    nothing is known. work(): as training_of. Collective."""
+    if not (settings.overlap and kind.all_reduces_a_part and links) or is_cut(settings):
+        return None
+    training = work()
+    try:
+        exchange_s = predicted_exchange(kind, cluster_of(world, links), training, library()).seconds
+    except UnknownChoice:
+        return None
+    return Timed(exchange_s, training.compute_s, training.micro_steps)
+
+
+def library() -> str:
+    return library_key(library_name())
+
+
+def cluster_of(world: World, links: list[dict]) -> Cluster:
+    """These ranks' nodes, and their links as probe_links measured them."""
+    rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
+    latency_s = max([link["latency_s"] for link in links], default=0.0)
+    return Cluster([place["node"] for place in world.places], rates["in"], rates["out"], latency_s, nominal=False)
 
 
 def timed_compute_s(world: World, settings, config: GPT2Config, kernels) -> float:

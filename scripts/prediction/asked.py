@@ -9,7 +9,7 @@ from dist.cost.overlap import Training
 from gpt2.config import GPT2Config
 from scripts.prediction.from_run import ReplayedRun, own_prediction, replayed_cluster, replayed_run
 from scripts.prediction.of_cut_run import cut_training, own_step_s
-from scripts.prediction.of_run import NO_LINKS, ONE_NODE, config_of, training_of
+from scripts.prediction.of_run import NO_LINKS, ONE_NODE, config_of
 from scripts.prediction.predictor import predicted_steps
 from traces.read.analysis import measure
 from traces.read.runs import label_of, read_run
@@ -48,7 +48,8 @@ def asked_of_run(
         )
     cluster, (training, own) = replayed_cluster(run, placement, rate, latency_s), own_training(run)
     longer = global_batch / run.global_batch * len(run.placement) / len(cluster.placement)
-    training = replace(training, compute_s=longer * training.compute_s)
+    rows = training.rows and training.rows.on(cluster.placement, global_batch / run.global_batch)
+    training = replace(training, compute_s=longer * training.compute_s, rows=rows)
     asked = Asked(
         config, global_batch, batch_size or settings["batch_size"], settings["seq_len"], training, memory_bytes
     )
@@ -64,7 +65,7 @@ def own_training(run: ReplayedRun) -> tuple[Training, str]:
         times = measure(traced)
         training = cut_training(traced, times, run.measured, run.kind)
     else:
-        training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
+        training = run.training()
     try:
         own_s = own_step_s(traced, times, run.measured) if is_cut else step_of_copies_s(run, training)
     except (RunError, UnknownChoice) as unknown:

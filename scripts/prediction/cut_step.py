@@ -17,7 +17,7 @@ from dist.cost.overlap import BACKWARD, Training
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
 from gpt2.pipeline import operations
-from scripts.prediction.predictor import predicted_exchange
+from scripts.prediction.predictor import predicted_exchange, predicted_rows
 from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
@@ -145,11 +145,14 @@ class CutStep:
         compute_s = float(self.cut.micro_steps * self.stage_s[held.stage])
         training = replace(
             self.training, parameters=held.layout.count, ranges=held.ranges, micro_steps=self.cut.micro_steps,
-            compute_s=compute_s,
+            compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
         )  # fmt: skip
         exchange_s = exchange_seconds(kind, held.cluster, training, library)
-        overlap = kind.overlap(training) if overlaps else None
-        return exchange_s if overlap is None else overlap.step_s(exchange_s, compute_s) - compute_s
+        rows = predicted_rows(kind, held.cluster, training, library)
+        overlap = kind.overlap(training if rows else replace(training, rows=None)) if overlaps else None
+        if overlap is None:
+            return exchange_s
+        return overlap.step_s(exchange_s, compute_s) - compute_s + (rows.seconds if rows else 0.0)
 
     def update_s(self, kind: type[Strategy]) -> float:
         """Of the rank that updates most."""

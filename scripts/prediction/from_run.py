@@ -7,6 +7,7 @@ import numpy as np
 
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import library_key
+from dist.cost.overlap import Training
 from gpt2.errors import UserError
 from scripts.prediction.calibration import (
     FASTER,
@@ -38,20 +39,31 @@ from traces.verdict.evidence import gather
 class ReplayedRun:
     """What a run folder says about a step: who sat where, over which links, how long it took.
 
-    settings: as config.json holds them; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
+    config: config.json; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
     what was missing, a line each. ranks_of_model: how many share one.
     """
 
     path: Path
-    settings: dict
+    config: dict
     kind: type[Strategy]
     placement: list[int]
     links: list[dict]
     library: str
-    parameters: int
     measured: MeasuredStep
     notes: list[str]
     ranks_of_model: int = 1
+
+    @property
+    def settings(self) -> dict:
+        return self.config["settings"]
+
+    @property
+    def parameters(self) -> int:
+        return self.config["parameters"]
+
+    def training(self) -> Training:
+        """What its step computes and exchanges."""
+        return training_of(self.config, self.kind, self.placement, self.measured)
 
     @property
     def global_batch(self) -> int | None:
@@ -74,9 +86,7 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
         )
     calibration, is_own_network = calibration_of(run), rate is None and library is None
     cluster = replayed_cluster(run, placement, rate, latency_s)
-    training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
-    # The same global batch.
-    training = replace(training, compute_s=training.compute_s * len(run.placement) / len(cluster.placement))
+    training = on_cluster(run.training(), run, cluster)
     steps = predicted_steps(cluster, training, library or library_key(run.library), own=run.kind)
     own_s, is_elsewhere = None, not (is_own_network and placement is None and latency_s is None)
     if not is_elsewhere:
@@ -94,14 +104,21 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     }
 
 
+def on_cluster(training: Training, run: ReplayedRun, cluster: Cluster) -> Training:
+    """The same global batch on that cluster."""
+    compute_s, rows = training.compute_s * len(run.placement) / len(cluster.placement), training.rows
+    if rows and list(cluster.placement) != run.placement:
+        rows = rows.on(cluster.placement)
+    return replace(training, compute_s=compute_s, rows=rows)
+
+
 def calibration_of(run: ReplayedRun) -> Calibration:
     if not run.kind.exchanges:
         return Calibration(run.measured, f"strategy {run.kind.name} exchanges nothing")
     if not run.links:
         return Calibration(run.measured, ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
     cluster = replayed_cluster(run, None, None, None)
-    training = training_of(run.settings, run.parameters, run.kind, run.placement, run.measured)
-    return own_calibration(run.kind, cluster, training, library_key(run.library), run.settings, run.measured)
+    return own_calibration(run.kind, cluster, run.training(), library_key(run.library), run.settings, run.measured)
 
 
 def compared_rows(rows: list[dict], steps: list[PredictedStep], calibration: Calibration) -> list[dict]:
@@ -188,8 +205,7 @@ def replayed_run(path: Path) -> ReplayedRun:
     config, notes = read_config(path), []
     try:
         placement = [place["node"] for place in config["ranks"]]
-        parameters, settings = config["parameters"], config["settings"]
-        library = config["mpi_library"]
+        settings, library, _ = config["settings"], config["mpi_library"], config["parameters"]
     except (KeyError, TypeError) as missing:
         raise RunError(f"{path}/config.json lacks {missing}: it is not what scripts/train.py writes") from None
     if not placement:
@@ -205,7 +221,7 @@ def replayed_run(path: Path) -> ReplayedRun:
         )
     links, mesh = read_links(path, config), config.get("mesh")
     of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
-    return ReplayedRun(path, settings, kind, placement, links, library, parameters, measured, notes, of_model)
+    return ReplayedRun(path, config, kind, placement, links, library, measured, notes, of_model)
 
 
 def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:

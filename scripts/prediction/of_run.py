@@ -6,12 +6,14 @@ from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, Prediction
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
+from dist.cost.rows import Rows
 from dist.wire import WIRE_BYTES
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
-from scripts.prediction.predictor import best_of, predicted_exchange, predicted_step
+from scripts.prediction.predictor import best_of, predicted_exchange, predicted_rows, predicted_step
+from scripts.settings.split_embedding import PAYS_UP_TO
 from strategies import STRATEGIES, Strategy, of_run
 from strategies.checks import worker_count
 from traces.read.runs import Run
@@ -62,12 +64,13 @@ def library_of(run: Run) -> str:
 
 
 def training_of(
-    settings: dict, parameters: int, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
+    config: dict, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
 ) -> Training:
     """What a step of a run computes and exchanges; without `measured` the exchange alone.
 
-    settings: config.json's; kind: the strategy that was measured; placement: the node of each rank.
+    config: config.json; kind: the strategy that was measured; placement: the node of each rank.
     """
+    settings, parameters = config["settings"], config["parameters"]
     compute_s = update_s = 0.0
     if measured is not None:
         memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
@@ -76,8 +79,22 @@ def training_of(
         update_s = measured.update_s / memory.updated_share(parameters)
     return Training(
         parameters, compute_s, item_bytes(settings), model_ranges(settings, parameters), settings.get("grad_accum", 1),
-        update_s, settings.get("op") == "own",
+        update_s, settings.get("op") == "own", rows_of(config, kind),
     )  # fmt: skip
+
+
+def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
+    """What a run looks up in a step, as its first step did, if a run with overlap exchanges that apart: as the run did
+    where it overlapped with this strategy, which can, or else as it pays. None, too, where config.json does not say."""
+    settings, found = config["settings"], config.get("looked_up") or {}
+    model = config_of(settings, config["parameters"])
+    if model is None or "of_ranks" not in found or settings.get("split_embedding") == "off":
+        return None
+    if not found["apart"]:
+        decided = settings.get("overlap") and kind.splits_embedding
+        if decided or max(found["of_ranks"]) > PAYS_UP_TO * model.padded_vocab_size:
+            return None
+    return Rows(model.n_embd, tuple(found["of_ranks"]), tuple(found["of_nodes"]), found["any"])
 
 
 def config_of(settings: dict, parameters: int) -> GPT2Config | None:
@@ -100,15 +117,18 @@ def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
 
 
 def own_exchange(run: Run) -> Prediction | None:
-    """The cost model's exchange of the run's vector over its links; None where it cannot tell."""
+    """The cost model's exchange of the run's vector over its links, and of looked-up rows that go apart; None where it
+    cannot tell."""
     kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
     if kind is None or cluster is None or parameters is None:
         return None
-    training = training_of(run.config["settings"], parameters, kind, cluster.placement)
+    training, library = training_of(run.config, kind, cluster.placement), library_of(run)
     try:
-        return predicted_exchange(kind, cluster, training, library_of(run))
+        exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice:
         return None
+    rows = predicted_rows(kind, cluster, training, library) if run.config["settings"].get("overlap") else None
+    return exchange + rows if rows else exchange
 
 
 def own_schedule(run: Run) -> PredictedExchange | None:
@@ -134,7 +154,7 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     if kind is None or cluster is None or parameters is None:
         return [], Calibration(measured, why_unknown(run, kind))
     settings, library = run.config["settings"], library_of(run)
-    training = training_of(settings, parameters, kind, cluster.placement, measured)
+    training = training_of(run.config, kind, cluster.placement, measured)
     calibration, rows = own_calibration(kind, cluster, training, library, settings, measured), []
     if calibration.reason is not None:
         return [], calibration
@@ -184,6 +204,9 @@ def message_matrix(run: Run) -> np.ndarray | None:
         stages, _ = message_schedule(kind.messages, placement_of(run), size, library, item, own_operation=own)
     except ValueError:  # UnknownChoice too
         return None
+    rows = rows_of(run.config, kind) if run.config["settings"].get("overlap") else None
+    if rows and kind.row_messages:
+        stages = stages + kind.row_messages(np.array(placement_of(run)), rows)
     matrix = np.zeros((len(places), len(places)))
     for stage in stages:
         np.add.at(matrix, (stage.source, stage.destination), stage.size * stage.repeat)

@@ -7,7 +7,7 @@ figures draw it beside what was measured.
 from dataclasses import dataclass, replace
 
 from dist.cost.memory import RankMemory
-from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
+from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict_rows
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
 from strategies import BASELINE, STRATEGIES, Strategy
@@ -19,7 +19,8 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 class PredictedStep:
     """name: the strategy's, with its server if that is dedicated. unknown: why `exchange` is None, and the times with
     it. compute_s: forward and backward; update_s: of the rank that updates most; overlap: what of the exchange can be
-    hidden, None for nothing."""
+    hidden, None for nothing; rows: with overlap, looked-up rows that are exchanged apart, which nothing hides, or None.
+    """
 
     name: str
     memory: RankMemory
@@ -28,6 +29,7 @@ class PredictedStep:
     compute_s: float = 0.0
     update_s: float = 0.0
     overlap: Overlap | None = None
+    rows: Prediction | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -38,7 +40,8 @@ class PredictedStep:
     def overlapped_s(self) -> float | None:
         if self.exchange is None or self.overlap is None:
             return None
-        return self.overlap.step_s(self.exchange.seconds, self.compute_s) + self.update_s
+        rows_s = self.rows.seconds if self.rows else 0.0
+        return self.overlap.step_s(self.exchange.seconds, self.compute_s) + rows_s + self.update_s
 
     @property
     def best_s(self) -> float | None:
@@ -50,7 +53,8 @@ class PredictedStep:
 
     def scaled(self, factor: float) -> "PredictedStep":
         """The same with an exchange that takes `factor` times as long: every rate and latency is so much worse."""
-        return replace(self, exchange=replace(self.exchange, seconds=factor * self.exchange.seconds))
+        exchange, rows = (one and replace(one, seconds=factor * one.seconds) for one in (self.exchange, self.rows))
+        return replace(self, exchange=exchange, rows=rows)
 
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
@@ -64,6 +68,13 @@ def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Trainin
     )
 
 
+def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
+    """Of looked-up rows, where this strategy exchanges them apart."""
+    if kind.row_messages is None or training.rows is None:
+        return None
+    return predict_rows(kind.row_messages, cluster, training.rows, library)
+
+
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
     """The PredictedStep of a strategy. A dedicated server computes nothing: the others do its share of the batch."""
     ranks, is_dedicated = len(cluster.placement), server == "dedicated"
@@ -75,7 +86,9 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
         return PredictedStep(name, memory, str(unknown))
     compute_s = training.compute_s * (ranks / (ranks - 1) if is_dedicated else 1)
     update_s = training.update_s * memory.updated_share(training.parameters)
-    return PredictedStep(name, memory, None, exchange, compute_s, update_s, kind.overlap(training))
+    rows = predicted_rows(kind, cluster, training, library)
+    overlap = kind.overlap(training if rows else replace(training, rows=None))
+    return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows)
 
 
 def predicted_steps(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 from dist.cost.memory import VECTOR_BYTES
+from dist.host.rows import segments_bytes
 from dist.mesh import positions
 from dist.sharded import LAYER_SLOTS
 from gpt2.activations import activation_bytes
@@ -58,11 +59,13 @@ def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -
 
 
 def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
-    """Of looked-up rows where the embedding may be split: they, and while they are exchanged what is sent, what
-    comes, and its sums, each no more."""
+    """Of looked-up rows where the embedding may be split: they, two lists of their ids, and what their exchange takes:
+    segments, and ids as they are sent, as they come, and what they are together."""
     if settings.split_embedding == "off" or obstacle(settings, ranks):
         return 0
-    return 4 * VECTOR_BYTES * most_rows(settings, config) * config.n_embd
+    most, vocabulary, width = most_rows(settings, config), config.padded_vocab_size, config.n_embd
+    ids = 2 * (1 + most) + min(vocabulary, ranks * most) * 3
+    return VECTOR_BYTES * (most * width + ids) + segments_bytes(vocabulary, width)
 
 
 def bytes_of_operands(settings: Settings) -> int:

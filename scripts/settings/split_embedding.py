@@ -9,7 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dist.cost.overlap import all_reduced_beside
+from dist.cost.overlap import ALL_REDUCED, Timed, all_reduced_beside, least_all_reduced
+from dist.cost.rows import Rows
 from dist.looked_up import LookedUp
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
@@ -49,6 +50,17 @@ def most_rows(s: Settings, config: GPT2Config) -> int:
     return min(config.padded_vocab_size, s.grad_accum * s.batch_size * (s.seq_len + 1))
 
 
+def rows_at_most(s: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
+    """Before any data is read: of a training whose embedding may be split, what its ranks can look up; but no more than
+    is exchanged apart. placement: the node of each rank."""
+    if s.split_embedding == "off" or obstacle(s, ranks):
+        return None
+    most = config.padded_vocab_size if s.split_embedding == "on" else int(PAYS_UP_TO * config.padded_vocab_size)
+    rows = most_rows(s, config)
+    of_nodes = [min(most, rows * placement.count(node)) for node in sorted(set(placement))]
+    return Rows(config.n_embd, (min(most, rows),) * ranks, tuple(of_nodes), min(config.padded_vocab_size, rows * ranks))
+
+
 def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:
     """(whether it is, why). rows: the most that a rank looks up in the first step; before: what the run that this one
     goes on with did, None if it is none."""
@@ -62,32 +74,45 @@ def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool |
     return rows <= PAYS_UP_TO * vocabulary, used
 
 
-def settle_embedding(s: Settings, layout: Layout, train, step: int, facts: dict, before: dict, world) -> dict:
-    """What config.json says of it: "embedding", in words, and "looked_up": rows that each node looks up, and any rank;
-    nothing where nothing overlaps.
+def settle_embedding(
+    s: Settings, layout: Layout, train, step: int, facts: dict, before: dict, choice: dict, world
+) -> dict:
+    """What config.json says of it: "looked_up", the rows that the first step uses, and whether they go apart; and with
+    overlap "embedding", how it is exchanged, in words. Of one rank, and where ranks share a model, no rows.
 
-    step: the first that is made. facts, of every checkpoint, get `split_embedding` and `all_reduced`, and keep those of
-    `before`, a checkpoint's of which this run exchanges alike, or {}: else it would add in another order, and round
-    otherwise. Collective: also ends the job with one line where a split was asked for and cannot be.
+    step: the first that is made. choice: as choose_backend's, with what it "timed". facts, of every checkpoint, get
+    `split_embedding` and `all_reduced`, and keep those of `before`, a checkpoint's of which this run exchanges alike,
+    or {}: else it would add in another order, and round otherwise. Collective: also ends the job with one line where a
+    split was asked for and cannot be.
     """
     with world.together(UserError):
         check_split(s, world.size)
     facts["split_embedding"] = False
+    found, rows = {}, 0
+    if world.size > 1 and not is_cut(s):
+        first = (step - 1) * facts["global_batch"] + world.rank * s.grad_accum * s.batch_size
+        found["looked_up"] = used_rows(train.tokens(first, s.grad_accum * s.batch_size), world)
+        rows = max(found["looked_up"]["of_ranks"])
     if not s.overlap:
-        return {}
-    count = s.grad_accum * s.batch_size
-    everyone = world.comm.allgather(train.tokens((step - 1) * facts["global_batch"] + world.rank * count, count))
+        return found
     was_split = before.get("split_embedding", False) if before else None
-    rows, vocabulary = max(map(len, everyone)), layout.config.padded_vocab_size
-    facts["split_embedding"], why = is_split(s, world.size, rows, vocabulary, was_split)
-    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0)
+    facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, was_split)
+    wanted = least_all_reduced(Timed(**choice["timed"])) if choice.get("timed") else ALL_REDUCED
+    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0, wanted)
     if was_split == facts["split_embedding"] and "all_reduced" in before:
         share = Fraction(*before["all_reduced"])
     facts["all_reduced"] = [share.numerator, share.denominator]
-    if not facts["split_embedding"]:
-        return {"embedding": f"whole: {why}"}
-    used = {"of_nodes": rows_of_nodes(everyone, world.places), "any": len(np.unique(np.concatenate(everyone)))}
-    return {"embedding": f"head and looked-up rows apart: {why}", "looked_up": used}
+    if facts["split_embedding"]:
+        found["looked_up"]["apart"] = True
+    said = "head and looked-up rows apart" if facts["split_embedding"] else "whole"
+    return found | {"embedding": f"{said}: {why}"}
+
+
+def used_rows(ids: np.ndarray, world) -> dict:
+    """How many different rows each rank looks up, each node, and any rank. ids: this rank's. Collective."""
+    everyone = world.comm.allgather(ids)
+    of_nodes, any_rank = rows_of_nodes(everyone, world.places), len(np.unique(np.concatenate(everyone)))
+    return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank, "apart": False}
 
 
 def new_lookup(s: Settings, buffers, layout: Layout) -> LookedUp:

@@ -103,7 +103,7 @@ def assemble(settings, world, lock) -> Parts:
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
-    choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), world)
+    choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), choice, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)

@@ -152,7 +152,7 @@ def test_exposed():
     """Of an exchange of a second, a tenth of which always shows, beside half of the computing; and a part of it."""
     overlap = Overlap(part=1.0, last=0.1, beside=0.5)
     assert overlap.step_s(1.0, 0.0) == 1.0
-    assert overlap.step_s(1.0, 0.8) == pytest.approx(0.8 + 0.7)
+    assert overlap.step_s(1.0, 0.8) == pytest.approx(0.8 + 0.5 + 0.1)
     assert overlap.step_s(1.0, 10.0) == pytest.approx(10.0 + 0.1)
     assert Overlap(0.5, 0.1, 0.5).step_s(1.0, 10.0) == pytest.approx(10.0 + 0.5 + 0.05)
 

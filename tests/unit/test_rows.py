@@ -1,12 +1,17 @@
 """Rows of a table between those who look them up and those who own them, against sums of whole tables."""
 
+import tracemalloc
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from dist.buffers import NodeBuffers
-from dist.host.rows import RowExchange, boxes
+from dist.cost.rows import Rows, node_rows_everywhere, node_rows_to_owners
+from dist.cost.stages import node_traffic
+from dist.host import rows as rows_module
+from dist.host.rows import AHEAD, RowExchange, boxes, segments_bytes
 from dist.progress import Progress
 from dist.ranges import cut_range
 from tests.support.thread_ranks import run_ranks, share_memory
@@ -18,6 +23,7 @@ SIZE = ROWS * WIDTH
 @pytest.fixture(autouse=True)
 def _shared_in_process(monkeypatch):
     share_memory(monkeypatch)
+    monkeypatch.setattr(rows_module, "SEGMENT_BYTES", 4 * WIDTH * 2)
 
 
 def looked_up(rank, step=0):
@@ -75,9 +81,8 @@ def test_sums_are_those_of_whole_tables(nodes, cuts):
         for step in range(2):
             for everywhere in (False, True):
                 ranks.step(step)
-                ranks.run(ranks.rows.everywhere() if everywhere else ranks.rows.to_owners())
                 sums = np.full(SIZE, 0.5, np.float32)
-                ranks.rows.add_to(lambda start, stop, sums=sums: sums[start:stop])
+                ranks.run((ranks.rows.everywhere if everywhere else ranks.rows.to_owners)(sums))
                 found.append(sums - 0.5)
         return found, [np.arange(*part) for part in ranks.rows.own]
 
@@ -115,6 +120,74 @@ def test_rows_come_from_their_owners(nodes):
     run_ranks(nodes, program, most=2)
 
 
+class Counted:
+    """A communicator that counts what it sends: in float32, and in int32 but for single numbers."""
+
+    def __init__(self, comm):
+        self._comm, self.sent = comm, Counter()
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Isend(self, array, *others):
+        self.sent[array.dtype.name] += array.nbytes if array.size > 1 or array.dtype == np.float32 else 0
+        return self._comm.Isend(array, *others)
+
+
+@pytest.mark.parametrize("messages", [node_rows_everywhere, node_rows_to_owners])
+def test_as_many_bytes_are_sent_as_the_cost_model_says(messages):
+    """Of all nodes together: which owner has how many rows depends on what is looked up."""
+    nodes, wanted = [2, 3, 1], [np.arange(1, 9), np.arange(5, 17), np.arange(12, 23)]
+
+    def program(world):
+        ranks = Ranks(world, (ROWS // 2 * WIDTH,))
+        ranks.rows._comm = comm = Counted(ranks.rows._comm)
+        ids = wanted[world.node].astype("i4")
+        ranks.lookup.begin(ids, ids)
+        ranks.comm.Barrier()
+        flat = np.zeros(SIZE, np.float32)
+        if messages is node_rows_everywhere:
+            ranks.run(ranks.rows.everywhere(flat))
+        else:
+            ranks.run(ranks.rows.to_owners(flat))
+            ranks.run(ranks.rows.fetch(flat, ranks.lookup.next_rows()))
+        return sum(comm.sent.values())
+
+    sent = sum(run_ranks(nodes, program))
+    placement = np.repeat(range(3), nodes)
+    predicted, _ = node_traffic(messages(placement, Rows(WIDTH, (), tuple(map(len, wanted)), 22)), placement)
+    assert sent == pytest.approx(predicted.sum(), rel=0.15)  # of so few rows the parts of a node are uneven
+
+
+def test_an_exchange_holds_some_segments_beside_the_rows(monkeypatch):
+    count, width = 1000, 640
+    monkeypatch.setattr(rows_module, "SEGMENT_BYTES", 20 * 4 * width)
+    ids = np.arange(count, dtype="i4")
+    flats = np.zeros((2, count * width), np.float32)
+
+    def program(world):
+        lookup = NodeBuffers(world, 1).new_lookup((count, width), count)
+        lookup.begin(ids, ids)
+        world.comm.Barrier()
+        if world.rank == 0:
+            tracemalloc.start()
+        world.comm.Barrier()
+        rows, progress = RowExchange(world.comm, lookup, halves), Progress()
+        for exchange in (rows.everywhere(flats[world.rank]), rows.fetch(flats[world.rank], lookup.next_rows())):
+            progress.start(exchange)
+            progress.finish()
+        world.comm.Barrier()
+        return tracemalloc.get_traced_memory()[1] if world.rank == 0 else 0
+
+    halves = [((0, count // 2 * width), 0), ((count // 2 * width, count * width), 1)]
+    try:
+        peak = max(run_ranks([1, 1], program))
+    finally:
+        tracemalloc.stop()
+    copies = 4 * AHEAD * 20 * 4 * width  # of these ranks' own messages, which are threads'
+    assert 0.5 * segments_bytes(count, width) < peak / 2 < segments_bytes(count, width) + copies + 20 * ids.nbytes
+
+
 def test_rows_that_were_not_fetched_are_not_taken_for_those_that_were():
     def program(world):
         ranks = Ranks(world, ())
@@ -129,6 +202,6 @@ def test_rows_that_were_not_fetched_are_not_taken_for_those_that_were():
 @pytest.mark.parametrize(("start", "stop"), [(0, 12), (1, 2), (1, 12), (2, 4), (3, 3), (4, 11), (5, 6)])
 def test_a_stretch_is_cut_into_boxes(start, stop):
     found = np.zeros((4, 3), int)
-    for box in boxes(start, stop, 3):
-        box.of(found.reshape(-1)[start:stop], start)[:] += 1
+    for first, last, columns in boxes(start, stop, 3):
+        found[first:last, columns] += 1
     assert found.reshape(-1).tolist() == [int(start <= element < stop) for element in range(12)]

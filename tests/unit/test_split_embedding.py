@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from dist.host import rows
 from gpt2 import parameters
 from gpt2.config import GPT2Config
 from gpt2.parameters import LOOKUP, Layout
@@ -28,6 +29,7 @@ class Training(Dawdlers):
 def _small(monkeypatch):
     share_memory(monkeypatch)
     monkeypatch.setattr(parameters, "HEAD_ROWS", 6)
+    monkeypatch.setattr(rows, "SEGMENT_BYTES", 3 * 4 * 5)
 
 
 def batches(kind):

@@ -1,0 +1,94 @@
+"""Looked-up rows of a table in numbers: how many a step uses, and the messages of their exchange (dist/host/rows.py).
+
+Rows travel as float32 whatever the wire's format, each with its number, an int32. Owners are taken to be asked for
+equally many, as each has stretches all over the table. The few bytes that say how many rows follow are not counted.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist.cost.stages import Stage, stage
+
+ELEMENT_BYTES = ID_BYTES = 4
+STEPS = 3  # messages that wait for one another: how many rows, which, and the rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How many different rows of `width` elements a step looks up: each rank (N,), each node (M,), and all together."""
+
+    width: int
+    of_ranks: tuple[int, ...]
+    of_nodes: tuple[int, ...]
+    any: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row with its number."""
+        return ELEMENT_BYTES * self.width + ID_BYTES
+
+    def on(self, placement, times: float = 1.0) -> "Rows":
+        """If a batch of so many times the size went to other ranks. placement: the node of each.
+
+        The different words of a text grow as a power of its length (Heaps 1978): which power, one rank's rows and all
+        ranks' tell. Where one rank had them all, the others are taken to have as many.
+        """
+        ranks, nodes = len(placement), np.bincount(placement)
+        alone, before = float(np.mean(self.of_ranks)), len(self.of_ranks)
+        power = math.log(self.any / alone) / math.log(before) if before > 1 else 0.0
+
+        def used_by(share: float) -> int:
+            return round(self.any * (times * share) ** power)
+
+        of_nodes = tuple(used_by(count / ranks) for count in nodes.tolist())
+        return Rows(self.width, (used_by(1 / ranks),) * ranks, of_nodes, used_by(1.0))
+
+
+RowMessages = Callable[[np.ndarray, Rows], list[Stage]]  # (the node of each rank, the rows): as strategies declare them
+
+
+def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
+    """Each rank's rows to their owners, ranks that add them up, and the sums to all."""
+    return _everywhere(np.arange(len(placement)), np.array(rows.of_ranks), rows)
+
+
+def node_rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
+    """The same of each node's sums, among the nodes."""
+    return _everywhere(_leaders(placement), np.array(rows.of_nodes), rows)
+
+
+def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
+    """Each node's sums to the nodes that own the rows; and after the update the rows of the next step, as many, are
+    asked for there, and come."""
+    leaders, counts = _leaders(placement), np.array(rows.of_nodes)
+    owner, asking = _pairs(leaders)
+    shares = counts[np.searchsorted(leaders, asking)] / len(leaders)
+    asked = stage(asking, owner, ID_BYTES * shares, steps=STEPS - 1, all_together=True)
+    given = stage(owner, asking, ELEMENT_BYTES * rows.width * shares, all_together=True)
+    return [_to_owners(leaders, counts, rows), asked, given]
+
+
+def _everywhere(members: np.ndarray, counts: np.ndarray, rows: Rows) -> list[Stage]:
+    source, destination = _pairs(members)
+    sums = rows.row_bytes * rows.any / len(members)
+    return [_to_owners(members, counts, rows), stage(source, destination, sums, steps=STEPS, all_together=True)]
+
+
+def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
+    """counts: rows of each of the members, (len(members),)."""
+    source, destination = _pairs(members)
+    size = rows.row_bytes * counts[np.searchsorted(members, source)] / len(members)
+    return stage(source, destination, size, steps=STEPS, added=int(counts.mean() * rows.row_bytes), all_together=True)
+
+
+def _pairs(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the one, the other) of all pairs of two, in both orders; `stage` leaves out each one with itself."""
+    return np.repeat(members, len(members)), np.tile(members, len(members))
+
+
+def _leaders(placement: np.ndarray) -> np.ndarray:
+    """The first rank of each node."""
+    return np.unique(placement, return_index=True)[1]
