@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.suites.test_virtual_cluster import needs_cluster, run
-from tests.support.cluster_training import all_cases
+from tests.support.cluster_training import SPLITTING, WIRES, all_cases
 
 pytestmark = pytest.mark.any_mpi
 
 PROGRAM = Path(__file__).parents[1] / "support" / "cluster_training.py"
 HOSTS = ["--nodes", 5, "--ranks", 9, "--ranks-per-node", 2, "--rate", "10gbit"]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+OF_A_SPLIT = {"float32": 1e-6, "bfloat16": 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,10 @@ def test_every_strategy_is_one_serial_rank(result, name, options):
     wire = options.get("wire", "float32")
     assert outcome["error"] < TOLERANCE[wire]
     assert wire == "float32" or outcome["error"] > 1e-6, "nothing was rounded"
+
+
+@needs_cluster
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("name", SPLITTING)
+def test_a_split_embedding_gives_the_same_weights(result, name, wire):
+    assert 0 < result["splits"][f"{name} {wire}"] < OF_A_SPLIT[wire]

@@ -1,7 +1,8 @@
 """What every rank of a virtual cluster runs for test_virtual_cluster_training.py: a few steps with every strategy.
 
 Rank 0 prints one JSON object after RESULT: {case: error, relative to one serial rank, and whether all ranks hold the
-same bits, and hold them again after a second run}.
+same bits, and hold them again after a second run}; and of each strategy that can split the token embedding, how far its
+weights are then from those without, relative to the largest, with both wires.
 """
 
 import json
@@ -12,8 +13,11 @@ from dist.world import start_world
 from strategies import STRATEGIES
 from tests.ranks import test_strategies
 from tests.ranks.test_strategies import cases, distributed, serial
+from tests.unit import test_split_embedding
 
 STEPS = 2
+SPLITTING = [name for name, kind in STRATEGIES.items() if kind.splits_embedding]
+WIRES = "float32", "bfloat16"
 
 
 def all_cases(ranks):
@@ -34,6 +38,17 @@ def outcome(world, name, options, reference):
     }
 
 
+def split_apart(world, name, wire):
+    """How far weights are from those of a whole embedding, after some steps."""
+    found, tokens = [], test_split_embedding.batches("any")
+    for split in (True, False):
+        training = test_split_embedding.Training(world, name, None, wire=wire, bucket_bytes=300, split=split)
+        for step in range(len(tokens)):
+            training.step(tokens[step], False, tokens[(step + 1) % len(tokens)])
+        found.append(training.whole())
+    return float(np.abs(found[0] - found[1]).max() / np.abs(found[1]).max())
+
+
 def main():
     world = start_world(expect_ranks=9)
     test_strategies.BATCHES = test_strategies.BATCHES[:STEPS]
@@ -41,7 +56,8 @@ def main():
     outcomes = {
         f"{name} {options}": outcome(world, name, options, reference) for name, options in all_cases(world.size)
     }
-    result = {"nodes": world.node_count, "parameters": len(reference), "outcomes": outcomes}
+    splits = {f"{name} {wire}": split_apart(world, name, wire) for name in SPLITTING for wire in WIRES}
+    result = {"nodes": world.node_count, "parameters": len(reference), "outcomes": outcomes, "splits": splits}
     world.print("RESULT", json.dumps(result))
 
 
