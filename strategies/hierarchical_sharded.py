@@ -8,10 +8,10 @@ of it 2 D / N where nodes are alike (ZeRO-1). Where what travels is rounded each
 parameters in float32.
 
 --overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
-of the exchange, and forward is a third of the compute: too little. So a third of each bucket is all-reduced during
-backward, updated by every node as in hierarchical, and not gathered. Of compute and exchange alike two thirds then come
-before the update and one third after it. The third costs memory: of the optimizer state a rank holds
-2 D (1/3 / ranks of its node + 2/3 / N).
+of the exchange, and forward is a third of the compute: too little where the exchange is as long as that. So a part p of
+each bucket, a third at most, is all-reduced during backward, updated by every node as in hierarchical, and not gathered
+(Job.all_reduced, by the cost model). With a third, of compute and exchange alike two thirds come before the update and
+one third after it. The part costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
 
 A split embedding is gathered last, beside all of forward; before it go the rows that the next step looks up, from the
 nodes that have updated them. It has all of backward, too, so none of it is all-reduced, and more of the others is.

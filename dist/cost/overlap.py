@@ -13,7 +13,7 @@ BACKWARD = 2 / 3
 # forward. So both hide alike, however long the exchange is beside the computing.
 ALL_REDUCED = Fraction(1, 3)
 # Beside computing an exchange has no core of its own, and moves on when it is poked: at this part of its pace.
-PACE_BESIDE = 0.8
+PACE_BESIDE = 0.9
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 

@@ -13,7 +13,7 @@ import numpy as np
 from dist.cost.stages import Stage, stage
 
 ELEMENT_BYTES = ID_BYTES = 4
-STEPS = 3  # messages that wait for one another: how many rows, which, and the rows
+ASKING = 2  # messages that wait for one another: how many rows, and which; before the rounds of rows
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,29 @@ def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
     leaders, counts = _leaders(placement), np.array(rows.of_nodes)
     owner, asking = _pairs(leaders)
     shares = counts[np.searchsorted(leaders, asking)] / len(leaders)
-    asked = stage(asking, owner, ID_BYTES * shares, steps=STEPS - 1, all_together=True)
-    given = stage(owner, asking, ELEMENT_BYTES * rows.width * shares, all_together=True)
+    asked = stage(asking, owner, ID_BYTES * shares, steps=ASKING, all_together=True)
+    given = stage(owner, asking, ELEMENT_BYTES * rows.width * shares, steps=len(leaders) - 1, all_together=True)
     return [_to_owners(leaders, counts, rows), asked, given]
 
 
 def _everywhere(members: np.ndarray, counts: np.ndarray, rows: Rows) -> list[Stage]:
     source, destination = _pairs(members)
-    sums = rows.row_bytes * rows.any / len(members)
-    return [_to_owners(members, counts, rows), stage(source, destination, sums, steps=STEPS, all_together=True)]
+    sums = stage(
+        source, destination, rows.row_bytes * rows.any / len(members), steps=_steps(members), all_together=True
+    )
+    return [_to_owners(members, counts, rows), sums]
 
 
 def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
     """counts: rows of each of the members, (len(members),)."""
     source, destination = _pairs(members)
     size = rows.row_bytes * counts[np.searchsorted(members, source)] / len(members)
-    return stage(source, destination, size, steps=STEPS, added=int(counts.mean() * rows.row_bytes), all_together=True)
+    added = int(counts.mean() * rows.row_bytes)
+    return stage(source, destination, size, steps=_steps(members), added=added, all_together=True)
+
+
+def _steps(members: np.ndarray) -> int:
+    return ASKING + len(members) - 1
 
 
 def _pairs(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ from traces.units import seconds_text
 
 CANDIDATES, ROUNDS = 3, 3
 NEAR = 1.25  # times the shortest step: as far as the model may be wrong
-TRIAL_S, LONGEST_TRIAL_S = 0.25, 0.4  # of all its exchanges: predicted, and when no further round begins
+TRIAL_S, LONGEST_TRIAL_S = 0.2, 0.3  # of all its exchanges: predicted, and when no further round begins
 LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 18, 64 << 20
 ALIKE = 2.0  # rates of a link at two starts
 # The settings that a choice depends on, beside the nodes.

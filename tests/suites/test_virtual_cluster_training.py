@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.suites.test_virtual_cluster import needs_cluster, run
-from tests.support.cluster_training import SPLITTING, WIRES, all_cases
+from tests.support.cluster_training import SPLITTING, all_cases
 
 pytestmark = pytest.mark.any_mpi
 
 PROGRAM = Path(__file__).parents[1] / "support" / "cluster_training.py"
 HOSTS = ["--nodes", 5, "--ranks", 9, "--ranks-per-node", 2, "--rate", "10gbit"]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-OF_A_SPLIT = {"float32": 1e-6, "bfloat16": 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,6 @@ def test_every_strategy_is_one_serial_rank(result, name, options):
 
 
 @needs_cluster
-@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", SPLITTING)
-def test_a_split_embedding_gives_the_same_weights(result, name, wire):
-    assert 0 < result["splits"][f"{name} {wire}"] < OF_A_SPLIT[wire]
+def test_a_split_embedding_gives_the_same_weights(result, name):
+    assert 0 < result["splits"][name] < 1e-6

@@ -2,7 +2,7 @@
 
 Rank 0 prints one JSON object after RESULT: {case: error, relative to one serial rank, and whether all ranks hold the
 same bits, and hold them again after a second run}; and of each strategy that can split the token embedding, how far its
-weights are then from those without, relative to the largest, with both wires.
+weights are then from those without, relative to the largest.
 """
 
 import json
@@ -17,7 +17,6 @@ from tests.unit import test_split_embedding
 
 STEPS = 2
 SPLITTING = [name for name, kind in STRATEGIES.items() if kind.splits_embedding]
-WIRES = "float32", "bfloat16"
 
 
 def all_cases(ranks):
@@ -38,11 +37,11 @@ def outcome(world, name, options, reference):
     }
 
 
-def split_apart(world, name, wire):
+def split_apart(world, name):
     """How far weights are from those of a whole embedding, after some steps."""
     found, tokens = [], test_split_embedding.batches("any")
     for split in (True, False):
-        training = test_split_embedding.Training(world, name, None, wire=wire, bucket_bytes=300, split=split)
+        training = test_split_embedding.Training(world, name, None, bucket_bytes=300, split=split)
         for step in range(len(tokens)):
             training.step(tokens[step], False, tokens[(step + 1) % len(tokens)])
         found.append(training.whole())
@@ -56,7 +55,7 @@ def main():
     outcomes = {
         f"{name} {options}": outcome(world, name, options, reference) for name, options in all_cases(world.size)
     }
-    splits = {f"{name} {wire}": split_apart(world, name, wire) for name in SPLITTING for wire in WIRES}
+    splits = {name: split_apart(world, name) for name in SPLITTING}
     result = {"nodes": world.node_count, "parameters": len(reference), "outcomes": outcomes, "splits": splits}
     world.print("RESULT", json.dumps(result))
 

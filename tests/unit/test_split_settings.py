@@ -6,11 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dist.buffers import OwnBuffers
 from dist.cost.overlap import all_reduced_beside
+from dist.cost.rows import Rows
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
-from scripts.settings.split_embedding import is_split, most_rows, rows_of_nodes
+from scripts.settings.memory import bytes_of_rows
+from scripts.settings.split_embedding import is_split, most_rows, rows_at_most, rows_of_nodes
 from scripts.settings.training import parse_settings
 
 OVERLAPPED = ["--strategy", "hierarchical-sharded", "--overlap"]
@@ -62,6 +65,28 @@ def test_rows_are_counted():
     assert most_rows(made, config) == config.padded_vocab_size
     ids = [np.array(some) for some in ([1, 2], [2, 3, 4], [9])]
     assert rows_of_nodes(ids, [{"node": node} for node in (0, 0, 1)]) == [4, 1]
+
+
+def test_the_memory_of_rows_is_theirs_and_a_few_segments():
+    flags = "--batch-size", 2, "--seq-len", 100, "--context", 100, "--vocab-size", 5000, "--n-head", 1, "--n-embd", 640
+    made, config = settings(*OVERLAPPED, *flags)
+    ((ids, values),) = OwnBuffers(None, 1).new_lookup((config.padded_vocab_size, 640), most_rows(made, config))._memory
+    assert values.nbytes == 2 * 101 * 640 * 4
+    segments = 6 * 102 * 640 * 4  # of 256 KiB
+    assert bytes_of_rows(made, config, 2) == values.nbytes + ids.nbytes + segments + 3 * 4 * 2 * 202
+    assert bytes_of_rows(made, config, 1) == bytes_of_rows(replace(made, split_embedding="off"), config, 2) == 0
+
+
+def test_what_can_be_looked_up_is_known_before_any_data():
+    """2 ranks and 1; of more than half of the vocabulary, which would not be exchanged apart, as much as would."""
+    made, config = settings(
+        *OVERLAPPED, "--batch-size", 2, "--seq-len", 4, "--vocab-size", 1000, "--n-embd", 64, ranks=3
+    )
+    assert rows_at_most(made, config, 3, [0, 0, 1]) == Rows(64, (10, 10, 10), (20, 10), 30)
+    many = replace(made, batch_size=500)
+    half = config.padded_vocab_size // 2
+    assert rows_at_most(many, config, 3, [0, 0, 1]) == Rows(64, (half,) * 3, (half,) * 2, 2 * half)
+    assert rows_at_most(replace(made, overlap=False), config, 3, [0, 0, 1]) is None
 
 
 def test_the_tokens_of_windows_are_inputs_and_targets():

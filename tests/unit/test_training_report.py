@@ -77,6 +77,7 @@ def test_the_figure(report):
     assert is_inside(figure)
     assert training_bars.finding([report]) == "A training step is 1.2 times as fast as DDP's over gloo"
     for axes, one in zip(figure.axes, (report, alone), strict=True):
+        assert all(number.get_bbox_patch() for number in axes.texts), "the dashed line crosses a number"
         assert axes.get_xlim()[0] == 0
         names = [label.get_text() for label in axes.get_yticklabels()]
         assert names == sorted(one["contenders"], key=lambda name: -one["contenders"][name]["step_s"])

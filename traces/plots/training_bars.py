@@ -61,7 +61,9 @@ def _draw_steps(axes, report: dict) -> None:
         for key, (colour, _) in PARTS.items():
             axes.barh(row, one[key], left=left, height=0.72, color=colour, edgecolor="white", linewidth=0.6)
             left += one[key]
-        axes.annotate(f"{one['step_s']:.2f}", (left, row), (4, 0), textcoords="offset points", va="center", size=8)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # what the dashed line ends at
+        number = axes.annotate(f"{one['step_s']:.2f}", (left, row), (4, 0), textcoords="offset points", bbox=behind)
+        number.set(va="center", size=8)
     axes.set_yticks(range(len(order)), list(order))
     for label in axes.get_yticklabels():
         label.set_fontweight("bold" if label.get_text().startswith(OURS) else "normal")
