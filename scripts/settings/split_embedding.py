@@ -99,8 +99,8 @@ def settle_embedding(
     facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, was_split)
     wanted = least_all_reduced(Timed(**choice["timed"])) if choice.get("timed") else ALL_REDUCED
     share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0, wanted)
-    if was_split == facts["split_embedding"] and "all_reduced" in before:
-        share = Fraction(*before["all_reduced"])
+    if was_split == facts["split_embedding"]:  # one of before said nothing of it, and all-reduced as much
+        share = Fraction(*before.get("all_reduced", ALL_REDUCED.as_integer_ratio()))
     facts["all_reduced"] = [share.numerator, share.denominator]
     if facts["split_embedding"]:
         found["looked_up"]["apart"] = True
