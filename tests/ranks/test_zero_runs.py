@@ -1,10 +1,12 @@
 """zero-2 and zero-3 in runs of scripts/train.py: the curve of one rank alone, checkpoints, what is traced."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
+from gpt2.config import GPT2Config
 from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
 from gpt2.parameters import Layout, Parameters
@@ -72,6 +74,18 @@ def test_a_run_goes_on_from_a_checkpoint(comm, shared_path, tokens):
     assert (parameters_of(again) == parameters_of(first)).all()
 
 
+def assert_rows_are_counted(ranks, of_ranks):
+    """In the first step, whose rows config.json has, each rank hands over all gradients, and rows of 16 numbers with
+    their ids."""
+    from traces.record.phases import INDEX
+
+    first = [trace.records[trace.records["step"] == 1] for trace in ranks]
+    sums = [records["bytes"][records["phase"] == INDEX["reduce_scatter"]].max() for records in first]
+    (vector,) = {int(size) - rows * (4 * 16 + 4) for size, rows in zip(sums, of_ranks, strict=True)}
+    count = Layout(GPT2Config(n_layer=3, n_head=2, n_embd=16, context=16, vocab_size=100)).count
+    assert 4 * count <= vector < 4.1 * count  # padded
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("flags", "reduce_scatters", "all_gathers"),
@@ -100,8 +114,13 @@ def test_exchanges_inside_forward_and_backward_are_traced(
         assert (phases["end"][:-1] <= phases["start"][1:]).all(), "phases overlap"
         exchanges = phases[np.isin(phases["phase"], [INDEX[name] for name in EXCHANGE])]
         calls.append([(record["phase"], record["bytes"]) for record in exchanges])
-    assert calls[0] == calls[1]
-    kinds = [phase for phase, _ in calls[0]]
+    kinds, others = ([phase for phase, _ in made] for made in calls)
+    assert kinds == others
+    looked_up = json.loads((run / "config.json").read_text())["looked_up"]
+    if looked_up["apart"]:
+        assert_rows_are_counted(ranks, looked_up["of_ranks"])
+    else:
+        assert calls[0] == calls[1]
     assert kinds.count(INDEX["reduce_scatter"]) == reduce_scatters
     assert kinds.count(INDEX["allgather"]) == all_gathers
     line = log(run)[-1]
