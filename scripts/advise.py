@@ -30,6 +30,7 @@ from dist.console import open_console
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
+from dist.cost.rows import Rows
 from dist.ranges import cut
 from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS
@@ -39,6 +40,7 @@ from scripts.prediction.asked import Asked, asked_of_run
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
+from scripts.settings.split_embedding import rows_of_tokens
 from scripts.settings.units import bytes_per_s, duration_s, parameter_count, size_in_bytes
 from traces.record.files import RunError
 
@@ -158,7 +160,9 @@ def described_training(arguments) -> Training:
     if arguments.model:
         layout = Layout(PRESETS[arguments.model])
         parameters, ranges = layout.count, tuple(stop - start for start, stop in layout.ranges)
+        rows = described_rows(arguments)
     else:
+        rows = None
         parameters = parameter_count(arguments.parameters)
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # No embeddings that anybody knows of, and layers of equal size.
@@ -166,7 +170,14 @@ def described_training(arguments) -> Training:
     if arguments.op == "mpi" and arguments.wire == "bfloat16":
         raise ValueError("--op mpi with --wire bfloat16, which MPI cannot add: leave --op out")
     item, own_operation = WIRE_BYTES[arguments.wire or "float32"], arguments.op == "own"
-    return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation)
+    return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows)
+
+
+def described_rows(arguments) -> Rows:
+    """What the ranks' steps look up in the token embedding at most, which train.py exchanges apart with --overlap."""
+    config = PRESETS[arguments.model]
+    tokens = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum * (arguments.seq_len or config.context)
+    return rows_of_tokens(tokens, config, place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ import numpy as np
 from dist.cost.stages import Stage, stage
 
 ELEMENT_BYTES = ID_BYTES = 4
+MOST_MEMBERS = 256
 ASKING = 2  # messages that wait for one another: how many rows, and which; before the rounds of rows
 
 
@@ -64,36 +65,33 @@ def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
     """Each node's sums to the nodes that own the rows; and after the update the rows of the next step, as many, are
     asked for there, and come."""
     leaders, counts = _leaders(placement), np.array(rows.of_nodes)
-    owner, asking = _pairs(leaders)
-    shares = counts[np.searchsorted(leaders, asking)] / len(leaders)
-    asked = stage(asking, owner, ID_BYTES * shares, steps=ASKING, all_together=True)
-    given = stage(owner, asking, ELEMENT_BYTES * rows.width * shares, steps=len(leaders) - 1, all_together=True)
+    owners, asking, ids = _each_to_all(leaders, ID_BYTES * counts)
+    *_, sizes = _each_to_all(leaders, ELEMENT_BYTES * rows.width * counts)
+    asked = stage(asking, owners, ids, steps=ASKING, all_together=True)
+    given = stage(owners, asking, sizes, steps=len(leaders) - 1, all_together=True)
     return [_to_owners(leaders, counts, rows), asked, given]
 
 
 def _everywhere(members: np.ndarray, counts: np.ndarray, rows: Rows) -> list[Stage]:
-    source, destination = _pairs(members)
-    sums = stage(
-        source, destination, rows.row_bytes * rows.any / len(members), steps=_steps(members), all_together=True
-    )
+    destination, source, size = _each_to_all(members, np.full(len(members), rows.row_bytes * rows.any))
+    sums = stage(source, destination, size, steps=ASKING + len(members) - 1, all_together=True)
     return [_to_owners(members, counts, rows), sums]
 
 
 def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
     """counts: rows of each of the members, (len(members),)."""
-    source, destination = _pairs(members)
-    size = rows.row_bytes * counts[np.searchsorted(members, source)] / len(members)
-    added = int(counts.mean() * rows.row_bytes)
-    return stage(source, destination, size, steps=_steps(members), added=added, all_together=True)
+    destination, source, size = _each_to_all(members, rows.row_bytes * counts)
+    steps, added = ASKING + len(members) - 1, int(counts.mean() * rows.row_bytes)
+    return stage(source, destination, size, steps=steps, added=added, all_together=True)
 
 
-def _steps(members: np.ndarray) -> int:
-    return ASKING + len(members) - 1
-
-
-def _pairs(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(the one, the other) of all pairs of two, in both orders; `stage` leaves out each one with itself."""
-    return np.repeat(members, len(members)), np.tile(members, len(members))
+def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(one, another, bytes) of pairs of members: of what the other holds (len(members),), the one's even share. Many
+    others are looked at as one that has all their shares."""
+    count = len(members)
+    if count > MOST_MEMBERS:
+        return np.roll(members, count // 2), members, held * (count - 1) / count
+    return np.tile(members, count), np.repeat(members, count), np.repeat(held, count) / count
 
 
 def _leaders(placement: np.ndarray) -> np.ndarray:

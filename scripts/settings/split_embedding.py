@@ -55,10 +55,16 @@ def rows_at_most(s: Settings, config: GPT2Config, ranks: int, placement: list[in
     is exchanged apart. placement: the node of each rank."""
     if s.split_embedding == "off" or obstacle(s, ranks):
         return None
-    most = config.padded_vocab_size if s.split_embedding == "on" else int(PAYS_UP_TO * config.padded_vocab_size)
-    rows = most_rows(s, config)
-    of_nodes = [min(most, rows * placement.count(node)) for node in sorted(set(placement))]
-    return Rows(config.n_embd, (min(most, rows),) * ranks, tuple(of_nodes), min(config.padded_vocab_size, rows * ranks))
+    share = 1.0 if s.split_embedding == "on" else PAYS_UP_TO
+    return rows_of_tokens(most_rows(s, config), config, placement, share)
+
+
+def rows_of_tokens(tokens: int, config: GPT2Config, placement, share: float = PAYS_UP_TO) -> Rows:
+    """If each rank looks up so many, all different, up to that share of the vocabulary. placement: the node of each."""
+    vocabulary, on_nodes = config.padded_vocab_size, np.bincount(placement).tolist()
+    most, ranks = int(share * vocabulary), len(placement)
+    of_nodes = tuple(min(most, tokens * count) for count in on_nodes)
+    return Rows(config.n_embd, (min(most, tokens),) * ranks, of_nodes, min(vocabulary, tokens * ranks))
 
 
 def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:

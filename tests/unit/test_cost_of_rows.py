@@ -38,6 +38,18 @@ def test_sums_go_to_all():
     assert traffic(rows_everywhere, ranks) == ([2 * 16 + 2 * 64, 48 + 32 + 2 * 64], [48 + 32 + 2 * 64, 2 * 16 + 2 * 64])
 
 
+def test_of_many_nodes_each_carries_as_much(monkeypatch):
+    """As far as all look up alike."""
+    placement, rows = np.arange(9), Rows(3, (90,) * 9, (90,) * 9, 540)
+    for messages in (node_rows_to_owners, node_rows_everywhere, rows_everywhere):
+        each = np.array(node_traffic(messages(placement, rows), placement.tolist()))
+        monkeypatch.setattr("dist.cost.rows.MOST_MEMBERS", 8)
+        few = messages(placement, rows)
+        assert all(len(stage.size) == 9 for stage in few)
+        np.testing.assert_allclose(node_traffic(few, placement.tolist()), each, rtol=0.01)
+        monkeypatch.undo()
+
+
 def test_rows_take_the_time_of_their_bytes_and_of_messages_that_wait_for_one_another():
     rows = Rows(999, (1000, 1000), (1000, 1000), 1500)
     cluster = Cluster([0, 1], RATE, RATE, 1e-3, nominal=False, add_rate=1e15)
