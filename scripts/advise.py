@@ -40,7 +40,7 @@ from scripts.prediction.asked import Asked, asked_of_run
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
-from scripts.settings.split_embedding import rows_of_tokens
+from scripts.settings.split_embedding import rows_of_text
 from scripts.settings.units import bytes_per_s, duration_s, parameter_count, size_in_bytes
 from traces.record.files import RunError
 
@@ -173,11 +173,14 @@ def described_training(arguments) -> Training:
     return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows)
 
 
-def described_rows(arguments) -> Rows:
-    """What the ranks' steps look up in the token embedding at most, which train.py exchanges apart with --overlap."""
+def described_rows(arguments) -> Rows | None:
+    """What the ranks' steps look up in the token embedding, which train.py exchanges apart with --overlap."""
     config = PRESETS[arguments.model]
-    tokens = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum * (arguments.seq_len or config.context)
-    return rows_of_tokens(tokens, config, place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node))
+    placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
+    sequences = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum
+    if arguments.global_batch:
+        sequences = -(-arguments.global_batch // len(placement))
+    return rows_of_text(sequences * (arguments.seq_len or config.context), config, placement)
 
 
 def parser() -> argparse.ArgumentParser:

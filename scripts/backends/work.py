@@ -24,7 +24,7 @@ from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
 from scripts.prediction.predictor import predicted_exchange
 from scripts.settings.model_parallel import is_cut
-from scripts.settings.split_embedding import rows_at_most
+from scripts.settings.split_embedding import expected_rows
 from strategies import Strategy
 
 LAYER_FLOPS = 2e9  # of what is timed: 0.05 s of a slow core
@@ -40,7 +40,7 @@ def training_of(world: World, settings, config: GPT2Config, layout: Layout, adam
     Computing is timed where there are several nodes: on one, it hides nothing. kernels: None to time nothing.
     """
     ranges = tuple(stop - start for start, stop in layout.ranges)
-    rows = rows_at_most(settings, config, world.size, [place["node"] for place in world.places])
+    rows = expected_rows(settings, config, world.size, [place["node"] for place in world.places])
     found = Training(
         layout.size, 0.0, WIRE_BYTES[settings.wire], ranges, settings.grad_accum,
         own_operation=settings.op == "own", rows=rows,

@@ -19,6 +19,8 @@ from scripts.settings.model_parallel import is_cut
 from scripts.settings.training import Settings
 from strategies import STRATEGIES, find, is_auto, names
 
+# Different words among n of a text: 44 n^0.49 in the news of RCV1 (Manning, Raghavan, Schuetze 2008, section 5.1.1).
+HEAPS_FACTOR, HEAPS_POWER = 44, 0.49
 PAYS_UP_TO = 0.5  # of the vocabulary's rows: of more, what stays at the ends of a step is no less than half of before
 
 
@@ -50,21 +52,26 @@ def most_rows(s: Settings, config: GPT2Config) -> int:
     return min(config.padded_vocab_size, s.grad_accum * s.batch_size * (s.seq_len + 1))
 
 
-def rows_at_most(s: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
-    """Before any data is read: of a training whose embedding may be split, what its ranks can look up; but no more than
-    is exchanged apart. placement: the node of each rank."""
+def expected_rows(s: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
+    """What the ranks look up in a step, before any data is read; None where the embedding will be exchanged as a whole.
+    placement: the node of each rank."""
     if s.split_embedding == "off" or obstacle(s, ranks):
         return None
-    share = 1.0 if s.split_embedding == "on" else PAYS_UP_TO
-    return rows_of_tokens(most_rows(s, config), config, placement, share)
+    return rows_of_text(most_rows(s, config), config, placement, pays=s.split_embedding == "on")
 
 
-def rows_of_tokens(tokens: int, config: GPT2Config, placement, share: float = PAYS_UP_TO) -> Rows:
-    """If each rank looks up so many, all different, up to that share of the vocabulary. placement: the node of each."""
-    vocabulary, on_nodes = config.padded_vocab_size, np.bincount(placement).tolist()
-    most, ranks = int(share * vocabulary), len(placement)
-    of_nodes = tuple(min(most, tokens * count) for count in on_nodes)
-    return Rows(config.n_embd, (min(most, tokens),) * ranks, of_nodes, min(vocabulary, tokens * ranks))
+def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False) -> Rows | None:
+    """If each rank's step has so many tokens of a text; None if these are too many different ones to pay, unless it
+    `pays` anyway. placement: the node of each rank."""
+    vocabulary, ranks = config.padded_vocab_size, len(placement)
+
+    def different(tokens: int) -> int:
+        return int(min(vocabulary, tokens, HEAPS_FACTOR * tokens**HEAPS_POWER))
+
+    if different(tokens) > PAYS_UP_TO * vocabulary and not pays:
+        return None
+    of_nodes = tuple(different(tokens * count) for count in np.bincount(placement).tolist())
+    return Rows(config.n_embd, (different(tokens),) * ranks, of_nodes, different(tokens * ranks))
 
 
 def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:

@@ -13,7 +13,13 @@ from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
 from scripts.settings.memory import bytes_of_rows
-from scripts.settings.split_embedding import is_split, most_rows, rows_at_most, rows_of_nodes
+from scripts.settings.split_embedding import (
+    expected_rows,
+    is_split,
+    most_rows,
+    rows_of_nodes,
+    rows_of_text,
+)
 from scripts.settings.training import parse_settings
 
 OVERLAPPED = ["--strategy", "hierarchical-sharded", "--overlap"]
@@ -77,16 +83,17 @@ def test_the_memory_of_rows_is_theirs_and_a_few_segments():
     assert bytes_of_rows(made, config, 1) == bytes_of_rows(replace(made, split_embedding="off"), config, 2) == 0
 
 
-def test_what_can_be_looked_up_is_known_before_any_data():
-    """2 ranks and 1; of more than half of the vocabulary, which would not be exchanged apart, as much as would."""
-    made, config = settings(
-        *OVERLAPPED, "--batch-size", 2, "--seq-len", 4, "--vocab-size", 1000, "--n-embd", 64, ranks=3
-    )
-    assert rows_at_most(made, config, 3, [0, 0, 1]) == Rows(64, (10, 10, 10), (20, 10), 30)
+def test_what_a_text_looks_up_is_expected_before_any_data():
+    """2 ranks and 1. All of a few tokens differ, of many about 44 times their root."""
+    flags = "--batch-size", 2, "--seq-len", 4, "--vocab-size", 1000, "--n-embd", 64
+    made, config = settings(*OVERLAPPED, *flags, ranks=3)
+    assert expected_rows(made, config, 3, [0, 0, 1]) == Rows(64, (10, 10, 10), (20, 10), 30)
+    assert rows_of_text(4096, replace(config, vocab_size=50000), [0, 1]).of_nodes == (2591, 2591)
     many = replace(made, batch_size=500)
-    half = config.padded_vocab_size // 2
-    assert rows_at_most(many, config, 3, [0, 0, 1]) == Rows(64, (half,) * 3, (half,) * 2, 2 * half)
-    assert rows_at_most(replace(made, overlap=False), config, 3, [0, 0, 1]) is None
+    assert expected_rows(many, config, 3, [0, 0, 1]) is None, "more than half of the vocabulary"
+    most = config.padded_vocab_size
+    assert expected_rows(replace(many, split_embedding="on"), config, 3, [0, 0, 1]).any == most
+    assert expected_rows(replace(made, overlap=False), config, 3, [0, 0, 1]) is None
 
 
 def test_the_tokens_of_windows_are_inputs_and_targets():
