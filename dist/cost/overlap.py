@@ -12,8 +12,8 @@ BACKWARD = 2 / 3
 # is 1 + this part of a half of the exchange, and after it 1 - this part: with a third, two to one, as backward is to
 # forward. So both hide alike, however long the exchange is beside the computing.
 ALL_REDUCED = Fraction(1, 3)
-# Beside computing an exchange has no core of its own, and moves on when it is poked: at this part of its pace.
-PACE_BESIDE = 0.9
+# By how much an exchange beside computing may be longer, or shorter, than it seems from what was timed before.
+DOUBT = 0.2
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
 
@@ -31,14 +31,17 @@ class Timed:
 def least_all_reduced(timed: Timed) -> Fraction:
     """The least part of all that is to be all-reduced so that no more shows of either half, in 24ths.
 
-    What is gathered instead is updated by one node alone, not by all, and held there. So nothing is all-reduced while
-    forward has time for the gathered half, and as much as backward has time for where forward has not.
+    What is gathered instead is updated by one node alone, not by all, and held there. So nothing is all-reduced where
+    forward surely has time for the gathered half, nor where the other half surely fills backward; and never more than
+    ALL_REDUCED, with which both halves hide alike.
     """
-    exchange_s = timed.exchange_s / PACE_BESIDE
     backward_s = BACKWARD * timed.compute_s / timed.micro_steps
     forward_s = (1 - BACKWARD) * timed.compute_s / timed.micro_steps
-    part = min(1 - 2 * forward_s / exchange_s, 2 * backward_s / exchange_s - 1) if exchange_s else 0.0
-    return Fraction(round(24 * max(0.0, part)), 24)
+    if not timed.exchange_s:
+        return Fraction(0)
+    hiding = 1 - 2 * forward_s / ((1 + DOUBT) * timed.exchange_s)
+    filling = 2 * backward_s / ((1 - DOUBT) * timed.exchange_s) - 1
+    return Fraction(round(24 * max(0.0, min(float(ALL_REDUCED), hiding, filling))), 24)
 
 
 def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:

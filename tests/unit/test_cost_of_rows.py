@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist.cost.model import Cluster, predict_rows
-from dist.cost.overlap import BUCKET_BYTES, PACE_BESIDE, Timed, Training, least_all_reduced, of_buckets
+from dist.cost.overlap import BUCKET_BYTES, Timed, Training, least_all_reduced, of_buckets
 from dist.cost.rows import Rows, node_rows_everywhere, node_rows_to_owners, rows_everywhere
 from dist.cost.stages import node_traffic
 from gpt2.config import GPT2Config
@@ -77,15 +77,15 @@ def test_a_whole_embedding_shows_and_a_split_one_shows_its_rows():
 @pytest.mark.parametrize(
     ("compute_s", "micro_steps", "part"),
     [
-        (30.0, 1, 0), (15.0, 1, 0),  # a third of it is forward: as long as the half that is gathered
-        (12.0, 1, "1/5"), (10.0, 1, "1/3"),  # backward and forward are filled
-        (9.0, 1, "1/5"), (7.5, 1, 0),  # half of the exchange fills backward
-        (20.0, 2, "1/3"), (0.0, 1, 0),
+        (30.0, 1, 0), (18.0, 1, 0),  # a third of it is forward: as long as the gathered half, if that lasts 6 s
+        (15.0, 1, "1/6"), (12.0, 1, "1/3"), (10.0, 1, "1/3"), (8.0, 1, "1/3"),
+        (7.0, 1, "1/6"), (6.0, 1, 0),  # two thirds are backward: as long as the other half, if that lasts 4 s
+        (24.0, 2, "1/3"), (0.0, 1, 0),
     ],
 )  # fmt: skip
 def test_as_little_is_all_reduced_as_hides(compute_s, micro_steps, part):
-    """Of an exchange that takes 10 s beside computing."""
-    found = least_all_reduced(Timed(10.0 * PACE_BESIDE, compute_s, micro_steps))
+    """Of an exchange of 10 s, a fifth more or less."""
+    found = least_all_reduced(Timed(10.0, compute_s, micro_steps))
     assert float(found) == pytest.approx(float(Fraction(part)), abs=1 / 48)
 
 
