@@ -50,6 +50,15 @@ PRESETS = {
     "gpt2-1558M": GPT2Config(n_layer=48, n_head=25, n_embd=1600, context=1024, vocab_size=GPT2_VOCABULARY),
 }
 
+OTHER_NAMES = {  # Hugging Face's, and nanoGPT's
+    "gpt2": "gpt2-124M", "gpt2-medium": "gpt2-350M", "gpt2-large": "gpt2-774M", "gpt2-xl": "gpt2-1558M",
+}  # fmt: skip
+
+
+def preset_name(name: str) -> str:
+    """The preset's own name; what is no other name of one comes back as it is."""
+    return OTHER_NAMES.get(name, name)
+
 
 def flops_per_token(config: GPT2Config, sequence_length: int, parameters: int) -> int:
     """Floating point operations of one token, forward and backward, that the model itself asks for: MFU's numerator.

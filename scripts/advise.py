@@ -33,7 +33,7 @@ from dist.cost.overlap import Training
 from dist.cost.rows import Rows
 from dist.ranges import cut
 from dist.wire import OPERATIONS, WIRE_BYTES
-from gpt2.config import PRESETS
+from gpt2.config import PRESETS, preset_name
 from gpt2.files import as_json
 from gpt2.parameters import Layout
 from scripts.prediction.asked import Asked, asked_of_run
@@ -193,12 +193,16 @@ def parser() -> argparse.ArgumentParser:
     add("--link", metavar="RATE", help="of every node's port, each way: 400mbit, 10gbit, 200gbit")
     add("--latency", metavar="TIME", help="of one message, software included: 20us, 1ms (50us)")
     add("--parameters", metavar="COUNT", help="of the model: 124M, 1.5B or a number")
-    add("--model", choices=PRESETS, help="instead: a model whose parameters and layers are known")
+    add("--model", type=preset_name, choices=PRESETS, help="instead: a model whose parameters and layers are known")
     add("--layers", type=int, metavar="L", help=f"with --parameters: what ZeRO exchanges at once ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="micro-steps of a step (1)")
     add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step, all ranks at it")
     add(
-        "--global-batch", type=int, metavar="G", help="sequences of a step: how should the model be cut over the ranks?"
+        "--global-batch",
+        "--global-batch-size",
+        type=int,
+        metavar="G",
+        help="sequences of a step: how should the model be cut over the ranks?",
     )
     add("--batch-size", type=int, metavar="B", help=f"with --global-batch: of a micro-step ({DEFAULT_BATCH})")
     add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens of a sequence (the model's context)")

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels; contenders inherit it
 
 from dist.console import open_console
-from gpt2.config import PRESETS
+from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import place_of_file
 from scripts.machine.blas import AS_SET
@@ -57,7 +57,9 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
-    parser.add_argument("--model", choices=PRESETS, default="gpt2-124M", help="shape by name (gpt2-124M)")
+    parser.add_argument(
+        "--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape by name (gpt2-124M)"
+    )
     parser.add_argument("--batch-size", type=int, default=4, help="B: sequences (4)")
     parser.add_argument("--seq-len", type=int, default=256, help="T: tokens of a sequence (256)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(bfloat16 on a GPU, float32 on CPUs)")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dist.console import open_console, say
 from dist.shared_memory import remove_left_segments
-from gpt2.config import PRESETS
+from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import as_json, write_json
 from scripts.checkup import blas, gpus, machine, network, software
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders will be made (runs)")
-    add("--model", choices=PRESETS, help="say whether it fits: memory, shared memory, checkpoints")
+    add("--model", type=preset_name, choices=PRESETS, help="say whether it fits: memory, shared memory, checkpoints")
     add("--expect-ranks", type=int, metavar="N", help="it will fail if there are more or fewer")
     add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
     add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")

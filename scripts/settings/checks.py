@@ -68,10 +68,28 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         )
     settings = with_layers(settings, config, ranks)
     check_split(settings, ranks)
+    if settings.global_batch_size:
+        settings = with_micro_steps(settings, worker_count(settings.server, copies(settings, ranks)))
     if settings.preset:
         batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
     return settings, config
+
+
+def with_micro_steps(settings: Settings, workers: int) -> Settings:
+    """The settings with the --grad-accum that makes --global-batch-size. UserError if no number does."""
+    flag = f"--global-batch-size {settings.global_batch_size}"
+    for other in ("grad_accum", "preset"):
+        if other in settings.typed:
+            raise UserError(f"{flag} with --{other.replace('_', '-')}, which decides it too: leave one of them out")
+    at_once = settings.batch_size * workers
+    micro_steps, rest = divmod(settings.global_batch_size, at_once)
+    if rest:
+        raise UserError(
+            f"{flag}, expected a multiple of {at_once}, what --batch-size {settings.batch_size} comes to on all ranks: "
+            "change one of them"
+        )
+    return replace(settings, grad_accum=micro_steps)
 
 
 def check_exchange_flags(settings: Settings, ranks: int) -> None:
@@ -166,7 +184,7 @@ def check_numbers(settings: Settings) -> None:
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "lr_steps": 1, "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
-        "stall_after": 0, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
+        "stall_after": 0, "global_batch_size": 1, "log_every": 1, "checkpoint_every": 0, "keep": 1, "check_replicas": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
     }  # fmt: skip
     highest = {"seed": 2**64 - 1, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dist.wire import OPERATIONS, WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
-from gpt2.config import PRESETS
+from gpt2.config import PRESETS, preset_name
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
@@ -25,6 +25,20 @@ STRATEGY_HELP = (
 LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
 SPLITS = (AUTO, "on", "off")
+# The groups of --help: the title of each, by the field of Settings that is its first.
+GROUPS = {
+    "preset": "known runs",
+    "strategy": "exchange",
+    "tensor_parallel": "one model on several ranks",
+    "model": "model",
+    "train_data": "data",
+    "steps": "optimization",
+    "backend": "hardware",
+    "eval_every": "validation and samples",
+    "out": "run folder",
+    "trace": "tracing",
+    "stall_after": "faults",
+}
 
 
 def setting(default, text, **options):
@@ -93,6 +107,7 @@ class Settings:
     split_embedding: str = setting(
         AUTO, "with --overlap: exchange the embedding's looked-up rows apart from its use as head", choices=SPLITS
     )
+    no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
     tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
     pipeline_parallel: int = setting(
         1, "stages: ranks that share a model layer by layer; --grad-accum micro-steps fill them"
@@ -103,8 +118,12 @@ class Settings:
     pipeline_layers: str = setting(
         None, "layers of each stage, such as 4,4,4,0 (equally long stages, with the head's share)", type=layer_counts
     )
-    no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
-    model: str = setting(None, "the model's shape by name (baby, or the shape of --init)", choices=PRESETS)
+    model: str = setting(
+        None,
+        "the model's shape by name (baby, or the shape of --init); gpt2, gpt2-medium, gpt2-large and gpt2-xl are the "
+        "shapes of these names elsewhere",
+        type=preset_name, choices=PRESETS,
+    )  # fmt: skip
     n_layer: int = setting(None, "layers of the model, if not as in --model")
     n_head: int = setting(None, "attention heads of a layer, if not as in --model")
     n_embd: int = setting(None, "channels of the model, if not as in --model")
@@ -128,10 +147,13 @@ class Settings:
     tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", choices=TOKENIZERS)
     batch_size: int = setting(4, "B: sequences that a rank computes at once")
     seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)")
-    grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
-    steps: int = setting(200, "steps to train")
-    seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
+    global_batch_size: int = setting(
+        None, "sequences of a step on all ranks together; --grad-accum then follows from it and --batch-size"
+    )
     shuffle: bool = setting(True, "read the training data in a random order; --no-shuffle is the order of llm.c")
+    steps: int = setting(200, "steps to train")
+    grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
+    seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
     lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
     warmup: int = setting(20, "steps over which the learning rate rises to --lr")
     schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=LEARNING_RATES)
@@ -160,9 +182,15 @@ class Settings:
     share_gpus: bool = setting(False, "allow several ranks on one GPU, to try things out")
     threads: int = setting(0, "threads of a rank; 0: as many as its share of the node's cores")
     blas_kernels: str = setting(AS_SET, HELP, metavar=METAVAR)
+    peak_tflops: float = setting(
+        None,
+        "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
+        type=positive,
+    )
     eval_every: int = setting(50, "steps between validations; there is one after the last step too; 0: never")
     eval_steps: int = setting(20, "batches that each rank takes in a validation; 0: the whole validation set")
     sample_every: int = setting(0, "steps between two samples of text, which rank 0 prints; 0: none")
+    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY, or TIME-auto-STRATEGY)")
     checkpoint_every: int = setting(
         0, "steps between checkpoints; there is one after the last step too; 0: that one alone"
     )
@@ -172,14 +200,9 @@ class Settings:
     take_over: bool = setting(
         False, "train in --out although another job seems to hold it; that one ends, if it still runs"
     )
-    trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
-    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY, or TIME-auto-STRATEGY)")
-    peak_tflops: float = setting(
-        None,
-        "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
-        type=positive,
-    )
+    log_every: int = setting(None, "steps between two progress lines (as many as give a line a second at most)")
     tensorboard: bool = setting(False, "write the log for TensorBoard too, into tensorboard/ of the run folder")
+    trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
     stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
     end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
@@ -200,9 +223,14 @@ def flags() -> list:
 def parse_settings(description: str, arguments=None) -> Settings:
     """The settings of a command line. A preset changes the defaults, so flags beside --preset count for more."""
     parser = OneLineParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="%(prog)s [FLAG ...]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     for item in flags():
+        if item.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[item.name])
         options, default = dict(item.metadata), item.default
         if item.type is bool:
             options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
@@ -211,7 +239,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
             options.setdefault("metavar", None if "choices" in options else item.name.rsplit("_", 1)[-1].upper())
         if default not in (None, False):
             options["help"] += f" ({default})"
-        parser.add_argument("--" + item.name.replace("_", "-"), default=argparse.SUPPRESS, **options)
+        group.add_argument("--" + item.name.replace("_", "-"), default=argparse.SUPPRESS, **options)
     given = vars(parser.parse_args(arguments))
     preset = presets.defaults_of(given["preset"]) if "preset" in given else {}
     return Settings(**(preset | given), typed=frozenset(given))

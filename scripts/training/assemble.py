@@ -127,7 +127,7 @@ def assemble(settings, world, lock) -> Parts:
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
         records=new_records(s, shared, facts, utilization),
-        progress=ProgressLines(s.steps, world.print, world.places, shared.stages),
+        progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),

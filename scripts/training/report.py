@@ -162,15 +162,17 @@ def slowest(compute_s, stages: list[int]) -> dict[str, float]:
 
 
 class ProgressLines:
-    """Rank 0 prints a line a step, but at most one a second. The first, the last and validated steps always get one.
+    """Rank 0 prints a line each `every` steps; None: a line a step, but at most one a second.
+
+    The first, the last and validated steps always get one.
 
     A line names a rank that was clearly slower than the others in the steps since the line before. places: World's.
     stages: as slowest's.
     """
 
-    def __init__(self, last_step: int, print_line, places: list[dict], stages: list[int]):
+    def __init__(self, last_step: int, print_line, places: list[dict], stages: list[int], every: int | None = None):
         self.last_step, self.print_line, self.places, self.printed_at = last_step, print_line, places, 0.0
-        self.compute_s, self.stages = [], stages
+        self.compute_s, self.stages, self.every = [], stages, every
 
     def step(self, record: dict, compute_s: list[float]) -> None:
         """record: as StepRecords makes it, with "val_loss" after a validation. compute_s: as slowest's."""
@@ -178,7 +180,8 @@ class ProgressLines:
             self.compute_s.append(compute_s)
         now = time.monotonic()
         always = "val_loss" in record or "skipped" in record or record["step"] in (1, self.last_step)
-        if now - self.printed_at < SECONDS_BETWEEN_LINES and not always:
+        is_due = record["step"] % self.every == 0 if self.every else now - self.printed_at >= SECONDS_BETWEEN_LINES
+        if not is_due and not always:
             return
         self.printed_at = now
         step = f"step {record['step']:>{len(str(self.last_step))}}/{self.last_step}"

@@ -1,10 +1,13 @@
 """What flags leave open is decided, and what means nothing is refused, before anything is made."""
 
+import re
+
 import pytest
 
+from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
-from scripts.settings.training import parse_settings
+from scripts.settings.training import GROUPS, flags, parse_settings
 
 
 def settings(*flags):
@@ -31,6 +34,13 @@ def test_the_corpus_is_named_where_no_other_text_is():
         (["--corpus", "python", "--text", "my.txt"], "--corpus and --text were both given: use one of them"),
         (["--corpus", "python", "--train-data", "a.bin"], "--corpus and --train-data were both given"),
         (["--context", "16", "--seq-len", "17"], "--seq-len is 17, expected at most the model's context, 16"),
+        (
+            ["--global-batch-size", "12"],
+            "--global-batch-size 12, expected a multiple of 8, what --batch-size 4 comes to",
+        ),
+        (["--global-batch-size", "16", "--grad-accum", "2"], "--global-batch-size 16 with --grad-accum"),
+        (["--global-batch-size", "0"], "--global-batch-size is 0"),
+        (["--log-every", "0"], "--log-every is 0"),
         (["--beta1", "1"], "--beta1 is 1.0, expected at least 0 and below 1"),
         (["--beta2", "-0.1"], "--beta2 is -0.1, expected at least 0 and below 1"),
     ],
@@ -43,3 +53,28 @@ def test_a_number_that_means_nothing_is_refused(flags, message):
 def test_the_ends_of_the_ranges_are_allowed():
     made, _ = settings("--context", "16", "--seq-len", "16", "--beta1", "0", "--beta2", "0.9999")
     assert (made.seq_len, made.beta1, made.beta2) == (16, 0, 0.9999)
+
+
+@pytest.mark.parametrize(("cut", "micro_steps"), [((), 3), (("--pipeline-parallel", "2"), 6)])
+def test_micro_steps_follow_from_the_global_batch(cut, micro_steps):
+    """Two ranks are two copies of the model, or the two stages of one."""
+    made, _ = settings("--global-batch-size", "12", "--batch-size", "2", *cut)
+    assert (made.batch_size, made.grad_accum) == (2, micro_steps)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 12), ("gpt2-medium", 24), ("gpt2-large", 36), ("gpt2-xl", 48)])
+def test_models_have_the_names_that_others_give_them(name, layers):
+    made, config = settings("--model", name, "--context", "64")
+    assert made.model in PRESETS
+    assert config.n_layer == layers
+
+
+def test_help_has_a_group_for_every_flag(capsys):
+    with pytest.raises(SystemExit):
+        parse_settings("what it does", ["--help"])
+    own, *groups = re.split(r"^(?=\S.*:$)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    assert re.findall(r"^  (-\S+)", own, re.MULTILINE) == ["-h,"]
+    assert [group.partition(":")[0] for group in groups] == list(GROUPS.values())
+    shown = [re.findall(r"^  --(\S+?),?(?:\s|$)", group, re.MULTILINE) for group in groups]
+    assert [flag for group in shown for flag in group] == [item.name.replace("_", "-") for item in flags()]
+    assert max(map(len, shown)) <= 14, "a group that is longer hides what it holds"

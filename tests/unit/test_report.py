@@ -76,6 +76,16 @@ def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     assert "slowest" not in printed[1]
 
 
+def test_lines_by_number_of_steps(monkeypatch):
+    """--log-every 4: whatever the time, and beside the first and the last step."""
+    printed = []
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    progress = ProgressLines(10, printed.append, [{"host": "a"}], [0], 4)
+    for step in range(1, 11):
+        progress.step({name: value for name, value in RECORD.items() if name != "skipped"} | {"step": step}, [1.0])
+    assert [int(line.split()[1].partition("/")[0]) for line in printed] == [1, 4, 8, 10]
+
+
 def test_a_line_fits_into_100_columns():
     """Of a long run at full speed; the validation has a line of its own."""
     printed = []
