@@ -202,7 +202,10 @@ class Settings:
     )
     log_every: int = setting(None, "steps between two progress lines (as many as give a line a second at most)")
     tensorboard: bool = setting(False, "write the log for TensorBoard too, into tensorboard/ of the run folder")
-    trace: str = setting("on", "which steps to trace: on (all), off (none) or FROM:TO")
+    trace: str = setting(
+        "on", "which steps to trace: on (the first 256, then ever fewer, and slow ones), off (none) or FROM:TO (all)"
+    )
+    trace_mb: int = setting(64, "the most that each rank's traces take, in MB")
     stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
     end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")

@@ -125,7 +125,7 @@ def assemble(settings, world, lock) -> Parts:
         tracer=tracer,
         worker=worker,
         strategy=strategy,
-        meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures),
+        meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures, tracer),
         records=new_records(s, shared, facts, utilization),
         progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every),
         folder=folder,
@@ -249,15 +249,15 @@ def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether
     """
     watchdog = new_watchdog(s, world, shared, traces, resources)
     place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
-    clock, counters, gpu = clock_offset(world), None, {}
+    clock, counters, options = clock_offset(world), None, {"most_bytes": s.trace_mb * 1e6}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
         ports = Ports()
         counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
     if s.backend == "cupy":
         # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
         on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
-        gpu = {"device": device, "on_stream": on_stream}
-    tracer = Tracer(traces, place, s.trace, clock, counters, watchdog and watchdog.on_phase, **gpu)
+        options |= {"device": device, "on_stream": on_stream}
+    tracer = Tracer(traces, place, s.trace, clock, counters, watchdog and watchdog.on_phase, **options)
     return tracer, TraceFailures(world, traces, tracer)
 
 

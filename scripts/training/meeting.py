@@ -6,6 +6,7 @@ from typing import NamedTuple
 from dist.waiting import gather_everywhere
 from dist.world import end_with_one_line
 from scripts.training.signals import Signals
+from traces.record.steps import SlowSteps
 
 
 class Meeting(NamedTuple):
@@ -34,11 +35,13 @@ class MeetingPoint:
 
     worker: this rank's Worker or Server. checkpoints: a Checkpointing, which completes a checkpoint once all ranks know
     that all of them have written their parts. failures: TraceFailures, which are told once all ranks know of them.
+    tracer: a Tracer, which keeps a step that took long: all ranks know the same of it, so all keep it.
     """
 
-    def __init__(self, comm, worker, signals: Signals, checkpoints, failures):
+    def __init__(self, comm, worker, signals: Signals, checkpoints, failures, tracer):
         self.comm, self.worker, self.signals = comm, worker, signals
         self.checkpoints, self.failures = checkpoints, failures
+        self.tracer, self.slow_steps = tracer, SlowSteps()
 
     def meet(self, loss_part: float, norm: float | None) -> Meeting:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
@@ -59,6 +62,8 @@ class MeetingPoint:
         )
         self.checkpoints.settle(meeting.written)
         self.failures.tell(untraced)
+        if self.slow_steps.is_kept(max(meeting.step_s)):
+            self.tracer.keep_step()
         return meeting
 
 

@@ -19,7 +19,7 @@ from scripts.machine.blas import blas_facts, blas_text
 from scripts.training.meeting import Meeting
 from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
-from traces.record.recorder import tracing_share
+from traces.record.own_cost import tracing_share
 from traces.units import count_text, mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
@@ -279,6 +279,11 @@ class Ending:
                     f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
                     f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
                 )
+                if self.tracer.is_full:
+                    world.print(
+                        "the traces end before the run, as they are as large as --trace-mb allows: raise it, or "
+                        "choose steps by --trace FROM:TO"
+                    )
                 if not is_done:
                     world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")
 

@@ -18,7 +18,7 @@ from traces.record.files import (
     trace_path,
     write_at_end,
 )
-from traces.record.recorder import tracing_share
+from traces.record.own_cost import tracing_share
 
 NODES = [0, 0, 1]
 

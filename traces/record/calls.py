@@ -34,6 +34,14 @@ class CallFile:
             self._records.clear()
         return count
 
+    def mark(self) -> int:
+        """What `back_to` is to leave."""
+        return len(self._records)
+
+    def back_to(self, mark: int) -> None:
+        """Leave out what came after."""
+        del self._records[mark:]
+
     def close(self) -> None:
         """Close the file, if there is one, without what is not written."""
         if self._file is not None:

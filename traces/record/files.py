@@ -124,7 +124,7 @@ class CounterFile:
         self._header |= {name: identity[name] for name in ("node", "host")}
         self._path = counters_path(folder, identity["node"])
         self._read, self._records, self._sampled_at = read, [], 0
-        self._file, self.spent_ns = None, 0
+        self._file, self.spent_ns, self.written_bytes = None, 0, 0
 
     def begin(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,10 +138,22 @@ class CounterFile:
             self._sampled_at = now
             self.spent_ns += perf_counter_ns() - now
 
+    def mark(self) -> tuple[int, int]:
+        """What `back_to` is to leave."""
+        return len(self._records), self.spent_ns
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Leave out what came after. The next phase's end is sampled, whenever it comes."""
+        records, self.spent_ns = mark
+        if records < len(self._records):
+            del self._records[records:]
+            self._sampled_at = 0
+
     def write(self) -> None:
         """Hand the records so far to the operating system."""
         if self._records:
             append(self._file, np.array(self._records, COUNTERS).tobytes())
+            self.written_bytes += len(self._records) * COUNTERS.itemsize
             self._records.clear()
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
-"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file; and what that costs."""
+"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
 
-import os
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 
@@ -8,15 +7,15 @@ import numpy as np
 
 from traces.record import files
 from traces.record.calls import Call, CallFile
-from traces.record.files import RECORD, RunError
+from traces.record.files import RECORD
 from traces.record.phases import EXCHANGE, INDEX, NAMES, PIPELINE, STEP, check_phase
+from traces.record.steps import TracedSteps
 from traces.record.stream_times import GPU_PHASES, StreamTimes
 
 # Short steps write between steps, so that the writing is in nobody's step; long ones write inside, so that a crash
 # loses a second at most.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
-PROBES = 500  # spans whose cost is measured: a millisecond of them
 
 
 class Tracer:
@@ -24,7 +23,9 @@ class Tracer:
 
     folder: where the trace files go (RUN/traces), None to write nothing.
     identity: rank, ranks, node, host, local_rank, strategy.
-    steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included.
+    steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included. "on" writes those that
+    steps.py calls regular, and those of which `keep_step` was called.
+    most_bytes: that this rank's files may take; what comes after is not written, and `is_full` says so.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
     counters: the node's CounterFile, for the one rank of it that samples them.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
@@ -42,10 +43,13 @@ class Tracer:
 
     def __init__(
         self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None,
-        counters=None, on_phase=None, device=None, on_stream=GPU_PHASES,
+        counters=None, on_phase=None, device=None, on_stream=GPU_PHASES, most_bytes: float = float("inf"),
     ):  # fmt: skip
         self._on_phase = on_phase
-        self._first, self._last = parse_steps(steps)
+        self._steps = TracedSteps(steps)
+        self._keeps, self._marks = True, None  # whether the step is written when it ends; what there was before it
+        self._has_gap = False  # the step before was left out
+        self._most_bytes, self.is_full = most_bytes, False
         self._file, self._calls, self._counters = None, None, counters
         self._records = []
         self.spans = self.traced_ns = 0  # written so far, and the time of the steps that they are from
@@ -94,6 +98,10 @@ class Tracer:
         finally:
             if interrupted:
                 interrupted.__enter__()
+
+    def keep_step(self) -> None:
+        """Write the current step, whether or not it is one that would be."""
+        self._keeps = True
 
     def moves_on(self) -> None:
         """Say, to whoever watches phases, that this rank has come further in the phase that it is in."""
@@ -150,8 +158,27 @@ class Tracer:
             if self._counters is not None:
                 self._counters.close()
 
+    def written_bytes(self) -> int:
+        """Bytes of this rank's files, without their first lines."""
+        return self.spans * RECORD.itemsize + (0 if self._counters is None else self._counters.written_bytes)
+
     def _is_traced(self, step: int) -> bool:
-        return self._file is not None and self._first <= step <= self._last
+        return self._file is not None and step in self._steps
+
+    def _begin_step(self, number: int) -> None:
+        """Decide whether its spans are written in any case, and remember what there was before them."""
+        self._keeps = self._steps.keep(number)
+        counters = self._counters and self._counters.mark()
+        self._marks = len(self._records), self._calls and self._calls.mark(), counters
+
+    def _forget_step(self) -> None:
+        """Leave out all that the step has noted."""
+        self._has_gap = True
+        records, calls, counters = self._marks
+        del self._records[records:]
+        self._calls.back_to(calls)
+        if self._counters is not None:
+            self._counters.back_to(counters)
 
     def _write(self) -> None:
         """Hand the records so far to the operating system."""
@@ -166,6 +193,9 @@ class Tracer:
                 self.spans += self._calls.write()
             if self._counters is not None:
                 self._counters.write()
+            if self.written_bytes() >= self._most_bytes:
+                self.is_full = True
+                self._close_files()
         self._written_at = perf_counter_ns()
 
 
@@ -185,6 +215,11 @@ class _Step:
         tracer._in_step, tracer._step_number = True, self._number
         tracer._writing = tracer._is_traced(self._number)
         tracer._spent = dict.fromkeys(NAMES, 0)
+        if tracer._writing:
+            tracer._begin_step(self._number)
+            if tracer._counters is not None and tracer._has_gap:  # its last reading may lie many steps back
+                tracer._counters.sample(perf_counter_ns())
+            tracer._has_gap = False
         self._start = perf_counter_ns()
 
     def __exit__(self, *exception):
@@ -194,11 +229,16 @@ class _Step:
         end = perf_counter_ns()
         tracer._in_step = False
         tracer._spent[STEP] = end - self._start
-        if tracer._writing:
+        if not tracer._writing:
+            return
+        if not tracer._keeps and not any(exception):  # the step that ended a run is written, too
+            tracer._forget_step()
+        else:
             tracer.traced_ns += end - self._start
             tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
-            if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
-                tracer._write()
+        tracer._keeps = True
+        if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
+            tracer._write()
 
 
 class _Phase:
@@ -239,7 +279,7 @@ class _Phase:
         if tracer._writing:
             if tracer._counters is not None:
                 tracer._counters.sample(now)
-            if now - tracer._written_at >= WRITE_AT_PHASE_END_NS:
+            if tracer._keeps and now - tracer._written_at >= WRITE_AT_PHASE_END_NS:
                 tracer._write()
         if tracer._on_phase is not None:
             tracer._on_phase(None, tracer._step_number)
@@ -258,35 +298,3 @@ class _StreamPhase(_Phase):
         self._tracer._phase = None
         self._tracer._stream.end(self._name, self._start, self._report)
         self._leave(perf_counter_ns())
-
-
-def parse_steps(text: str) -> tuple[int, float]:
-    """The first and last step to write. "on": all, and what comes before the first; "off": none."""
-    if text == "on":
-        return 0, float("inf")
-    if text == "off":
-        return 1, 0
-    first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise RunError(f"--trace {text!r}: expected on, off or FROM:TO with 1 <= FROM <= TO, as in --trace 10:20")
-    return int(first), int(last)
-
-
-def tracing_share(tracer: Tracer) -> float:
-    """The part of the traced steps' time that writing their spans and reading counters took."""
-    if not tracer.traced_ns:
-        return 0.0
-    return (tracer.spans * span_ns() + tracer.counters_ns) / tracer.traced_ns
-
-
-def span_ns() -> float:
-    """Nanoseconds of one phase, its writing included: measured here and now."""
-    probe = Tracer()
-    probe._file = open(os.devnull, "wb", buffering=0)  # noqa: SIM115 (a folder may have no room; `close` closes it)
-    probe._writing = True
-    start = perf_counter_ns()
-    for _ in range(PROBES):
-        with probe.phase("wait"):
-            pass
-    probe.close()
-    return (perf_counter_ns() - start) / PROBES
