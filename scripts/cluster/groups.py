@@ -158,8 +158,7 @@ def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
         with suppress(OSError):
             if not offered(folder, limits.controllers):
                 (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in limits.controllers))
-            if offered(folder, limits.controllers):
-                return folder
+            return folder
     raise ClusterError(
         f"{FLAGS[controller]}: no control group from {around[0]} outwards may have limited groups in it: start this on "
         "the machine itself, not in a container"

@@ -23,7 +23,8 @@ def test_limits_of_version_2(tmp_path):
     """The smallest of the own group's and of those around it; "max" is none."""
     files = {
         "job_7/step_0/memory.max": "max", "job_7/memory.max": "8000000000", "memory.max": "9000000000",
-        "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "job_8/memory.max": "5",
+        "job_7/step_0/cpu.max": "max 100000", "job_7/cpu.max": "250000 100000", "cpu.max": "300000 100000",
+        "job_8/memory.max": "5",
     }  # fmt: skip
     places = tree(tmp_path, "0::/job_7/step_0\n", files)
     assert control_groups.memory_limit(places) == 8_000_000_000
