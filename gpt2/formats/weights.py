@@ -141,9 +141,10 @@ def _in_folder(path: Path) -> tuple[ModuleType, Path]:
         return _in_checkpoint(path)
     if any(path.glob("*.safetensors*")) or any(path.glob("pytorch_model*.bin")):
         return huggingface, path
+    source = "is a folder of source code and " if any(path.glob("*.py")) else ""
     raise UserError(
-        f"{path} holds no checkpoints/step-*/model.bin, expected those of a run that ended, or model.safetensors of a "
-        "GPT-2 from transformers: give such a folder, or a .bin file"
+        f"{path} {source}holds no checkpoints/step-*/model.bin, expected those of a run that ended, or "
+        "model.safetensors of a GPT-2 from transformers: give such a folder, or a .bin file"
     )
 
 

@@ -6,9 +6,9 @@ FILE: what pytest wrote with --skips FILE, one for each run. A test may skip in 
 MPI, or with other packages. Each reason beside the number of tests that it kept from running is printed.
 """
 
+import argparse
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,9 +20,9 @@ KNOWN = (
 
 
 def main():
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    never_ran = skipped_everywhere([json.loads(Path(file).read_text()) for file in sys.argv[1:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what pytest --skips FILE wrote")
+    never_ran = skipped_everywhere([json.loads(file.read_text()) for file in parser.parse_args().files])
     for reason, count in Counter(never_ran.values()).most_common():
         print(f"{count:>5} skipped: {reason}")
     if unknown := [address for address, reason in never_ran.items() if not is_known(address, reason)]:

@@ -9,13 +9,11 @@ tensor's float32 gradient. The exit code is 1 if an error of ours is above --lim
 import argparse
 
 import numpy as np
-import torch
 
 from gpt2.config import PRESETS
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
 from gpt2.parameters import initialize
-from scripts.step_bench.torch_gpt2 import loss_of
 
 
 def main():
@@ -64,6 +62,10 @@ def by_name(vector) -> dict:
 
 def autograd(config, parameters: dict, is_rounded: bool, inputs, targets) -> dict:
     """PyTorch's gradients at these parameters, in float32 or as autocast rounds."""
+    import torch  # here, so that --help needs none
+
+    from scripts.step_bench.torch_gpt2 import loss_of
+
     p = {name: torch.tensor(value).requires_grad_() for name, value in parameters.items()}
     p["wte"].data = p["wte"].data[: config.vocab_size]
     with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):

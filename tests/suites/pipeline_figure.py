@@ -6,7 +6,7 @@ The runs have the times of a small model of their own (tests/support/pipeline_ru
 stage, messages of 0.2 ms. So the figure shows the schedules, not a machine.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -42,4 +42,6 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FIGURE)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=FIGURE, metavar="FILE", help="where it goes")
+    main(parser.parse_args().file)

@@ -1,7 +1,9 @@
 """What failure_suite.py and random_kills.py say of rows and runs that are as expected, and of others."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +163,13 @@ def test_rows_of_two_machines_name_both(tmp_path):
     file.put(row | {"outcome": "newer"}, "mpirun", second)
     assert json.loads(path.read_text())["made_on"]["mpirun"] == both
     assert [row.get("outcome") for row in json.loads(path.read_text())["rows"]] == ["newer", None, None]
+
+
+@pytest.mark.parametrize("name", ["check_skips", "failure_train", "faulty_train", "gradient_errors", "pipeline_figure"])
+def test_help_starts_nothing(name, tmp_path):
+    """Of the programs that take what they are given without argparse's flags, or need packages that may lack."""
+    program = Path(random_kills.__file__).with_name(f"{name}.py")
+    result = subprocess.run([sys.executable, program, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"{name}.py" in result.stdout
+    assert not list(tmp_path.iterdir()), "pipeline_figure.py drew its figure into a file called --help"

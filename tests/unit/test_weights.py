@@ -61,6 +61,8 @@ def refusal(path) -> str:
 
 def test_refuses_what_holds_no_weights(tmp_path):
     assert "holds no checkpoints" in refusal(tmp_path)
+    (tmp_path / "model.py").write_text("")
+    assert f"{tmp_path} is a folder of source code and holds no checkpoints" in refusal(tmp_path)
     assert "No such file" in refusal(tmp_path / "absent")
     assert "holds no checkpoints" in refusal(new_run(tmp_path / "run"))
     (tmp_path / "text.bin").write_text("To be, or not to be" * 100)

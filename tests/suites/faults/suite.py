@@ -38,7 +38,11 @@ def take_fault(faults: dict, form: str) -> list[str]:
     """The first argument of the command line, taken off it: the name of one of `faults`, and words behind colons.
 
     form: "FAULT:R:S", which the argument must have; words in [] may be left out. Ends the program where it does not.
+    --help alone prints the program's docstring instead.
     """
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(sys.modules["__main__"].__doc__)
+        raise SystemExit(0)
     ranks = r"[0-9]+|all" if ":S" in form else r"[0-9]+"
     words = sys.argv.pop(1).split(":") if len(sys.argv) > 1 else [""]
     most, least = form.count(":") + 1, form.partition("[")[0].count(":") + 1
