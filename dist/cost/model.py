@@ -12,14 +12,15 @@ spin outnumber the cores.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from dist.cost.messages import FLOAT32_BYTES, Messages, Setting, message_schedule
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
-from dist.cost.replay import Links, replay_seconds
+from dist.cost.ports import Links
+from dist.cost.replay import replay_seconds
 from dist.cost.rows import RowMessages, Rows
 from dist.cost.stages import Stage, node_traffic
 
@@ -129,12 +130,7 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
     if ranks * sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
     replayed = sum(stage.repeat * float(stage.size.sum()) for stage in stages if not stage.all_together)
-    cluster = replace(cluster, queue_bytes=max(cluster.queue_bytes, replayed * ranks / MOST_TURNS))
-    links = Links(
-        np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
-        cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
-        RENDEZVOUS_BYTES[library], cluster.queue_bytes, cluster.tcp,
-    )  # fmt: skip
+    links = links_of(cluster, library, replayed * ranks / MOST_TURNS)
     seconds = 0.0
     for together, some in groupby(stages, lambda stage: stage.all_together):
         if together:
@@ -144,21 +140,37 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
     return float(seconds)
 
 
+def links_of(cluster: Cluster, library: str, least_queue_bytes: float = 0.0) -> Links:
+    """What messages of the library travel over. least_queue_bytes: where there are too many to be served as finely as
+    the cluster's ports do."""
+    return Links(
+        np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
+        cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
+        RENDEZVOUS_BYTES[library], max(cluster.queue_bytes, least_queue_bytes), cluster.tcp,
+    )  # fmt: skip
+
+
 def stage_seconds(stage: Stage, cluster: Cluster) -> float:
     """All messages of one stage, its repeats included, every rank at it from its start to its end."""
     nodes = np.asarray(cluster.placement)
-    crosses = nodes[stage.source] != nodes[stage.destination]
-    sizes, local_sizes = stage.size * crosses, stage.size * ~crosses
+    sizes = stage.size * (nodes[stage.source] != nodes[stage.destination])
     in_s, out_s = cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out)
     into = np.bincount(nodes[stage.destination], sizes, cluster.nodes) * in_s
     out = np.bincount(nodes[stage.source], sizes, cluster.nodes) * out_s
-    local_rate = cluster.local_reduce_rate if stage.added else cluster.local_rate
-    local = np.bincount(stage.destination, local_sizes, len(nodes)).max() / local_rate
-    seconds = max(into.max(), out.max(), local, stage.added_meanwhile / cluster.add_rate)
+    least_s, after_s = beside_ports(stage, cluster)
+    seconds = max(into.max(), out.max(), least_s)
     if stage.exchange_apart and cluster.tcp:
         one_way = np.bincount(stage.destination, sizes, len(nodes)) * in_s[nodes]
         other_way = np.bincount(stage.source, sizes, len(nodes)) * out_s[nodes]
         seconds = max(seconds, (one_way + other_way).max())
-    if crosses.any():
-        seconds += stage.steps * cluster.latency_s + stage.added / cluster.add_rate
-    return stage.repeat * seconds
+    return stage.repeat * (seconds + after_s)
+
+
+def beside_ports(stage: Stage, cluster: Cluster) -> tuple[float, float]:
+    """(seconds that the stage takes at least, inside nodes and to add; seconds on top of what its ports need)."""
+    nodes = np.asarray(cluster.placement)
+    crosses = nodes[stage.source] != nodes[stage.destination]
+    local_rate = cluster.local_reduce_rate if stage.added else cluster.local_rate
+    local_s = np.bincount(stage.destination, stage.size * ~crosses, len(nodes)).max() / local_rate
+    after_s = stage.steps * cluster.latency_s + stage.added / cluster.add_rate if crosses.any() else 0.0
+    return max(local_s, stage.added_meanwhile / cluster.add_rate), after_s

@@ -1,13 +1,13 @@
 """Seconds of messages whose ranks wait for nobody but their partners: each moves when its two ends are ready.
 
-A rank goes through the stages (stages.py) in their order. In each it posts all that it sends and receives, and goes on
-when that is done. So a rank may be in the next call of a collective while others are still in this one. A sum of the
-stages' times would not show that.
+A rank has turns. In each it posts its ends of messages, waits for some of those that it has posted, and computes. So a
+rank may be in the next call of a collective while others are still in this one, or compute while what it sent is under
+way. A sum of the calls' times would not show that.
 
 How a message goes follows the protocols of UCX:
 - A small message is sent at once, and its sender goes on (eager).
-- A large one waits until both ends are there and the receiver has answered (rendezvous). Its sender goes on when the
-  message has arrived, or at once if the socket takes it in.
+- A large one waits until both ends are there and the receiver has answered (rendezvous). It has left its sender when it
+  has arrived, or at once if the socket takes it in.
 - Two ranks may exchange large messages over one TCP connection. The rank that begins first fills it with its data, and
   its answer to the other's message stands in the queue behind them. So one direction waits for the other, unless both
   begin within a latency of each other. Measured on the virtual cluster: 4 MB each way took 82 ms in step, else 164 ms.
@@ -15,32 +15,15 @@ How a message goes follows the protocols of UCX:
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-import numpy as np
-
+from dist.cost.ports import Links, PortShares
 from dist.cost.stages import Stage
 
 # What Linux takes from a sender into a TCP connection at once (tcp(7), tcp_wmem: 4 MiB, bookkeeping included). Under
 # Open MPI sends of 1.6 and 2 MB to a waiting receiver came back at once on the virtual cluster, of 2.7 MB they did not.
 SOCKET_BYTES = 2_400_000
-A_MOMENT_S = 1e-9  # what would end in so short a time has ended: sums of times are not exact
-
-
-@dataclass(frozen=True)
-class Links:
-    """What messages travel over."""
-
-    nodes: np.ndarray  # the node of each rank, (ranks,)
-    in_s: np.ndarray  # seconds a byte takes into each node, (nodes,)
-    out_s: np.ndarray  # and out of it
-    latency_s: float  # of one message between nodes
-    local_s: float  # seconds a byte takes inside a node
-    local_added_s: float  # the same where it is added to another
-    add_s: float  # seconds to add a byte that came over the network
-    rendezvous_bytes: int  # the smallest message that waits for its receiver
-    queue_bytes: float  # of one message, what a port's queue holds
-    one_connection: bool  # both directions between two ranks share one TCP connection
 
 
 @dataclass(eq=False, slots=True)
@@ -50,49 +33,103 @@ class Message:
     source: int
     destination: int
     size: int
-    added: bool  # the receiver adds it to its own
     eager: bool
-    apart: bool  # stages.Stage.exchange_apart
-    posted: dict[int, float]  # {rank: when it came to this message}, of its two ends
+    added: bool = False  # the receiver adds it to its own
+    apart: bool = False  # stages.Stage.exchange_apart
+    joined: tuple[int, ...] = ()  # ranks beside the destination that need it, too, and read it there
+    posted: dict[int, float] = field(default_factory=dict)  # {rank: when it came to this message}, of its two ends
     under_way: bool = False
-    sent: bool = False  # its sender went on when it began to move: the socket took it in
+    has_left: bool = False  # its sender need not wait for it any more
     arrived: bool = False
+    was_taken: bool = False  # it has arrived, and its receiver was there
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
-    """A message on its way through two ports, numbered as PortShares.capacity is."""
+class Meeting:
+    """What ranks do in step: when all `missing` have come, all messages move at once, and all go on when all is done.
 
-    message: object
-    ports: tuple[int, int]
-    left: float  # bytes
-    in_queue: float = 0.0  # of these, bytes that move before it has to queue again
-    rate: float = 0.0  # bytes/s
+    messages: those through ports. least_s: how long it takes at least; after_s: what comes on top.
+    """
+
+    missing: int
+    messages: list[tuple[int, int, int]] = field(default_factory=list)  # (source, destination, bytes)
+    least_s: float = 0.0
+    after_s: float = 0.0
+    ranks: list[int] = field(default_factory=list)  # who has come
+    began_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """What a rank does next: it posts its ends of `posts`, waits until it is done with `waits`, posted here or before,
+    and computes for `seconds`. Or it meets others, and nothing else."""
+
+    posts: list[Message] = field(default_factory=list)
+    waits: list[Message] = field(default_factory=list)
+    seconds: float = 0.0
+    meeting: Meeting | None = None
 
 
 def replay_seconds(stages: list[Stage], links: Links) -> float:
-    """When the last rank has done the last stage; all begin at once."""
-    return Replay(stages, links).run()
+    """When the last rank has done the last stage; all begin at once, and no stage is Stage.all_together."""
+    turns = [[] for _ in links.nodes]
+    for stage in stages:
+        for rank, turn in stage_turns(stage, links.rendezvous_bytes).items():
+            turns[rank].append(turn)
+    return Replay(turns, links).run()
+
+
+def stage_turns(stage: Stage, rendezvous_bytes: int, ranks: Iterable[int] | None = None) -> dict[int, Turn]:
+    """The turn of each rank that has messages in a stage: it posts those it receives first, and waits for all.
+
+    ranks: which ranks the stage's 0, 1, ... are, if others.
+    """
+    names = None if ranks is None else list(ranks)
+    receives, sends = defaultdict(list), defaultdict(list)
+    for numbers in zip(stage.source.tolist(), stage.destination.tolist(), stage.size.tolist(), strict=True):
+        source, destination = numbers[:2] if names is None else (names[numbers[0]], names[numbers[1]])
+        size = numbers[2]
+        message = Message(source, destination, size, size < rendezvous_bytes, stage.added > 0, stage.exchange_apart)
+        receives[destination].append(message)
+        sends[source].append(message)
+    both = {rank: receives[rank] + sends[rank] for rank in receives.keys() | sends.keys()}
+    return {rank: Turn(messages, messages) for rank, messages in both.items()}
 
 
 class Replay:
-    """The ranks, each at its place in the stages, and the events to come. `now`: seconds since the beginning."""
+    """The ranks, each at its place in its turns, and the events to come. `now`: seconds since the beginning.
 
-    def __init__(self, stages: list[Stage], links: Links):
+    turns: of each rank, in order. ends_s: when each rank was through with its turns, None while it is not.
+    """
+
+    def __init__(self, turns: list[list[Turn]], links: Links):
         ranks = len(links.nodes)
         self.links, self.now = links, 0.0
-        self.turns = _turns(stages, ranks, links.rendezvous_bytes)
-        self.unfinished = [0] * ranks  # messages of the rank's present stage
+        self.turns = [[] for _ in range(ranks)]  # to be popped: the last comes first
+        self.present = [Turn() for _ in range(ranks)]
+        self.waiting = [set() for _ in range(ranks)]  # for which messages of its present turn
         self.adding_s = [0.0] * ranks  # what the rank will take to add those that have arrived
+        self.ends_s = [0.0] * ranks
         self.queues = defaultdict(list)  # {pair of ranks: what waits for the pair's connection}
+        self.of_meeting = {}  # {message under way: its meeting}
         # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
         self.events, self.event_count = [], 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
+        self.add_turns(turns)
 
     def run(self) -> float:
-        for rank in range(len(self.turns)):
-            self._next_turn(rank)
-        while self.events or self.shares.moving:
+        """To the end. ValueError where ranks wait for one another for ever."""
+        self.run_while(lambda: True)
+        if waiting := sum(end_s is None for end_s in self.ends_s):
+            raise ValueError(
+                f"{waiting} of {len(self.turns)} ranks wait for one another, expected turns in which what is waited "
+                "for is sent: look at the schedule"
+            )
+        return self.now
+
+    def run_while(self, holds: Callable[[], bool]) -> None:
+        """As long as something happens and `holds()`."""
+        while holds() and (self.events or self.shares.moving):
             event_s = self.events[0][0] if self.events else float("inf")
             # Compared are the times from now, not the moments: late in a slow replay, `now` plus what a fast message
             # still takes would round to `now`, and nothing would move for ever.
@@ -104,27 +141,57 @@ class Replay:
             if to_event_s <= to_end_s:
                 _, _, what, subject = heapq.heappop(self.events)
                 what(subject)
-        return self.now
+
+    def add_turns(self, turns: list[list[Turn]]) -> None:
+        """What each rank does when it is through with its turns."""
+        for rank, more in enumerate(turns):
+            self.turns[rank] = more[::-1] + self.turns[rank]
+            if self.ends_s[rank] is not None:
+                self.ends_s[rank] = None
+                self._later(0.0, self._next_turn, rank)
 
     def _later(self, delay_s: float, what, subject) -> None:
         self.event_count += 1
         heapq.heappush(self.events, (self.now + delay_s, self.event_count, what, subject))
 
+    # Ranks.
+
     def _next_turn(self, rank: int) -> None:
-        """Post the receives, then the sends, of the rank's next stage."""
         if not self.turns[rank]:
+            self.ends_s[rank] = self.now
             return
-        messages = self.turns[rank].pop()
-        self.unfinished[rank], self.adding_s[rank] = len(messages), 0.0
-        for message in messages:
-            message.posted[rank] = self.now
-            if message.eager and rank == message.source:
-                self._later(self.links.latency_s, self._enqueue, message)
-                self._finish(rank)
-            elif message.arrived:
-                self._receive(message)
-            elif not message.eager and len(message.posted) == 2:
-                self._later(self.links.latency_s, self._enqueue, message)
+        turn = self.present[rank] = self.turns[rank].pop()
+        if turn.meeting is not None:
+            self._meet(rank, turn.meeting)
+            return
+        self.adding_s[rank] = 0.0
+        for message in turn.posts:
+            self._post(rank, message)
+        self.waiting[rank] = {message for message in turn.waits if not _is_over(message, rank)}
+        if not self.waiting[rank]:
+            self._go_on(rank)
+
+    def _go_on(self, rank: int) -> None:
+        self._later(self.adding_s[rank] + self.present[rank].seconds, self._next_turn, rank)
+
+    def _over(self, rank: int, message: Message) -> None:
+        """The rank is done with the message, for which it may be waiting."""
+        if message in self.waiting[rank]:
+            self.waiting[rank].remove(message)
+            if not self.waiting[rank]:
+                self._go_on(rank)
+
+    # Messages.
+
+    def _post(self, rank: int, message: Message) -> None:
+        message.posted[rank] = self.now
+        if message.eager and rank == message.source:
+            self._later(self.links.latency_s, self._enqueue, message)
+            self._leave(message)
+        elif message.arrived:
+            self._take(message)
+        elif not message.eager and len(message.posted) == 2:
+            self._later(self.links.latency_s, self._enqueue, message)
 
     def _enqueue(self, message: Message) -> None:
         if self.links.nodes[message.source] == self.links.nodes[message.destination]:
@@ -141,8 +208,7 @@ class Replay:
             if not message.under_way and not any(self._holds_up(other, message) for other in queue[:place]):
                 message.under_way = True
                 if not message.eager and message.size <= SOCKET_BYTES:
-                    message.sent = True
-                    self._finish(message.source)
+                    self._leave(message)
                 nodes = self.links.nodes[message.source], self.links.nodes[message.destination]
                 self.shares.add(message, message.size, *nodes)
 
@@ -157,94 +223,56 @@ class Replay:
         return abs(message.posted[message.source] - other.posted[other.source]) > self.links.latency_s
 
     def _arrive(self, message: Message) -> None:
+        if message in self.of_meeting:
+            self._arrive_at_meeting(message)
+            return
         message.arrived = True
         if message.under_way:
             self.queues[frozenset((message.source, message.destination))].remove(message)
             self._start_what_may(message)
-        if not message.eager and not message.sent:
-            self._finish(message.source)
+        if not message.has_left:
+            self._leave(message)
         if message.destination in message.posted:
-            self._receive(message)
+            self._take(message)
 
-    def _receive(self, message: Message) -> None:
+    def _leave(self, message: Message) -> None:
+        message.has_left = True
+        self._over(message.source, message)
+
+    def _take(self, message: Message) -> None:
+        message.was_taken = True
         if message.added and message.under_way:
             self.adding_s[message.destination] += message.size * self.links.add_s
-        self._finish(message.destination)
+        for rank in (message.destination, *message.joined):
+            self._over(rank, message)
 
-    def _finish(self, rank: int) -> None:
-        self.unfinished[rank] -= 1
-        if not self.unfinished[rank]:
-            self._later(self.adding_s[rank], self._next_turn, rank)
+    # Meetings.
+
+    def _meet(self, rank: int, meeting: Meeting) -> None:
+        meeting.ranks.append(rank)
+        meeting.missing -= 1
+        if not meeting.missing:
+            self._later(self.links.latency_s if meeting.messages else 0.0, self._begin_meeting, meeting)
+
+    def _begin_meeting(self, meeting: Meeting) -> None:
+        meeting.began_s = self.now
+        for source, destination, size in meeting.messages:
+            message = Message(source, destination, size, eager=True)
+            self.of_meeting[message] = meeting
+            self.shares.add(message, size, self.links.nodes[source], self.links.nodes[destination])
+        if not meeting.messages:
+            self._part(meeting)
+
+    def _arrive_at_meeting(self, message: Message) -> None:
+        meeting = self.of_meeting.pop(message)
+        if meeting not in self.of_meeting.values():
+            self._part(meeting)
+
+    def _part(self, meeting: Meeting) -> None:
+        left_s = max(0.0, meeting.least_s - (self.now - meeting.began_s)) + meeting.after_s
+        for rank in meeting.ranks:
+            self._later(left_s, self._next_turn, rank)
 
 
-def _turns(stages: list[Stage], ranks: int, rendezvous_bytes: int) -> list[list[list[Message]]]:
-    """For each rank, its messages of each stage, those it receives first. The last stage comes first, to be popped."""
-    turns = [[] for _ in range(ranks)]
-    for stage in reversed(stages):
-        receives, sends = defaultdict(list), defaultdict(list)
-        for source, destination, size in zip(stage.source, stage.destination, stage.size, strict=True):
-            message = Message(
-                int(source), int(destination), int(size), stage.added > 0, bool(size < rendezvous_bytes),
-                stage.exchange_apart, {},
-            )  # fmt: skip
-            receives[message.destination].append(message)
-            sends[message.source].append(message)
-        for rank in receives.keys() | sends.keys():
-            turns[rank].append(receives[rank] + sends[rank])
-    return turns
-
-
-class PortShares:
-    """Messages under way at once, and what each gets of the nodes' ports. `moving`: in the order of their service.
-
-    A port serves what came first, as a queue of packets does. But no more of one message than the queue holds: then the
-    sender has to wait for room, and its message stands behind what others have sent meanwhile.
-
-    in_s, out_s: seconds a byte takes through each node's port, (nodes,); queue_bytes: what a port's queue holds.
-    """
-
-    def __init__(self, in_s: np.ndarray, out_s: np.ndarray, queue_bytes: float):
-        self.capacity = [*(1 / in_s), *(1 / out_s)]  # bytes/s: every node's way in, then every node's way out
-        self.nodes, self.queue_bytes = len(in_s), queue_bytes
-        self.moving: list[Transfer] = []
-
-    def add(self, message, size: int, source_node: int, destination_node: int) -> None:
-        """`size` bytes begin to move; `message` says whose they are."""
-        self._queue(Transfer(message, (int(destination_node), self.nodes + int(source_node)), size))
-        self._share()
-
-    def _queue(self, transfer: Transfer) -> None:
-        transfer.in_queue = min(transfer.left, self.queue_bytes)
-        self.moving.append(transfer)
-
-    def _share(self) -> None:
-        """Give each message what those before it leave of both its ports."""
-        free = list(self.capacity)
-        for transfer in self.moving:
-            one, other = transfer.ports
-            transfer.rate = min(free[one], free[other])
-            free[one] -= transfer.rate
-            free[other] -= transfer.rate
-
-    def seconds_to_next_end(self) -> float:
-        """Until a message has arrived or has to queue again; infinite if there is none."""
-        return min((transfer.in_queue / transfer.rate for transfer in self.moving if transfer.rate), default=np.inf)
-
-    def advance(self, seconds: float) -> list:
-        """Let so much time pass, at most until the next end; return the messages that arrive then."""
-        through, still = [], []
-        for transfer in self.moving:
-            transfer.left -= transfer.rate * seconds
-            transfer.in_queue -= transfer.rate * seconds
-            over = transfer.rate and transfer.in_queue <= transfer.rate * A_MOMENT_S
-            (through if over else still).append(transfer)
-        if not through:
-            return []
-        self.moving, arrived = still, []
-        for transfer in through:
-            if transfer.left <= transfer.rate * A_MOMENT_S:
-                arrived.append(transfer.message)
-            else:
-                self._queue(transfer)
-        self._share()
-        return arrived
+def _is_over(message: Message, rank: int) -> bool:
+    return message.has_left if rank == message.source else message.was_taken

@@ -1,7 +1,14 @@
 """A step of models that ranks share: stages at their own pace, messages between them, what the copies exchange.
 
 The seconds that each stage computes are given, by the operations of its layers (shapes.py) or as a run's traces have
-them (of_cut_run.py); its sums over parts are part of them. What goes through ports comes from dist/cost.
+them (of_cut_run.py); its sums over parts are part of them. What goes through ports comes from dist/cost:
+
+- A step of few messages is replayed whole (dist/cost/whole_step.py): copies and parts take turns at the ports that they
+  share, a slow port holds up its own stages alone, and pieces are exchanged while others still compute.
+- One of more would take seconds to replay. Its stages are gone through with messages that take a fixed time, that of
+  the slowest boundary with everybody at it (dist/cost/model_parallel.py), and its pieces are exchanged one by one.
+- So is an exchange that goes on beside computing, or in each micro-step, of which the replay knows nothing.
+- Copies of whole models have one exchange, which predicted_exchange replays by itself.
 """
 
 from dataclasses import dataclass, replace
@@ -14,22 +21,27 @@ from dist.cost.model import Cluster
 from dist.cost.model_parallel import Head, Seats, simulate
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import BACKWARD, Training
+from dist.cost.stages import Stage
+from dist.cost.whole_step import Pipeline, WholeStep
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
-from gpt2.pipeline import operations
-from scripts.prediction.predictor import predicted_exchange, predicted_rows
+from gpt2.pipeline import Actions, operations
+from scripts.prediction.predictor import exchanged_stages, predicted_exchange, predicted_rows
 from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
-FEW = 8  # micro-steps for each stage that are simulated: of more, each takes as long as the second half of these
+FEW = 8  # micro-steps for each stage that are gone through: of more, each takes as long as the second half of these
+# A replay takes some 50 us a message. There is one for each shape, and for each strategy its end again.
+MOST_REPLAYED = 2000  # messages
 
 
 @dataclass(frozen=True)
 class Held:
-    """A piece on the ranks that hold it: its layout, the stage, and the cluster of these ranks."""
+    """A piece on the ranks that hold it: its layout, the stage, the part, and the cluster of these ranks."""
 
     stage: int
+    part: int
     layout: Layout
     cluster: Cluster
 
@@ -44,6 +56,7 @@ class CutStep:
 
     batch_size, length: of a micro-step, in sequences and tokens. training: of the whole model; its compute_s counts for
     nothing. stage_s: (p,) seconds that a micro-step takes each stage, forward and backward, with its sums over parts.
+    library: the MPI library whose messages are sent, mpich or openmpi.
     """
 
     config: GPT2Config
@@ -53,6 +66,7 @@ class CutStep:
     seats: Seats
     training: Training
     stage_s: np.ndarray
+    library: str
 
     @cached_property
     def rows(self) -> int:
@@ -74,35 +88,63 @@ class CutStep:
         """Stage by stage, and part by part."""
         places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
         return [
-            Held(stage, Layout(self.config, 1, piece), self.seats.data_cluster(stage, part))
+            Held(stage, part, Layout(self.config, 1, piece), self.seats.data_cluster(stage, part))
             for (stage, part), piece in zip(places, self.cut.pieces, strict=True)
         ]
 
     # The pipeline.
 
     @cached_property
+    def is_replayed(self) -> bool:
+        """Whether what the stages send is replayed."""
+        several = self.cut.tensor * self.cut.pipeline
+        boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
+        return several > 1 and 2 * boundaries * self.few.micro_steps <= MOST_REPLAYED
+
+    @cached_property
     def ends_s(self) -> np.ndarray:
         """(p,): when each stage has computed all micro-steps."""
+        if self.is_replayed:
+            return self._of_all(lambda micro_steps: self._replayed(micro_steps).ends_s)
         head = Head(self.seats.head_s(self.embedding), self._head_share())
-        ends_s = self._ends_s(self.seats.hop_s(self.rows), head)
+        ends_s = self._of_all(lambda micro_steps: self._simulated_s(micro_steps, self.seats.hop_s(self.rows), head))
         return ends_s + max(0.0, self.cut.micro_steps * self.seats.ports_s(self.rows) - ends_s.max())
 
     @cached_property
     def unhindered_s(self) -> np.ndarray:
         """(p,): the same, if messages between stages took no time."""
-        return self._ends_s(0.0, Head())
+        return self._of_all(lambda micro_steps: self._simulated_s(micro_steps, 0.0, Head()))
 
-    def _ends_s(self, hop_s: float, head: Head) -> np.ndarray:
+    def _of_all(self, ends_s_of) -> np.ndarray:
+        """(p,): after all micro-steps. ends_s_of(so many): after so many."""
         few, more = self.few.micro_steps, self.cut.micro_steps - self.few.micro_steps
-        ends_s = self._simulated_s(few, hop_s, head)
-        if not more:
-            return ends_s
-        return ends_s + more * (ends_s - self._simulated_s(few // 2, hop_s, head)) / (few - few // 2)
+        ends_s = ends_s_of(few)
+        return ends_s + more * (ends_s - ends_s_of(few // 2)) / (few - few // 2) if more else ends_s
 
     def _simulated_s(self, micro_steps: int, hop_s: float, head: Head) -> np.ndarray:
+        return np.array(simulate(self._plans(micro_steps), *self._seconds, hop_s, head))
+
+    def _replayed(self, micro_steps: int) -> WholeStep:
+        if micro_steps == self.few.micro_steps:
+            return self._few_replayed
+        return self._new_replay(micro_steps)
+
+    @cached_property
+    def _few_replayed(self) -> WholeStep:
+        return self._new_replay(self.few.micro_steps)
+
+    def _new_replay(self, micro_steps: int) -> WholeStep:
+        pipeline = Pipeline(self._plans(micro_steps), *self._seconds, self.rows, self.embedding, self._head_share())
+        return WholeStep(pipeline, self.seats, self.library)
+
+    def _plans(self, micro_steps: int) -> list[Actions]:
         cut = replace(self.cut, micro_steps=micro_steps)
-        plans = [cut.actions(stage) for stage in range(cut.pipeline)]
-        return np.array(simulate(plans, (1 - BACKWARD) * self.stage_s, BACKWARD * self.stage_s, hop_s, head))
+        return [cut.actions(stage) for stage in range(cut.pipeline)]
+
+    @property
+    def _seconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of a micro-step's forward, and of its backward, (p,) each."""
+        return (1 - BACKWARD) * self.stage_s, BACKWARD * self.stage_s
 
     def _head_share(self) -> float:
         """Of the last stage's operations."""
@@ -111,16 +153,18 @@ class CutStep:
 
     # The copies.
 
-    def exchange_s(self, kind: type[Strategy], library: str, overlaps: bool) -> float:
+    def exchange_s(self, kind: type[Strategy], overlaps: bool) -> float:
         """By how much a step is longer for what copies exchange with this strategy. UnknownChoice: not known.
 
         Gradients are scaled by the norm of the whole model, so all pieces have come before one is updated.
         """
         if self.seats.copies == 1:
             return 0.0
-        through = (
-            self.ends_s[held.stage] + self._shown_s(kind, held, library, overlaps) for held in self._last_to_come
-        )
+        if self.is_replayed and kind.keeps_gradients and not overlaps:
+            stages = {(held.stage, held.part): self._stages_of(kind, held) for held in self.held}
+            if sum(one.repeat * len(one.size) for of in stages.values() for one in of) <= MOST_REPLAYED:
+                return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
+        through = (self.ends_s[held.stage] + self._shown_s(kind, held, overlaps) for held in self._last_to_come)
         return float(max(through) - self.ends_s.max())
 
     @cached_property
@@ -140,19 +184,26 @@ class CutStep:
                     found.append(held)
         return found
 
-    def _shown_s(self, kind: type[Strategy], held: Held, library: str, overlaps: bool) -> float:
+    def _shown_s(self, kind: type[Strategy], held: Held, overlaps: bool) -> float:
         """Of one piece's exchange."""
-        compute_s = float(self.cut.micro_steps * self.stage_s[held.stage])
-        training = replace(
-            self.training, parameters=held.layout.count, ranges=held.ranges, micro_steps=self.cut.micro_steps,
-            compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
-        )  # fmt: skip
-        exchange_s = exchange_seconds(kind, held.cluster, training, library)
-        rows = predicted_rows(kind, held.cluster, training, library)
+        training = self._training_of(held)
+        exchange_s = exchange_seconds(kind, held.cluster, training, self.library)
+        rows = predicted_rows(kind, held.cluster, training, self.library)
         overlap = kind.overlap(training if rows else replace(training, rows=None)) if overlaps else None
         if overlap is None:
             return exchange_s
-        return overlap.step_s(exchange_s, compute_s) - compute_s + (rows.seconds if rows else 0.0)
+        shown_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
+        return shown_s + (rows.seconds if rows else 0.0)
+
+    def _stages_of(self, kind: type[Strategy], held: Held) -> list[Stage]:
+        return exchanged_stages(kind, held.cluster.placement, self._training_of(held), self.library)
+
+    def _training_of(self, held: Held) -> Training:
+        compute_s = float(self.cut.micro_steps * self.stage_s[held.stage])
+        return replace(
+            self.training, parameters=held.layout.count, ranges=held.ranges, micro_steps=self.cut.micro_steps,
+            compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
+        )  # fmt: skip
 
     def update_s(self, kind: type[Strategy]) -> float:
         """Of the rank that updates most."""
@@ -197,9 +248,9 @@ def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training,
     return two + (training.micro_steps - 2) * (two - one)
 
 
-def known_exchange_s(step: CutStep, kind: type[Strategy], library: str, overlaps: bool) -> float | None:
+def known_exchange_s(step: CutStep, kind: type[Strategy], overlaps: bool) -> float | None:
     """CutStep.exchange_s, None where it is not known."""
     try:
-        return step.exchange_s(kind, library, overlaps)
+        return step.exchange_s(kind, overlaps)
     except UnknownChoice:
         return None

@@ -62,7 +62,7 @@ def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
     if step.seats.copies > 1 and (kind is None or is_on_one_node):
         raise RunError(ONE_NODE if kind else why_unknown(run, kind))
     overlaps = bool(run.config["settings"].get("overlap"))
-    exchange_s = step.exchange_s(kind, library_of(run), overlaps) if kind else 0.0
+    exchange_s = step.exchange_s(kind, overlaps) if kind else 0.0
     return float(step.ends_s.max()) + exchange_s + measured.update_s
 
 
@@ -88,7 +88,8 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
     cut = cut_of(settings, config, run.mesh)
     training = Training(run.config["parameters"], 0.0, item_bytes(settings), own_operation=settings.get("op") == "own")
     seats, stage_s = Seats(cluster, cut.tensor, cut.pipeline), stage_seconds(run, times) / cut.micro_steps
-    return CutStep(config, cut, settings["batch_size"], settings["seq_len"], seats, training, stage_s)
+    shape = settings["batch_size"], settings["seq_len"]
+    return CutStep(config, cut, *shape, seats, training, stage_s, library_of(run))
 
 
 def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:

@@ -7,9 +7,11 @@ figures draw it beside what was measured.
 from dataclasses import dataclass, replace
 
 from dist.cost.memory import RankMemory
+from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict_rows
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
+from dist.cost.stages import Stage
 from strategies import BASELINE, STRATEGIES, Strategy
 
 ABOUT_EQUAL = 1.01  # steps within a percent
@@ -59,13 +61,25 @@ class PredictedStep:
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
     """UnknownChoice where the MPI library's algorithm, or the strategy's messages, are not known."""
+    return predict(_messages_of(kind), cluster, *_of_vector(kind, training, library))
+
+
+def exchanged_stages(kind: type[Strategy], placement: list[int], training: Training, library: str) -> list[Stage]:
+    """What ranks on these nodes send one another. UnknownChoice as from predicted_exchange."""
+    return message_schedule(_messages_of(kind), placement, *_of_vector(kind, training, library))[0]
+
+
+def _messages_of(kind: type[Strategy]):
     if kind.messages is None:
         raise UnknownChoice(f"{kind.name} declares no messages")
+    return kind.messages
+
+
+def _of_vector(kind: type[Strategy], training: Training, library: str) -> tuple:
+    """What message_schedule is to know beside the strategy's messages and the ranks' nodes."""
     item = kind.item_bytes(training.item_bytes)
     size = training.parameters * item
-    return predict(
-        kind.messages, cluster, size, library, item, training.ranges, training.micro_steps, training.own_operation
-    )
+    return size, library, item, training.ranges, training.micro_steps, training.own_operation
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:

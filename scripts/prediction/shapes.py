@@ -55,7 +55,7 @@ def advise_shapes(asked: Asked, cluster: Cluster, library: str) -> list[dict]:
     return sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
 
 
-def step_of(asked: Asked, cluster: Cluster, parts: int, stages: int) -> tuple[CutStep, np.ndarray]:
+def step_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str) -> tuple[CutStep, np.ndarray]:
     """(the step of that shape, the seconds of each stage's sums in a micro-step (stages,))."""
     config, seats = asked.config, Seats(cluster, parts, stages)
     micro_steps = asked.global_batch // (asked.batch_size * seats.copies)
@@ -65,7 +65,7 @@ def step_of(asked: Asked, cluster: Cluster, parts: int, stages: int) -> tuple[Cu
     sums = [tensor_bytes(parts, VECTOR_BYTES * rows, *of) for of in zip(layers, *zip(*ends, strict=True), strict=True)]
     sums_s = np.array(sums) / cluster.local_rate
     stage_s = computing_s(asked, layers) / micro_steps + sums_s
-    return CutStep(config, cut, asked.batch_size, asked.length, seats, asked.training, stage_s), sums_s
+    return CutStep(config, cut, asked.batch_size, asked.length, seats, asked.training, stage_s, library), sums_s
 
 
 def computing_s(asked: Asked, layers: tuple[int, ...]) -> np.ndarray:
@@ -77,7 +77,7 @@ def computing_s(asked: Asked, layers: tuple[int, ...]) -> np.ndarray:
     return asked.training.compute_s * len(layers) * shares / shares.sum()
 
 
-def strategies_of(step: CutStep, library: str, limit: float) -> list[dict]:
+def strategies_of(step: CutStep, limit: float) -> list[dict]:
     """{"strategy", "overlap", "exchange_s": what a step shows of it, "step_s", "memory_bytes": of the largest rank} of
     each that is known, the shortest first; where some need at most `limit` bytes, of those alone. One copy exchanges
     nothing, and has what takes least memory, as train.py's default does."""
@@ -87,7 +87,7 @@ def strategies_of(step: CutStep, library: str, limit: float) -> list[dict]:
     fitting, found = {kind: memory for kind, memory in kinds.items() if memory <= limit}, []
     for kind, memory in (fitting or kinds).items():
         overlaps = step.seats.copies > 1 and kind.overlap(step.training) is not None
-        exchange_s = known_exchange_s(step, kind, library, overlaps)
+        exchange_s = known_exchange_s(step, kind, overlaps)
         if exchange_s is not None:
             step_s = float(step.ends_s.max() + exchange_s + step.update_s(kind))
             row = {"strategy": kind.name, "overlap": overlaps, "exchange_s": exchange_s}
@@ -97,9 +97,9 @@ def strategies_of(step: CutStep, library: str, limit: float) -> list[dict]:
 
 def row_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str) -> dict:
     """Of one shape, with its best strategy: of those that fit, if there are any."""
-    step, sums_s = step_of(asked, cluster, parts, stages)
+    step, sums_s = step_of(asked, cluster, parts, stages, library)
     limit = float("inf") if asked.memory_bytes is None else asked.memory_bytes
-    rows, copies, micro_steps = strategies_of(step, library, limit), step.seats.copies, step.cut.micro_steps
+    rows, copies, micro_steps = strategies_of(step, limit), step.seats.copies, step.cut.micro_steps
     least = min(rows, key=lambda row: row["memory_bytes"])
     best = best_of(rows, lambda row: row["step_s"]) if least["memory_bytes"] <= limit else least
     seconds = {

@@ -6,7 +6,8 @@ import pytest
 from dist.cost.mpi_algorithms import linear_reduce, ring_rounds, scattered_bcast
 from dist.cost.mpi_calls import Call, Group
 from dist.cost.mpi_choices import library_key
-from dist.cost.replay import Links, replay_seconds
+from dist.cost.ports import Links
+from dist.cost.replay import replay_seconds
 from dist.cost.stages import stage
 from scripts.prediction.predictor import advice_sentence
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dist.cost.replay import Links, PortShares, replay_seconds
+from dist.cost.ports import Links, PortShares
+from dist.cost.replay import replay_seconds
 from dist.cost.stages import stage
 
 MB = 1_000_000

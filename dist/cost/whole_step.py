@@ -1,0 +1,198 @@
+"""A whole step of models that ranks share, replayed: every stage's own schedule, the messages between stages, and then
+what the copies exchange, all on the ports that they share.
+
+Each part of a stage of a copy is a rank of replay.py. What these send one another is what dist/stage_links.py and
+scripts/training/borrowing.py send: nobody waits for a send before the step's end, and receives are posted ahead.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dist.cost.model import beside_ports, links_of
+from dist.cost.model_parallel import Plan, Seats
+from dist.cost.replay import Meeting, Message, Replay, Turn, stage_turns
+from dist.cost.stages import Stage
+from dist.stage_links import RECEIVES_AHEAD
+
+LENT, RETURNED = "lent", "returned"  # the token embedding, and its gradient
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What the stages of a copy do in a step.
+
+    plans: of each stage. forward_s, backward_s: (p,) seconds of each in a micro-step, sums over parts included. rows,
+    embedding: bytes of a micro-step's activations, and of the token embedding, of all parts. head_share: of the last
+    stage's computing that the head is, after its layers in forward and before them in backward.
+    """
+
+    plans: Sequence[Plan]
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    rows: int
+    embedding: int
+    head_share: float
+
+
+class WholeStep:
+    """The step of all copies on their seats, with the messages of that MPI library."""
+
+    def __init__(self, pipeline: Pipeline, seats: Seats, library: str):
+        self.cluster = replace(seats.cluster, placement=seats.nodes.ravel())
+        self.ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, copies, parts)
+        self.links = links_of(self.cluster, library)
+        replay = Replay(pipeline_turns(pipeline, self.ranks, self.links.rendezvous_bytes), self.links)
+        # As far as nothing has been exchanged, whatever the strategy.
+        replay.run_while(lambda: all(end_s is None for end_s in replay.ends_s))
+        self._begun = replay
+
+    @cached_property
+    def ends_s(self) -> np.ndarray:
+        """(p,): when the last rank of each stage has made all its actions, and what it sent has left it."""
+        replay = copy.deepcopy(self._begun)
+        replay.run()
+        return np.array(replay.ends_s).reshape(self.ranks.shape).max(axis=(1, 2))
+
+    def end_s(self, exchanges: dict[tuple[int, int], list[Stage]]) -> float:
+        """When all have exchanged, too. exchanges: {(stage, part): among the ranks of that piece, numbered by copy}."""
+        replay = copy.deepcopy(self._begun)
+        replay.add_turns(self._exchange_turns(exchanges))
+        return replay.run()
+
+    def _exchange_turns(self, exchanges: dict[tuple[int, int], list[Stage]]) -> list[list[Turn]]:
+        turns, count = [[] for _ in range(self.ranks.size)], max(map(_barriers, exchanges.values()))
+        norms = [Meeting(self.ranks.size) for _ in range(count)]  # of the whole model: all ranks wait for all
+        for (stage, part), stages in exchanges.items():
+            ranks, barriers = self.ranks[stage, :, part].tolist(), iter(norms)
+            for one in stages:
+                if one.all_together:
+                    meeting = self._meeting(one, ranks) if len(one.size) else next(barriers)
+                    found = [dict.fromkeys(ranks, Turn(meeting=meeting))]
+                else:
+                    found = [stage_turns(one, self.links.rendezvous_bytes, ranks) for _ in range(one.repeat)]
+                for rank, turn in (of_rank for of_stage in found for of_rank in of_stage.items()):
+                    turns[rank].append(turn)
+        return turns
+
+    def _meeting(self, stage: Stage, ranks: list[int]) -> Meeting:
+        """Of a stage in which nobody gets ahead: segments that follow one another, so all its messages move at once."""
+        nodes = self.links.nodes[ranks]
+        crosses = nodes[stage.source] != nodes[stage.destination]
+        ends = np.array(ranks)[np.stack([stage.source[crosses], stage.destination[crosses]])]
+        messages = np.stack([*ends, stage.repeat * stage.size[crosses]], axis=1)
+        least_s, after_s = beside_ports(stage, replace(self.cluster, placement=nodes))
+        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one comes before
+        return Meeting(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
+
+
+def _barriers(stages: list[Stage]) -> int:
+    return sum(stage.all_together and not len(stage.size) for stage in stages)
+
+
+def pipeline_turns(pipeline: Pipeline, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
+    """Of each rank, the turns up to its last action. ranks: their numbers, (stages, copies, parts)."""
+    messages = {}
+    for number in range(ranks.shape[1]):
+        messages |= _messages(pipeline, ranks[:, number], number, rendezvous_bytes)
+    return [StageTurns(pipeline, messages, *place).turns() for place in np.ndindex(ranks.shape)]
+
+
+def _messages(pipeline: Pipeline, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:
+    """{(what, micro-step, stage that receives it, copy): the message of each part}. ranks: of the copy, (p, t)."""
+    found, last = {}, len(pipeline.plans) - 1
+
+    def add(what: str, index: int, source: int, destination: int, size: int) -> None:
+        receivers = ranks[destination].tolist()
+        found[what, index, destination, number] = [
+            Message(
+                int(ranks[source, part]), receiver, size // len(receivers), size // len(receivers) < rendezvous_bytes,
+                joined=tuple(other for other in receivers if other != receiver),
+            )
+            for part, receiver in enumerate(receivers)
+        ]  # fmt: skip
+
+    for stage, plan in enumerate(pipeline.plans):
+        for action, index in plan:
+            to = stage + 1 if action == "forward" else stage - 1
+            if 0 <= to <= last:
+                add(action, index, stage, to, pipeline.rows)
+    if last:
+        add(LENT, 0, 0, last, pipeline.embedding)
+        add(RETURNED, 0, last, 0, pipeline.embedding)
+    return found
+
+
+class StageTurns:
+    """What one part of a stage of a copy does. messages: as _messages gives them of all copies."""
+
+    def __init__(self, pipeline: Pipeline, messages: dict, stage: int, number: int, part: int):
+        self.pipeline, self.messages = pipeline, messages
+        self.stage, self.number, self.part = stage, number, part
+        self.is_first, self.is_last = stage == 0, stage == len(pipeline.plans) - 1
+        self.made, self.posts, self.sent = [], [], []
+        self.ahead = {"forward": deque(), "backward": deque()}  # receives that are not posted yet
+
+    def turns(self) -> list[Turn]:
+        plan = self.pipeline.plans[self.stage]
+        for action, index in plan:
+            if message := self._come(action, index):
+                self.ahead[action].append(message[self.part])
+        for action in self.ahead:
+            for _ in range(RECEIVES_AHEAD):
+                self._post_next(action)
+        for place, (action, index) in enumerate(plan):
+            if messages := self._come(action, index):
+                self._turn(waits=messages)
+                self._post_next(action)
+            if action == "forward":
+                self._forward(is_first_time=place == 0)
+            else:
+                self._backward(is_last_time=place == len(plan) - 1)
+            self._send(action, index, self.stage + (1 if action == "forward" else -1))
+        self._turn(waits=[message for message in self.sent if not message.eager])
+        return self.made
+
+    def _come(self, what: str, index: int = 0) -> list[Message]:
+        return self.messages.get((what, index, self.stage, self.number), [])
+
+    def _turn(self, waits: Sequence[Message] = (), seconds: float = 0.0) -> None:
+        self.made.append(Turn(self.posts, list(waits), seconds))
+        self.posts = []
+
+    def _post_next(self, action: str) -> None:
+        if self.ahead[action]:
+            self.posts.append(self.ahead[action].popleft())
+
+    def _send(self, what: str, index: int, to: int) -> None:
+        if messages := self.messages.get((what, index, to, self.number)):
+            self.posts.append(messages[self.part])
+            self.sent.append(messages[self.part])
+
+    def _forward(self, is_first_time: bool) -> None:
+        seconds, lent = self.pipeline.forward_s[self.stage], self._come(LENT)
+        if is_first_time and self.is_first:
+            self._send(LENT, 0, len(self.pipeline.plans) - 1)
+        if is_first_time and lent:
+            # It is received when it is first thought of, which is when there are rows to compute with.
+            self.posts.append(lent[self.part])
+            self._turn(seconds=(1 - self.pipeline.head_share) * seconds)
+            self._turn(lent)
+            seconds *= self.pipeline.head_share
+        self._turn(seconds=seconds)
+
+    def _backward(self, is_last_time: bool) -> None:
+        seconds, returned = self.pipeline.backward_s[self.stage], self._come(RETURNED)
+        if is_last_time and self.is_last and not self.is_first:
+            self._turn(seconds=self.pipeline.head_share * seconds)
+            self._send(RETURNED, 0, 0)
+            seconds *= 1 - self.pipeline.head_share
+        if is_last_time and returned:
+            self.posts.append(returned[self.part])
+        self._turn(seconds=seconds)
+        if is_last_time and returned:
+            self._turn(returned)
