@@ -32,8 +32,9 @@ from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
 FEW = 8  # micro-steps for each stage that are gone through: of more, each takes as long as the second half of these
-# A replay takes some 50 us a message. There is one for each shape, and for each strategy its end again.
-MOST_REPLAYED = 2000  # messages
+# A replay takes 20 us for each message, and some for each that is under way beside it. There is one for each shape, and
+# for each strategy its end again.
+MOST_REPLAYED = 20_000  # messages times ranks
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ class CutStep:
     @cached_property
     def is_replayed(self) -> bool:
         """Whether what the stages send is replayed."""
-        several = self.cut.tensor * self.cut.pipeline
         boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
-        return several > 1 and 2 * boundaries * self.few.micro_steps <= MOST_REPLAYED
+        return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.few.micro_steps)
+
+    def _are_few(self, messages: int) -> bool:
+        return messages * self.seats.nodes.size <= MOST_REPLAYED
 
     @cached_property
     def ends_s(self) -> np.ndarray:
@@ -162,7 +165,7 @@ class CutStep:
             return 0.0
         if self.is_replayed and kind.keeps_gradients and not overlaps:
             stages = {(held.stage, held.part): self._stages_of(kind, held) for held in self.held}
-            if sum(one.repeat * len(one.size) for of in stages.values() for one in of) <= MOST_REPLAYED:
+            if self._are_few(sum(one.repeat * len(one.size) for of in stages.values() for one in of)):
                 return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
         through = (self.ends_s[held.stage] + self._shown_s(kind, held, overlaps) for held in self._last_to_come)
         return float(max(through) - self.ends_s.max())
