@@ -203,6 +203,9 @@ def test_every_default_is_in_the_settings_that_are_kept(flags, shape):
     assert tuple(used[name] for name in ("model", "n_layer", "n_head", "n_embd", "context", "vocab_size")) == shape
     assert (used["threads"], used["out"], used["seq_len"], used["lr_steps"]) == (3, "runs/a", shape[4], 200)
     assert "typed" not in used
-    decides_nothing = {"preset", "train_data", "val_data", "text", "peak_tflops", "expect_ranks", "pipeline_layers"}
+    decides_nothing = {
+        "preset", "train_data", "val_data", "text", "global_batch_size", "peak_tflops", "log_every", "expect_ranks",
+        "pipeline_layers",
+    }  # fmt: skip
     decided_later = {"op", "overlap"}  # with the strategy and the transport
     assert {name for name, value in used.items() if value is None} == decides_nothing | decided_later
