@@ -42,6 +42,7 @@ class Message:
     has_left: bool = False  # its sender need not wait for it any more
     arrived: bool = False
     was_taken: bool = False  # it has arrived, and its receiver was there
+    meeting: "Meeting | None" = None  # whose message it is; then nobody posts it
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +57,7 @@ class Meeting:
     least_s: float = 0.0
     after_s: float = 0.0
     ranks: list[int] = field(default_factory=list)  # who has come
+    moving: int = 0  # messages that have not arrived
     began_s: float = 0.0
 
 
@@ -111,7 +113,6 @@ class Replay:
         self.adding_s = [0.0] * ranks  # what the rank will take to add those that have arrived
         self.ends_s = [0.0] * ranks
         self.queues = defaultdict(list)  # {pair of ranks: what waits for the pair's connection}
-        self.of_meeting = {}  # {message under way: its meeting}
         # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
         self.events, self.event_count = [], 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
@@ -223,8 +224,8 @@ class Replay:
         return abs(message.posted[message.source] - other.posted[other.source]) > self.links.latency_s
 
     def _arrive(self, message: Message) -> None:
-        if message in self.of_meeting:
-            self._arrive_at_meeting(message)
+        if message.meeting is not None:
+            self._arrive_at_meeting(message.meeting)
             return
         message.arrived = True
         if message.under_way:
@@ -255,17 +256,16 @@ class Replay:
             self._later(self.links.latency_s if meeting.messages else 0.0, self._begin_meeting, meeting)
 
     def _begin_meeting(self, meeting: Meeting) -> None:
-        meeting.began_s = self.now
+        meeting.began_s, meeting.moving = self.now, len(meeting.messages)
         for source, destination, size in meeting.messages:
-            message = Message(source, destination, size, eager=True)
-            self.of_meeting[message] = meeting
+            message = Message(source, destination, size, eager=True, meeting=meeting)
             self.shares.add(message, size, self.links.nodes[source], self.links.nodes[destination])
         if not meeting.messages:
             self._part(meeting)
 
-    def _arrive_at_meeting(self, message: Message) -> None:
-        meeting = self.of_meeting.pop(message)
-        if meeting not in self.of_meeting.values():
+    def _arrive_at_meeting(self, meeting: Meeting) -> None:
+        meeting.moving -= 1
+        if not meeting.moving:
             self._part(meeting)
 
     def _part(self, meeting: Meeting) -> None:

@@ -260,6 +260,7 @@ class Ending:
             "tracing_share": tracing_share(self.tracer),
             "checkpoints": world.comm.gather(checkpoint_costs),
         }
+        are_full = world.comm.gather(self.tracer.is_full)
         at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
         if is_done and self.traces:  # else a scheduler may be waiting for the job's end
             at_end[END_LINKS] = probe_links(world)
@@ -279,7 +280,7 @@ class Ending:
                     f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
                     f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
                 )
-                if self.tracer.is_full:
+                if any(are_full):
                     world.print(
                         "the traces end before the run, as they are as large as --trace-mb allows: raise it, or "
                         "choose steps by --trace FROM:TO"

@@ -47,6 +47,12 @@ def test_a_step_that_is_kept_for_its_length(tmp_path):
     assert traced(tmp_path, 300, kept=(258, 270)) == [*range(1, 257), 258, 264, 270, 272, 280, 288, 296]
 
 
+def test_of_a_long_step_that_is_left_out_nothing_is_written(tmp_path, monkeypatch):
+    """Its first phases would be, a second after the last writing."""
+    monkeypatch.setattr("traces.record.recorder.WRITE_AT_PHASE_END_NS", 0)
+    assert traced(tmp_path, 280) == [*range(1, 257), 264, 272, 280]
+
+
 def test_the_step_that_ends_a_run_is_written(tmp_path):
     tracer = Tracer(tmp_path, IDENTITY)
     for number in range(1, 300):

@@ -68,10 +68,11 @@ def test_a_slow_port_is_its_own_stages_alone():
 
 
 def test_parts_send_their_share_and_wait_for_all_shares():
-    """Half of the rows on each of two ports, one of which takes twice as long."""
-    rates = np.array([1, 0.5, 1, 1]) * MB
-    found = whole_step([0, 1, 2, 3], 2, 2, plans("1f1b", 2, 1), rate_out=rates)
-    assert found.ends_s.tolist() == pytest.approx([1 + 1 + 3 + 0.5 + 2, 5])
+    """Half of the rows on each of two ports: one part's takes twice as long, and from the next stage the other's."""
+    rates = np.array([1, 0.5, 0.5, 1, 1, 1]) * MB
+    found = whole_step([0, 1, 2, 3, 4, 5], 2, 3, plans("1f1b", 3, 1), rate_out=rates)
+    down_s, up_s = 1 + 1 + 1 + 1, 0.5 + 2 + 1 + 2
+    assert found.ends_s.tolist() == pytest.approx([down_s + 3 + up_s, down_s + 3 + 2.5, down_s + 3])
 
 
 def test_a_head_is_lent_before_the_rows_and_returned_before_theirs():
@@ -126,8 +127,14 @@ def test_the_last_stage_exchanges_while_the_first_computes():
 
 def test_the_norm_is_of_all_pieces():
     send = [stage([0], [1], MB)]
-    halves = {(0, 0): [*send, barrier(), *send], (1, 0): [barrier(), *send]}
-    assert exchanged([0, 1, 2, 3], 1, 2, halves) == pytest.approx(6 + 1 + 1)
+    halves = {(0, 0): [*send, barrier(), *send], (1, 0): [barrier(), stage([0], [1], MB, repeat=3)]}
+    assert exchanged([0, 1, 2, 3], 1, 2, halves) == pytest.approx(6 + 1 + 3), "of the last stage, which came first"
+
+
+def test_who_meets_goes_on_when_all_messages_are_there():
+    """One way takes three times as long as the other; nobody sends before."""
+    unequal = stage([0, 1], [1, 0], [MB, 3 * MB], all_together=True)
+    assert exchanged([0, 1], 1, 1, {(0, 0): [unequal, stage([0], [1], MB)]}) == pytest.approx(3 + 3 + 1)
 
 
 def test_a_ring_begins_when_its_ranks_are_there_and_goes_round_on_shared_ports():

@@ -4,12 +4,11 @@ So the traces of a week take as much as those of an hour: 256 steps at the start
 the steps so far. They are the same on all ranks, as no rank decides by anything that it alone knows.
 
 A 124M model on 8 ranks makes a million steps in a week, and every one of them takes 9 kB a rank: 70 GB. By the rule
-above 1,150 of them are kept, 10 MB a rank. A run that is taken up again (--resume) begins anew, with all of its steps.
+above 1,140 of them are kept, 10 MB a rank. A run that is taken up again (--resume) begins anew, with all of its steps.
 """
 
 from collections import deque
-
-import numpy as np
+from statistics import median
 
 from traces.record.files import RunError
 
@@ -70,11 +69,10 @@ class SlowSteps:
         seconds: of the rank that took longest. Until there are enough earlier steps, none stands out.
         """
         self._number += 1
-        regular, usual_s = is_regular(self._number), np.median(self._before) if self._before else seconds
-        is_full = len(self._before) == NEIGHBOURS
+        regular, before = is_regular(self._number), list(self._before)
         self._before.append(seconds)
         self._room += regular / REGULAR_EACH
-        if regular or not is_full or seconds < STANDS_OUT * usual_s or self._room < 1:
+        if regular or self._room < 1 or len(before) < NEIGHBOURS or seconds < STANDS_OUT * median(before):
             return False
         self._room -= 1
         return True
