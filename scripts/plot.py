@@ -19,6 +19,7 @@ from gpt2.errors import UserError
 from gpt2.files import replacing_in
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
+from scripts.settings.command_line import Parser
 from traces import RunError, read_run
 from traces.read.runs import Run
 from traces.verdict.curves import compare_curves
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, written by train.py --out")
     parser.add_argument(
         "--out",

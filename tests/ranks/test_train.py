@@ -184,7 +184,7 @@ def write_model_header(path, *numbers):
 
 MISTAKES = {
     "unknown strategy": (["--strategy", "fastest"], "invalid choice: 'fastest'"),
-    "unknown flag": (["--batchsize", "3"], "unrecognized arguments: --batchsize"),
+    "unknown flag": (["--batchsize", "3"], "--batchsize is no flag: did you mean --batch-size?"),
     "not a number": (["--steps", "many"], "invalid int value: 'many'"),
     "heads": (["--n-head", "3"], "3 heads do not divide 16 channels"),
     "no heads": (["--n-head", "0"], "--n-head is 0"),
