@@ -7,12 +7,16 @@ Python 3.14 calls suggest_on_error is for the values of flags alone.
 import argparse
 import os
 import sys
+import time
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+from scripts.machine.launcher import RANKS, is_first
+
 USER_MISTAKE = 2  # exit code, as argparse's
 DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # what text processors make of "--"
+SPEAKING_S = 0.6  # what others leave to the process that speaks
 SHOWN = 60  # characters of a user's word
 # What nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer call flags of ours that are not spelt alike.
 ELSEWHERE = {
@@ -64,7 +68,16 @@ class Parser(argparse.ArgumentParser):
             message = self._missing(message.rpartition(": ")[2])
         self.end(f"{message} (see {self.prog} --help)")
 
+    def print_help(self, file=None):
+        """Once for all processes of a job."""
+        if is_first(RANKS):
+            super().print_help(file)
+
     def end(self, text: str):
+        """Of a job without MPI yet, the first process speaks; a launcher ends it as soon as another one has ended."""
+        if not is_first(RANKS):
+            time.sleep(SPEAKING_S)
+            self.exit(USER_MISTAKE)
         self.exit(USER_MISTAKE, f"{self.prog}: error: {text}\n")
 
     def _missing(self, names: str) -> str:

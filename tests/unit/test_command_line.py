@@ -65,6 +65,18 @@ def test_a_flag_that_is_missing_may_be_misspelt(capsys):
     assert "--format, --out are missing (see" in mistake(capsys, export.parse, ["run"])
 
 
+def test_one_process_of_a_job_speaks(capsys, monkeypatch):
+    monkeypatch.setattr("scripts.settings.command_line.SPEAKING_S", 0.0)
+    parser = Parser("what it does", prog="it")
+    for rank, words, code in (("0", ["--help"], 0), ("1", ["--help"], 0), ("0", ["--a"], 2), ("1", ["--a"], 2)):
+        monkeypatch.setenv("PMI_RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(words)
+        assert (ended.value.code or 0) == code
+        said = capsys.readouterr()
+        assert bool(said.out + said.err) == (rank == "0")
+
+
 def test_a_subcommand_knows_its_flags(capsys):
     parse, needed = virtual_cluster.parser().parse_args, ["run", "--nodes", "1", "--rate", "1gbit", "--ranks", "1"]
     assert "--burts is no flag: did you mean --burst?" in mistake(capsys, parse, [*needed, "--burts", "1"])
