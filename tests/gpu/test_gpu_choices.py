@@ -23,7 +23,7 @@ def trainer(comm, monkeypatch, shared_path):
 
 TWO_HEADS = ["--n-head", 2, "--n-embd", 128]
 MISTAKES = {
-    "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
+    "no driver": (["--n-head", 2, "--dtype", "bfloat16"], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
     "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
     "heads": (["--n-head", 2], {}, "heads of 32 channels, expected 64 or 128"),
     "one GPU": ([], {"gpus": 1}, "ranks 0, 1 have one GPU on {host}, expected one each"),
