@@ -23,7 +23,7 @@ def trainer(comm, monkeypatch, shared_path):
 
 TWO_HEADS = ["--n-head", 2, "--n-embd", 128]
 MISTAKES = {
-    "no driver": (["--n-head", 2, "--dtype", "bfloat16"], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
+    "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
     "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
     "heads": (["--n-head", 2], {}, "heads of 32 channels, expected 64 or 128"),
     "one GPU": ([], {"gpus": 1}, "ranks 0, 1 have one GPU on {host}, expected one each"),
@@ -237,6 +237,20 @@ def test_parts_that_no_kernel_can_read_are_refused():
             assert_aligned(Layout(config, 1, piece))
     with pytest.raises(UserError, match=r"--tensor-parallel 3 cuts 1024 columns .* so that layer\.0\.fcproj_weight"):
         assert_aligned(Layout(config, 1, pieces((1,), 3)[0]))
+
+
+def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):
+    from scripts.backends import choose
+
+    def no_driver():
+        raise OSError("cudaErrorInsufficientDriver")
+
+    runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=OSError)
+    monkeypatch.setattr(choose, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(choose, "own_gpu", lambda local_rank: 0)
+    layout = Layout(GPT2Config(n_layer=1, n_head=2, n_embd=64, context=8, vocab_size=101))
+    with pytest.raises(UserError, match=r"no GPU \(cudaErrorInsufficientDriver\), expected an NVIDIA GPU"):
+        choose.gpu_kernels(layout, SimpleNamespace(local_rank=0), 1, False)
 
 
 def test_who_shares_a_gpu():
