@@ -8,6 +8,7 @@ A job says it by `say`, as nobody's progress lines are worth a training. Every p
 import atexit
 import os
 import sys
+import warnings
 from contextlib import suppress
 
 BY_CTRL_C = 130  # exit code: what a shell says of a program that Ctrl-C ended
@@ -17,7 +18,10 @@ def open_console() -> None:
     """What stdout's encoding lacks is printed as "?" from here on; a program whose output nobody takes ends in silence.
 
     A full disk behind stdout is one line on stderr. Of a job, install_abort_hook of dist/world.py has the last word.
+    NumPy's warnings of numbers that overflow are not printed, by each rank and thread: whoever checks the loss, the
+    norm or the logits says in one line that they are no numbers.
     """
+    warnings.filterwarnings("ignore", "(overflow|invalid value|divide by zero) encountered", RuntimeWarning)
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # none at all (">&-"), or a test's
             stream.reconfigure(errors="replace")

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,28 @@ def read_bytes(path) -> bytes:
     """Of a regular file. OSError: it is none, or cannot be read."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
+
+
+def user_cache_folder() -> Path | None:
+    """Where this user's programs keep what they would otherwise make again; made where missing. Anybody may empty it.
+
+    In XDG_CACHE_HOME, or ~/.cache (the XDG Base Directory Specification); where that cannot be written, in the
+    machine's folder for temporary files; None where that cannot be written either.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folders = Path(cache, "gpt2-mpi"), Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")
+    return next(filter(_can_keep, folders), None)
+
+
+def _can_keep(folder: Path) -> bool:
+    """Whether files can be written there: tried, as root may write everywhere but to a disk that is read-only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            # Anybody may have made a folder of that name among the temporary files.
+            return folder.stat().st_uid == os.getuid() or folder.parent != Path(tempfile.gettempdir())
+    except OSError:
+        return False
 
 
 def temporary_name(path: Path) -> Path:

@@ -20,7 +20,6 @@ stages of a pipeline, each with its best strategy. --compute-ms is of a step of 
 --from-run takes it from the run, whether its ranks shared models or not. docs/choosing-a-strategy.md reads the table.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from scripts.prediction.asked import Asked, asked_of_run
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
+from scripts.settings.command_line import Parser
 from scripts.settings.split_embedding import rows_of_text
 from scripts.settings.units import bytes_per_s, duration_s, parameter_count, size_in_bytes
 from traces.record.files import RunError
@@ -183,8 +183,8 @@ def described_rows(arguments) -> Rows | None:
     return rows_of_text(sequences * (arguments.seq_len or config.context), config, placement)
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    result = Parser(__doc__)
     add = result.add_argument
     add("--from-run", type=Path, metavar="RUN", help="a run folder: what is not given comes from it")
     add("--nodes", type=int, metavar="M")

@@ -10,7 +10,6 @@ rank checks every sum. A strategy's name may end in /bfloat16 (the wire), /own (
 add with) or /dedicated (the server); a collective's begins with MPI_. Bytes are those of each node's counters.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -52,9 +51,7 @@ def main():
 
 def exchange_parser(description: str, repeat: int) -> OneLineParser:
     """The flags of a benchmark of exchanges. repeat: how many count by default."""
-    parser = OneLineParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(description)
     add = parser.add_argument
     add("--strategies", default="all", metavar="all|LIST", help="by name, with commas (all)")
     add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="of one gradient vector in float32 (8MB)")

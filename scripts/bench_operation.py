@@ -16,7 +16,6 @@ Operations take turns; each number is the median of --repeat. Every sum is check
 like gradients are off in bfloat16, by each collective and by the ring of our own messages.
 """
 
-import argparse
 import statistics
 import time
 from pathlib import Path
@@ -103,9 +102,7 @@ def main():
 
 
 def parse():
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(__doc__)
     add = parser.add_argument
     add("--bytes", type=sizes, default="1MB,64MB", metavar="D[,D2]", help="of one vector in float32 (%(default)s)")
     add("--threads", type=int, default=2, choices=range(1, 1025), metavar="T", help="of `threads` (%(default)s)")

@@ -14,7 +14,6 @@ and how many times the time of "in place" MPI takes. They take turns: each turn 
 another; the numbers are medians over --repeat turns of the slowest rank. Every first sum is checked.
 """
 
-import argparse
 import statistics
 import time
 from contextlib import nullcontext
@@ -60,9 +59,7 @@ def main():
 
 
 def parse():
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(__doc__)
     add = parser.add_argument
     add("--bytes", type=sizes, default="32KB,3MB", metavar="D[,D2]", help="of the rows in float32 (%(default)s)")
     add("--calls", type=repetitions, default=10, metavar="N", help="calls of a turn, one after another (%(default)s)")

@@ -31,6 +31,7 @@ from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import place_of_file
 from scripts.machine.blas import AS_SET
+from scripts.settings.command_line import Parser
 from scripts.step_bench.process import ContenderError, serve
 
 
@@ -55,7 +56,7 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
     parser.add_argument(
         "--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape by name (gpt2-124M)"

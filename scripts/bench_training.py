@@ -11,7 +11,6 @@ from its beginning. A step's computing is that of the same library without excha
 exchange. torch is not a dependency of the project: without it ours is measured alone.
 """
 
-import argparse
 import gc
 import shutil
 import sys
@@ -58,9 +57,7 @@ def main():
 
 
 def parser() -> OneLineParser:
-    result = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    result = OneLineParser(__doc__)
     add = result.add_argument
     add("--contenders", default="all", metavar="all|LIST", help="by name, with ; between them (all)")
     add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each (%(default)s)")

@@ -11,7 +11,6 @@ The flags behind -- go to scripts/train.py in every run. Options of a strategy s
 reduce-bcast/dedicated, hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM stops the run as well.
 """
 
-import argparse
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from dist.console import open_console
 from dist.probe.programs import mpirun_command, mpirun_environment
 from scripts.cluster.program import end_process, end_with, run_process
+from scripts.settings.command_line import Parser
 from strategies import CONTROL, STRATEGIES
 
 SCRIPTS = Path(__file__).parent
@@ -39,7 +39,7 @@ OPTIONS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
     parser.add_argument("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="a list with commas, or all")
     parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")

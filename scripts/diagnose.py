@@ -14,6 +14,7 @@ from pathlib import Path
 from dist.console import open_console
 from gpt2.files import as_json
 from scripts.reports.verdict import as_text, diagnose
+from scripts.settings.command_line import Parser
 from traces import RunError, read_run
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
     parser.add_argument("--json", action="store_true", help="one object instead of text")
     return parser.parse_args(arguments)

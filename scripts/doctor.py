@@ -28,6 +28,7 @@ from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
 from scripts.checkup.report import as_dict, as_text
 from scripts.machine.launcher import RANKS, is_first
+from scripts.settings.command_line import Parser
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
@@ -54,7 +55,7 @@ def main():
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders will be made (runs)")
     add("--model", type=preset_name, choices=PRESETS, help="say whether it fits: memory, shared memory, checkpoints")

@@ -66,9 +66,7 @@ def evaluate(settings, world) -> None:
 
 def parse(arguments=None) -> argparse.Namespace:
     """The flags; a mistake in them ends the program with one line."""
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(__doc__)
     add = parser.add_argument
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")

@@ -20,6 +20,7 @@ from gpt2.files import new_folder, place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
+from scripts.settings.command_line import Parser
 from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
@@ -90,7 +91,7 @@ def export_otf2(settings: argparse.Namespace) -> list[Path]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add(
         "run", metavar="RUN", type=Path, help="a run folder, written by train.py --out; for weights also a PATH of some"

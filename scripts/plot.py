@@ -5,8 +5,9 @@
     python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
 One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages and loss, and RUN/report.html the verdict, all
-pictures and the tables. Several: --out gets comparison, phases, loss, model, each run's timeline and, of runs of
-different size, scaling. Every figure is written as PNG and SVG. What a crashed run lacks is said, the rest is drawn.
+pictures and the tables; with --out DIR all of it goes there. Several: --out gets comparison, phases, loss, model, each
+run's timeline and, of runs of different size, scaling. Every figure is written as PNG and SVG. What a crashed run lacks
+is said, the rest is drawn.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from gpt2.errors import UserError
 from gpt2.files import replacing_in
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
+from scripts.settings.command_line import Parser
 from traces import RunError, read_run
 from traces.read.runs import Run
 from traces.verdict.curves import compare_curves
@@ -34,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs, own_schedule)
         of_one = len(measured) == 1
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
-        for path in plot(measured, settings.out or folder / "plots"):
+        page = (settings.out or settings.runs[0]) / "report.html"
+        for path in plot(measured, settings.out or folder / "plots", page):
             print(path)
     except (RunError, UserError) as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
@@ -47,10 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, written by train.py --out")
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help='default: RUN/plots; of several runs, "plots" beside the first'
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help='for everything; default: RUN/plots, and RUN/report.html; of several runs, "plots" beside the first',
     )
     parser.add_argument(
         "--rounds", metavar="R", type=int, default=1,
@@ -77,8 +83,8 @@ def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
     return merged
 
 
-def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
-    """Draw and save all figures of the runs, and one run's report; returns the files' paths."""
+def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
+    """Draw and save all figures of the runs in the folder, and one run's report as `page`; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports.figures import of_one, of_several
     from scripts.reports.html_page import write_report
@@ -93,7 +99,7 @@ def plot(measured: list[TimedRun], folder: Path) -> list[Path]:
         pictures = {name: next(path for path in pair if path.suffix == ".svg") for name, pair in saved.items()}
         (one,) = measured
         answer = answer_of(one.diagnosis)
-        page, first = one.run.path / "report.html", shown_in(one.diagnosis.finding)
+        first = shown_in(one.diagnosis.finding)
         paths.append(write_report(page, one.figures, answer, pictures, one.run.config, first))
     return paths
 

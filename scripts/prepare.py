@@ -46,6 +46,7 @@ from scripts.preparation.manifest import (
 from scripts.preparation.processes import ordered_map
 from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
+from scripts.settings.command_line import Parser
 from scripts.settings.units import integer, percent
 from scripts.training.signals import INTERRUPTED
 
@@ -167,7 +168,7 @@ def report(folder: Path, manifest: dict) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     token_count, process_count = partial(integer, low=2, high=MAX_COUNT), partial(integer, low=1, high=4096)
     add = parser.add_argument
     add("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")

@@ -28,6 +28,7 @@ from gpt2.formats import weights
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.machine.blas import AS_SET, blas_facts, remark
+from scripts.settings.command_line import Parser
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.training import DTYPES
 
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("model", metavar="RUN|PATH", type=Path, help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--prompt", default="", metavar="TEXT", help="the text to go on with (none: as a document begins)")

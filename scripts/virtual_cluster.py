@@ -13,7 +13,6 @@ network, host name, /dev/shm and processes of its own. What needs more memory th
 says so. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun's, or 2 for a mistake.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from scripts.cluster.hosts import Host, end_clusters, running_hosts
 from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 from scripts.cluster.program import check_command, check_machine, end_with, split_command
+from scripts.settings.command_line import Parser
 from scripts.settings.units import size_in_bytes
 from traces.units import bytes_text, count_text
 
@@ -34,8 +34,8 @@ def main():
     end_with(lambda: run(arguments, command) if arguments.verb == "run" else down(arguments))
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    result = Parser(__doc__)
     verbs = result.add_subparsers(dest="verb", required=True)
     run_flags = verbs.add_parser("run", help="a cluster for one command", usage="%(prog)s FLAGS -- COMMAND...")
     add = run_flags.add_argument

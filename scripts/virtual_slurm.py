@@ -10,7 +10,6 @@ this machine's files. The end comes when the command has ended and no job is lef
 code is the command's, or 2 for a mistake.
 """
 
-import argparse
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, end_clusters
 from scripts.cluster.network import host_addresses
 from scripts.cluster.slurm_daemons import Slurm, running_slurm
+from scripts.settings.command_line import Parser
 from scripts.settings.units import bits_per_s
 
 INSTALL = "(apt-get install slurm-wlm munge libpmix-dev)"
@@ -35,8 +35,8 @@ def main():
     program.end_with(lambda: run(arguments, command))
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    result = Parser(__doc__)
     run_flags = result.add_subparsers(dest="verb", required=True).add_parser(
         "run", help="a SLURM for one command", usage="%(prog)s FLAGS -- COMMAND..."
     )

@@ -1,4 +1,4 @@
-"""Text to token shards: tokenized once, kept in a cache folder under a name that carries the content's hash.
+"""Text to token shards: tokenized once, kept in a folder under a name that carries the content's hash.
 
 The first 90 % of the characters are for training, the rest for validation, each tokenized on its own (as in nanoGPT).
 """
@@ -20,26 +20,24 @@ from gpt2.files import read_bytes
 TRAIN_PERCENT = 90
 
 
-def prepare(
-    text: Path | None, tokenizer_name: str, cache_folder: Path, corpus: str = DEFAULT_CORPUS
-) -> tuple[Path, Path]:
+def prepare(text: Path | None, tokenizer_name: str, folder: Path, corpus: str = DEFAULT_CORPUS) -> tuple[Path, Path]:
     """Paths of the training and the validation shard of a text; to be called by one rank.
 
     `text`: a UTF-8 file; a folder, whose *.txt at any depth are joined, in sorted order, by the tokenizer's end-of-text
     token, or a newline where it has none; or None for the embedded corpus of that name (corpora.py). Everything is held
-    in memory once. The shards <cache_folder>/<stem>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones
+    in memory once. The shards <folder>/<stem>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones
     are there. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
     """
     encoding = load_tokenizer(tokenizer_name)
     name, documents = read_documents(text, corpus)
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
-    paths = tuple(Path(cache_folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
+    paths = tuple(Path(folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
     with suppress(UserError):  # one is missing or damaged: both are written below
         for path in paths:
             open_shard(path)
         return paths
-    with file_errors(cache_folder, "expected a writable folder for token shards; choose another"):
-        Path(cache_folder).mkdir(parents=True, exist_ok=True)
+    with file_errors(folder, "expected a writable folder for token shards; choose another"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
     # Both are made before either is written: a text that is too short leaves no shard behind.
     parts = [join_tokens(part, encoding) for part in split(documents)]
     for kind, tokens in zip(("training", "validation"), parts, strict=True):

@@ -9,11 +9,12 @@ Each format's module has a read_config and a read_parameters; those here choose 
 filled(start, stop) after each range of the layout.
 """
 
+import os
 import re
 from pathlib import Path
 from types import ModuleType
 
-from gpt2.config import GPT2Config
+from gpt2.config import OTHER_NAMES, GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoints, huggingface, llmc
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
@@ -144,7 +145,7 @@ def _in_folder(path: Path) -> tuple[ModuleType, Path]:
     source = "is a folder of source code and " if any(path.glob("*.py")) else ""
     raise UserError(
         f"{path} {source}holds no checkpoints/step-*/model.bin, expected those of a run that ended, or "
-        "model.safetensors of a GPT-2 from transformers: give such a folder, or a .bin file"
+        f"model.safetensors of a GPT-2 from transformers: {_fetch(path) or 'give such a folder, or a .bin file'}"
     )
 
 
@@ -158,7 +159,22 @@ def _in_file(path: Path) -> tuple[ModuleType, Path]:
             begin = file.read(4)
         if begin.startswith(PICKLES):
             raise UserError(f"{path}: a pickle of PyTorch, expected safetensors; {huggingface.CONVERT}")
+    elif not os.path.lexists(path):
+        advice = _fetch(path) or "check the path"
+        raise UserError(
+            f"{path}: No such file or folder, expected a run, a folder of Hugging Face's, or llm.c's .bin: {advice}"
+        )
     return llmc, path
+
+
+def _fetch(path: Path) -> str:
+    """What to do where somebody means one of Hugging Face's models by its name; "" for other names."""
+    if path.name not in OTHER_NAMES:
+        return ""
+    return (
+        f"fetch the weights (hf download openai-community/{path.name} --local-dir weights) and give their folder; the "
+        f"shape alone is --model {path.name}"
+    )
 
 
 def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:

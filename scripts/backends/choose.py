@@ -10,6 +10,7 @@ from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
+from gpt2.kernels.cupy.device import import_cupy, use_gpu
 from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
 from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
@@ -123,9 +124,11 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
 
 def gpu_kernels(layout, world, threads: int, tf32: bool):
     """CuPy's kernels; UserError where they do not run here, or not with this model."""
+    gpu = own_gpu(world.local_rank)
+    use_gpu(import_cupy(), gpu)  # first: where there is none, nothing of the model is in the way
     assert_head_size(layout.config.head_size)
     assert_aligned(layout)
-    kernels = load_kernels("cupy", threads, own_gpu(world.local_rank), tf32)
+    kernels = load_kernels("cupy", threads, gpu, tf32)
     kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
     return kernels
 

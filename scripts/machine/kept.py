@@ -1,22 +1,20 @@
 """Answers that a machine gives once: kept for the user's next programs, and for the other ranks that ask at once.
 
 An answer is a small file, named by a hash of all that it depends on, which it also holds. It lies in the user's cache
-folder, or else in the machine's folder for temporary files. Where neither can be written, everybody finds the answer by
-himself: nobody waits for ever, and nothing ends of it.
+folder (gpt2/files.py). Where there is none, everybody finds the answer by himself: nobody waits for ever, and nothing
+ends of it.
 """
 
 import fcntl
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError
-from gpt2.files import read_bytes, write_json
+from gpt2.files import read_bytes, user_cache_folder, write_json
 
 WAIT_S = 15.0  # for another process that finds the answer; then this one finds it, too
 LOOK_S = 0.02
@@ -42,7 +40,8 @@ def once(name: str, facts: dict, find: Callable[[], dict], is_usable: Callable[[
 def place_of(name: str, facts: dict) -> Path | None:
     """The file of an answer, whether it is there or not; None where nothing can be kept."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return next((folder / f"{name}-{digest}.json" for folder in _folders() if _can_keep(folder)), None)
+    folder = user_cache_folder()
+    return folder and folder / f"{name}-{digest}.json"
 
 
 def read(path: Path | None, facts: dict, is_usable: Callable[[dict], bool]) -> dict | None:
@@ -58,22 +57,6 @@ def write(path: Path | None, facts: dict, answer: dict) -> None:
     with suppress(UserError, OSError):  # a full disk: it is found again
         if path:
             write_json(path, {"facts": facts, "answer": answer})
-
-
-def _folders() -> list[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(cache, "gpt2-mpi"), Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")]
-
-
-def _can_keep(folder: Path) -> bool:
-    """Whether files can be written there: tried, as root may write everywhere but to a disk that is read-only."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            # Anybody may have made a folder of that name among the temporary files.
-            return folder.stat().st_uid == os.getuid() or folder.parent != Path(tempfile.gettempdir())
-    except OSError:
-        return False
 
 
 @contextmanager

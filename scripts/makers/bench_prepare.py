@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist.console import open_console
 from gpt2.data.corpora import python_sources
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.files import write_json
@@ -97,4 +98,5 @@ def texts_of(path: Path):
 
 
 if __name__ == "__main__":
+    open_console()
     main()

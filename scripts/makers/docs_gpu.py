@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+from dist.console import open_console
 from scripts.makers.pages.page import fenced, replace_block
 from scripts.step_bench.gpu import CONTENDERS
 from scripts.step_bench.gpu_table import whole_text
@@ -52,4 +53,5 @@ def measured_on(machine: dict, more: dict | None = None) -> str:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

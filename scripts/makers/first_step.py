@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist.console import open_console
 from gpt2.files import write_json
 from scripts.machine.host import machine, versions
 
@@ -48,4 +49,5 @@ def first_step() -> dict:
 
 
 if __name__ == "__main__":
+    open_console()
     main()

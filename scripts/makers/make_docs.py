@@ -13,6 +13,7 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+from dist.console import open_console
 from scripts.makers.pages.page import FIGURES, Part, replace_block
 
 PARTS = tomllib.loads((Path(__file__).parent / "pages" / "parts.toml").read_text())
@@ -56,4 +57,5 @@ def function_of(name: str):
 
 
 if __name__ == "__main__":
+    open_console()
     main()

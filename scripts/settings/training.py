@@ -14,6 +14,7 @@ from gpt2.pipeline import SCHEDULES
 from scripts.machine.blas import AS_SET
 from scripts.machine.blas_choice import HELP, METAVAR
 from scripts.settings import presets
+from scripts.settings.command_line import Parser
 from strategies import AUTO, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
 
@@ -211,11 +212,11 @@ class Settings:
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """A parser that reports a mistake once for all ranks, in one line, and not once on each of them."""
+class OneLineParser(Parser):
+    """Of a program that runs under MPI: a mistake is one line for all ranks, not one on each of them."""
 
-    def error(self, message):
-        end_with_one_line(start_mpi(), f"{message} (see {self.prog} --help)")
+    def end(self, text: str):
+        end_with_one_line(start_mpi(), text)
 
 
 def flags() -> list:
@@ -225,12 +226,7 @@ def flags() -> list:
 
 def parse_settings(description: str, arguments=None) -> Settings:
     """The settings of a command line. A preset changes the defaults, so flags beside --preset count for more."""
-    parser = OneLineParser(
-        usage="%(prog)s [FLAG ...]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = OneLineParser(description, usage="%(prog)s [FLAG ...]")
     for item in flags():
         if item.name in GROUPS:
             group = parser.add_argument_group(GROUPS[item.name])

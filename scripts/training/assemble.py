@@ -38,7 +38,7 @@ from scripts.training.folder import RUNS, RunFolder, take_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, blas_of_ranks, run_table
-from scripts.training.same_files import check_same_files
+from scripts.training.same_files import check_same_files, made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
 from scripts.training.utilization import Utilization, new_utilization
@@ -166,15 +166,12 @@ def check_room(s, config, world) -> None:
 def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
     """Training and validation windows, checked, and the facts of the former.
 
-    Rank 0 tokenizes a text, if the cache does not hold its tokens yet.
+    Rank 0 tokenizes a text, if neither the user's cache folder nor the one beside the run folder holds its tokens yet.
     """
     patterns = s.train_data, s.val_data
     if not s.train_data:
-        with world.together(UserError):
-            if world.rank == 0:
-                cache = (Path(s.out).parent if s.out else RUNS) / "tokens"
-                patterns = texts.prepare(Path(s.text) if s.text else None, s.tokenizer, cache, s.corpus)
-        patterns = world.comm.bcast([str(path) for path in patterns])
+        prepare = partial(texts.prepare, s.text and Path(s.text), s.tokenizer, corpus=s.corpus)
+        patterns = made_for_all(world, prepare, (Path(s.out).parent if s.out else RUNS) / "tokens")
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
         val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None

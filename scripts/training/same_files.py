@@ -2,14 +2,37 @@
 
 import hashlib
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dist.world import World, end_with_one_line
+from gpt2.errors import UserError
+from gpt2.files import user_cache_folder
 
 SAMPLE_BYTES = 4096
 SAMPLES = 512  # of all files that are compared together: a millisecond where the system has them in memory
 FEWEST_SAMPLES = 4  # of each of them
 NAMED_AT_MOST = 3
+
+
+def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> list[str]:
+    """Paths of the files that rank 0's make(folder=...) leaves in a folder where all ranks see them. Collective.
+
+    In the user's cache folder, so that all runs share them; where that has no room, or another node has another one,
+    in `beside`. The job ends with make's UserError there.
+    """
+    paths = None
+    if world.rank == 0 and (cache := user_cache_folder()):
+        with suppress(UserError):  # a mistake comes again below; what was the folder's fault does not
+            paths = [str(path) for path in make(folder=cache / "tokens")]
+    paths = world.comm.bcast(paths)
+    if paths and all(world.comm.allgather(all(map(os.path.exists, paths)))):
+        return paths
+    with world.together(UserError):
+        if world.rank == 0:
+            paths = [str(path) for path in make(folder=beside)]
+    return world.comm.bcast(paths)
 
 
 def check_same_files(world: World, paths: list[Path]) -> None:

@@ -239,6 +239,20 @@ def test_parts_that_no_kernel_can_read_are_refused():
         assert_aligned(Layout(config, 1, pieces((1,), 3)[0]))
 
 
+def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):
+    from scripts.backends import choose
+
+    def no_driver():
+        raise OSError("cudaErrorInsufficientDriver")
+
+    runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=OSError)
+    monkeypatch.setattr(choose, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(choose, "own_gpu", lambda local_rank: 0)
+    layout = Layout(GPT2Config(n_layer=1, n_head=2, n_embd=64, context=8, vocab_size=101))
+    with pytest.raises(UserError, match=r"no GPU \(cudaErrorInsufficientDriver\), expected an NVIDIA GPU"):
+        choose.gpu_kernels(layout, SimpleNamespace(local_rank=0), 1, False)
+
+
 def test_who_shares_a_gpu():
     from scripts.backends.gpus import shared_gpus
 

@@ -153,6 +153,30 @@ def test_outliers_are_skipped_by_the_z_that_was_asked_for_also_after_a_resume(co
     assert not any(line.get("skipped") for line in log(without))
 
 
+@pytest.mark.ranks(1)
+def test_how_often_lines_are_printed_and_what_traces_may_take(comm, shared_path, data, monkeypatch, capsys):
+    """A run whose traces are full says so at its end, and another one does not."""
+    from scripts.training import assemble
+
+    flags, asked, make = [*data, "--steps", 9, "--trace", "on"], [], assemble.Tracer
+    monkeypatch.setattr("traces.record.recorder.WRITE_AT_STEP_END_NS", 0)
+    for name, most_bytes in (("whole", 10**6), ("full", 100)):
+
+        def noted(*arguments, most_bytes, least=most_bytes, **options):
+            asked.append(most_bytes)
+            return make(*arguments, most_bytes=least, **options)
+
+        monkeypatch.setattr(assemble, "Tracer", noted)
+        train(alone(), shared_path / name, *flags, "--log-every", 4, "--trace-mb", 3)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[1] for line in lines if line.startswith("step ") and "loss" in line] == [
+            "1/9", "4/9", "8/9", "9/9",
+        ]  # fmt: skip
+        endings = [line for line in lines if line.startswith("the traces end before the run, as they are as large as")]
+        assert len(endings) == (name == "full")
+    assert asked == [3e6, 3e6]
+
+
 class Counted:
     """In the place of a communicator's Isend: the bytes of each message."""
 

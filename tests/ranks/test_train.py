@@ -140,17 +140,18 @@ VOCABULARY = ROOT.parent / "shared" / "tiktoken_cache"
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_text(comm, shared_path, tokenizer, monkeypatch):
-    """The second run finds the shards of the first, which are training data like any other."""
+    """A run in another folder finds the shards of the first, which are training data like any other."""
     from dist.world import start_world
 
     if tokenizer == "gpt2" and not VOCABULARY.exists():
         pytest.skip("GPT-2's vocabulary files are not beside the project")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_path / "cache"))
     flags = ["--text", CORPUS, "--tokenizer", tokenizer, "--steps", 2, "--eval-every", 2, "--eval-steps", 1]
-    first, second, third = (shared_path / name for name in "abc")
+    first, second, third = shared_path / "a", shared_path / "elsewhere" / "b", shared_path / "c"
     train_here(start_world(), first, *SMALL, *flags)
     assert log(first)[0]["loss"] == pytest.approx(np.log(50257 if tokenizer == "gpt2" else 256), rel=0.02)
-    shards = sorted((shared_path / "tokens").glob("*.bin"))
+    shards = sorted((shared_path / "cache" / "gpt2-mpi" / "tokens").glob("*.bin"))
     times = [shard.stat().st_mtime_ns for shard in shards]
     assert len(shards) == 2
     train_here(start_world(), second, *SMALL, *flags)
@@ -183,7 +184,7 @@ def write_model_header(path, *numbers):
 
 MISTAKES = {
     "unknown strategy": (["--strategy", "fastest"], "invalid choice: 'fastest'"),
-    "unknown flag": (["--batchsize", "3"], "unrecognized arguments: --batchsize"),
+    "unknown flag": (["--batchsize", "3"], "--batchsize is no flag: did you mean --batch-size?"),
     "not a number": (["--steps", "many"], "invalid int value: 'many'"),
     "heads": (["--n-head", "3"], "3 heads do not divide 16 channels"),
     "no heads": (["--n-head", "0"], "--n-head is 0"),

@@ -49,7 +49,7 @@ ROUNDS = (
         (r"sample\.py", "--tokens 8"),
     ),
     (
-        (r"train\.py --init gpt2/", "--steps 2 --eval-every 0"),
+        (r"train\.py --init weights/", "--steps 2 --eval-every 0"),
         (r"evaluate\.py .*--stride", "--stride 32"),
         (r"evaluate\.py", ""),
     ),
@@ -169,7 +169,7 @@ def folder(tmp_path_factory):
         tokens = np.random.default_rng(0).integers(256, size=2000).astype(np.uint16)
         write_shard(path / "tokens" / f"my_{split}_000000.bin", tokens)
     write_evaluation(path / "hellaswag_val.bin")
-    (path / "gpt2").symlink_to("my-gpt2")
+    (path / "weights").symlink_to("my-gpt2")
     (path / "gpt2_124M.bin").symlink_to("gpt2.bin")
     return path
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,7 @@ def outcome(program: str, *arguments: str, **environment) -> str:
 
 CHOOSE = """
 import sys
+import tempfile
 from scripts.machine import blas_choice
 blas_choice.choose(sys.argv[1:])
 assert "numpy" not in sys.modules
@@ -328,9 +330,9 @@ def test_an_answer_is_to_its_own_facts_and_usable(tmp_path):
 def test_without_a_cache_folder_the_temporary_one_and_else_none(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(kept.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert kept.place_of("answer", {}).parent == tmp_path / f"gpt2-mpi-{os.getuid()}"
-    monkeypatch.setattr(kept.os, "getuid", lambda: -7)  # a folder of that name that is another's
+    monkeypatch.setattr(os, "getuid", lambda: -7)  # a folder of that name that is another's
     assert kept.place_of("answer", {}) is None
     assert kept.once("answer", {}, lambda: {"found": 3}, lambda answer: True) == {"found": 3}
 

@@ -93,3 +93,8 @@ def test_a_job_prints_by_say(path):
     calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     bare = [call.lineno for call in calls if isinstance(call, ast.Name) and call.id == "print"]
     assert not bare or path.name == "console.py", f"lines {bare}: a progress line must not end a job"
+
+
+def test_numbers_that_overflow_are_told_by_who_checks_them():
+    result = run("-c", f"{PROGRAM}import numpy as np\nnp.float32(1e38) * np.float32(1e38)", capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")

@@ -165,7 +165,8 @@ def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):
     assert plot.main([str(run_folder), "--out", str(tmp_path)]) == 0
     names = {path.stem for path in tmp_path.glob("*.svg")}
     assert names == set(CAPTIONS), "each has a caption"
-    report = (run_folder / "report.html").read_text()
+    report = (tmp_path / "report.html").read_text()
+    assert not (run_folder / "report.html").exists(), "--out is for everything"
     assert report.count("<img ") == len(CAPTIONS)
     assert not re.search(r"(src|href)=\"(?!data:)", report), "nothing is loaded from elsewhere"
     assert "What other strategies would take" in report
@@ -233,7 +234,7 @@ def test_a_setting_cannot_break_the_report(run_folder, tmp_path):
     config["settings"]["text"] = "<script>alert(1)</script>"
     (broken / "config.json").write_text(json.dumps(config))
     assert plot.main([str(broken), "--out", str(tmp_path / "plots")]) == 0
-    assert "<script" not in (broken / "report.html").read_text()
+    assert "<script" not in (tmp_path / "plots" / "report.html").read_text()
 
 
 def test_what_a_crashed_run_lacks_is_said_and_the_rest_is_drawn(run_folder, tmp_path, capsys):
@@ -247,7 +248,7 @@ def test_what_a_crashed_run_lacks_is_said_and_the_rest_is_drawn(run_folder, tmp_
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium, which shows the report as a reader sees it")
 def test_a_browser_shows_the_report(run_folder, tmp_path):
     plot.main([str(run_folder), "--out", str(tmp_path)])
-    page = (run_folder / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
     probe = (
         "<script>onload = () => document.title = [...document.images].map(one => one.naturalWidth > 300).join()"
         " + ' ' + (document.body.scrollWidth <= innerWidth)</script></body>"

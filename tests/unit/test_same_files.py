@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from gpt2.data.shards import write_shard
+from gpt2.errors import UserError
 from gpt2.formats import weights
 from scripts.training import same_files
-from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints
+from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints, made_for_all
 from tests.unit.test_huggingface import FIXTURE
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # (node, local rank) of each rank
@@ -152,3 +154,49 @@ def test_the_files_of_weights(tmp_path):
     names = ["config.json", *tensors, "model.safetensors.index.json"]
     assert [path.name for path in weights.files(folder)] == names
     assert [path.name for path in weights.files(folder / tensors[1])] == ["config.json", tensors[1]]
+
+
+class Alone:
+    """A job of one rank; others_see: whether another node has the paths too."""
+
+    rank = 0
+
+    def __init__(self, others_see: bool):
+        self.comm, self.others_see = self, others_see
+
+    def bcast(self, value):
+        return value
+
+    def allgather(self, value) -> list:
+        return [value, self.others_see]
+
+    def together(self, mistake):
+        return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("others_see", "full", "where"), [(True, False, "cache"), (False, False, "beside"), (True, True, "beside")]
+)
+def test_what_a_text_becomes_lies_in_the_users_cache_where_all_see_it(tmp_path, monkeypatch, others_see, full, where):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(folder):
+        if full and folder.is_relative_to(tmp_path / "cache"):
+            raise UserError("no space left on device")
+        folder.mkdir(parents=True)
+        (folder / "a.bin").write_text("")
+        return (folder / "a.bin",)
+
+    (found,) = made_for_all(Alone(others_see), make, tmp_path / "beside")
+    assert Path(found).is_relative_to(tmp_path / where)
+    assert Path(found).exists()
+
+
+def test_a_mistake_in_the_text_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="empty"):
+        made_for_all(Alone(True), refuse, tmp_path / "beside")
+
+
+def refuse(folder):
+    raise UserError("a.txt: the file is empty")

@@ -63,7 +63,9 @@ def test_refuses_what_holds_no_weights(tmp_path):
     assert "holds no checkpoints" in refusal(tmp_path)
     (tmp_path / "model.py").write_text("")
     assert f"{tmp_path} is a folder of source code and holds no checkpoints" in refusal(tmp_path)
-    assert "No such file" in refusal(tmp_path / "absent")
+    assert refusal(tmp_path / "absent").endswith(
+        "expected a run, a folder of Hugging Face's, or llm.c's .bin: check the path"
+    )
     assert "holds no checkpoints" in refusal(new_run(tmp_path / "run"))
     (tmp_path / "text.bin").write_text("To be, or not to be" * 100)
     assert "expected 20240326" in refusal(tmp_path / "text.bin")
@@ -188,3 +190,13 @@ def test_export_refuses(tmp_path, case):
     assert result.returncode == 2
     assert fact in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl"])
+def test_a_name_of_hugging_face_is_no_folder_of_weights(tmp_path, name):
+    """Whether there is such a folder, as gpt2/ of this project's sources, or not."""
+    (tmp_path / "there" / name).mkdir(parents=True)
+    for path in (tmp_path / "there" / name, tmp_path / "openai-community" / name):
+        said = refusal(path)
+        assert f"hf download openai-community/{name} --local-dir weights" in said
+        assert said.endswith(f"--model {name}")

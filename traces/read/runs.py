@@ -180,6 +180,10 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
     """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
+        if not (folder.parent / "config.json").exists():
+            raise RunError(
+                f"{folder.parent} has no config.json and no traces, so it is no run folder; give what --out named"
+            )
         raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
     traces = {}
     for path in found:

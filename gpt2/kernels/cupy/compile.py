@@ -59,8 +59,10 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def cached_code(source: str, storage: str, arch: str, cache: Path) -> bytes:
-    """compile_cubin's machine code, from a file of `cache` if these very sources were compiled before."""
+def cached_code(source: str, storage: str, arch: str, cache: Path | None) -> bytes:
+    """compile_cubin's machine code, from a file of `cache`, if these very sources were compiled before."""
+    if cache is None:
+        return compile_cubin(source, storage, arch).code
     path = _cached_file(source, storage, arch, cache)
     if not path.exists():
         keep_code(compile_cubin(source, storage, arch).code, source, storage, arch, cache)

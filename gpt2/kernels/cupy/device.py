@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.errors import UserError
+from gpt2.files import user_cache_folder
 from gpt2.kernels.cupy.compile import cached_code
 from gpt2.kernels.cupy.cublaslt import CublasLt
 from gpt2.kernels.cupy.cudnn_attention import CudnnAttention
@@ -20,7 +21,6 @@ from gpt2.kernels.cupy.matmul import Matmul
 OLDEST_CAPABILITY = 80  # 8.0: bfloat16 on tensor cores, and asynchronous copies
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for cuBLAS on Hopper
 TIMED_RUNS = 3
-CACHE = Path.home() / ".cache" / "gpt2-mpi"
 
 
 class Device:
@@ -28,7 +28,8 @@ class Device:
 
     tf32: float32 products with 10 bits of mantissa, on tensor cores. epilogues: whether GELUs and bias gradients are
     made in those of products, where that is "faster", "always" or "never". attention: in bfloat16 by "cudnn", by our
-    "own" kernels, or by the "faster" of them, if cuDNN is installed. cache: the folder for compiled kernels.
+    "own" kernels, or by the "faster" of them, if cuDNN is installed. cache: the folder for compiled kernels, the
+    user's where None.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Device:
         tf32: bool = False,
         epilogues: str = "faster",
         attention: str = "faster",
-        cache: Path = CACHE,
+        cache: Path | None = None,
     ):
         self.cupy = cupy = import_cupy()
-        self.arch = _use_gpu(cupy, index)
-        self._cache = cache
+        self.arch = use_gpu(cupy, index)
+        self._cache = cache or user_cache_folder()
         self._functions, self._modules, self._shared_bytes = {}, {}, {}
         self._scratch, self._uploads, self._constants = {}, {}, {}
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -215,7 +216,7 @@ def architecture(capability: str) -> str:
     return "sm_90a" if capability == "90" else f"sm_{capability}"
 
 
-def _use_gpu(cupy, index: int) -> str:
+def use_gpu(cupy, index: int) -> str:
     """Make the GPU current and return its architecture; UserError where there is none, or it is too old."""
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from gpt2.errors import UserError
+from gpt2.files import user_cache_folder
 from gpt2.kernels.cupy import Device, launch
 from gpt2.kernels.cupy.compile import SOURCES, STORAGES, compile_cubin, keep_code, nvrtc_version
-from gpt2.kernels.cupy.device import CACHE
 from scripts.machine.gpu import PACKAGES, copy_rate, gpu_facts, random_on_gpu
 
 
@@ -49,7 +49,7 @@ def compile_all(sizes):
         for storage in STORAGES:
             start = time.perf_counter()
             cubin = compile_cubin(source, storage, device.arch)
-            keep_code(cubin.code, source, storage, device.arch, CACHE)
+            keep_code(cubin.code, source, storage, device.arch, user_cache_folder())
             lines.append(f"{source} {storage}: {time.perf_counter() - start:.1f} s")
             for kernel, taken in cubin.resources.items():
                 kernels[f"{kernel} {storage}"] = vars(taken)

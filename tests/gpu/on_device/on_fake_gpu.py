@@ -5,6 +5,7 @@
 BUILD: a folder for the shim's compiled kernels, filled as they are needed.
 """
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -30,8 +31,12 @@ def install(monkeypatch, build: Path) -> None:
 
 
 if __name__ == "__main__":
-    _, build, script, *arguments = sys.argv
-    sys.argv[:] = [script, *arguments]
-    sys.path[:1] = [str(Path(script).parent), str(ROOT)]
-    install(pytest.MonkeyPatch(), Path(build))
-    runpy.run_path(script, run_name="__main__")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", metavar="BUILD", type=Path)
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    asked = parser.parse_args()
+    sys.argv[:] = [asked.script, *asked.arguments]
+    sys.path[:1] = [str(Path(asked.script).parent), str(ROOT)]
+    install(pytest.MonkeyPatch(), asked.build)
+    runpy.run_path(asked.script, run_name="__main__")
