@@ -1,0 +1,205 @@
+"""One screen of a run that trains, in so many columns and lines: words and blocks that need no colours.
+
+From the top: which run and how far; the verdict; the loss; each rank's step; each node's ports. Where not all ranks
+have room, those that compute longest are shown. What is over is left to the curve, which is as high as there is room.
+"""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from scripts.training.step_records import STANDS_OUT, slowest
+from scripts.watching.curve import Signs, curve_lines
+from scripts.watching.run_state import RunState
+from traces.read.waits import STATES
+from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
+from traces.verdict.summary import wait_table
+
+LEAST_CURVE, MOST_CURVE = 4, 14  # lines
+MOST_VERDICT = 4  # lines
+BAR = 20  # columns of a bar beside numbers
+WIDE = 120  # columns from which ranks and ports stand beside each other
+GAP = 3  # columns between them
+PARTS = ("computes", "moves data", "waits", "other")
+STRONG = "bold"
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """Milliseconds of a rank's median step, that add up to it about."""
+
+    rank: int
+    host: str
+    parts: tuple[float, float, float, float]  # computing, moving data, waiting for others, all else
+
+
+def screen(state: RunState, columns: int, lines: int, signs: Signs) -> Group:
+    """What is printed: at most so many lines, none longer than so many columns."""
+    head = [*_head(state, columns, signs), *_verdict(state, columns)]
+    below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), signs)
+    height = min(MOST_CURVE, max(LEAST_CURVE, lines - len(head) - len(below) - 2))
+    shown = [*head, *_loss(state, columns, height, signs), *below][:lines]
+    return Group(*(_line(line, columns) for line in shown))
+
+
+def _line(line: str | Text, columns: int) -> Text:
+    text = line if isinstance(line, Text) else Text(line)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    text.truncate(columns, overflow="ellipsis")
+    return text
+
+
+def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
+    """Which run, how far it is, how fast, and whether it stands still."""
+    settings, places = state.config.get("settings", {}), state.config.get("ranks") or []
+    what = [settings["strategy"]] if "strategy" in settings else []
+    nodes = len({place["node"] for place in places})
+    what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
+    word = state.word.upper()
+    name = f"{state.path}  {', '.join(what)}"[: max(0, columns - len(word) - 2)]
+    title = Text(f"{name:<{columns - len(word)}}{word}", STRONG)
+    lines = [title, _progress(state, columns, signs), _speed(state)]
+    return [*lines, Text(f"STALLED: {state.stall}", "reverse")] if state.stall else lines
+
+
+def _progress(state: RunState, columns: int, signs: Signs) -> str:
+    step = state.log[-1]["step"] if state.log else 0
+    if state.steps is None:
+        return "no step yet"
+    resumed = state.config.get("resumed_step")
+    times = [f"{duration_text(state.elapsed_s)} elapsed" if state.elapsed_s is not None else ""]
+    times += [f"since step {resumed}" if resumed and times[0] else ""]
+    times += [f"about {duration_text(state.remaining_s)} left" if state.remaining_s is not None else ""]
+    done = step / max(1, state.steps)
+    before, after = f"step {step}/{state.steps} ", f" {done:4.0%}  {', '.join(filter(None, times))}"
+    return before + signs.bar(done, max(4, min(60, columns - len(before) - len(after)))) + after
+
+
+def _speed(state: RunState) -> str:
+    if not state.log:
+        return ""
+    last, recent = state.log[-1], state.log[-20:]
+    parts = []
+    for name, text in (("step_s", seconds_text), ("tokens_per_s", lambda rate: f"{rate:,.0f} tokens/s")):
+        if values := [row[name] for row in recent if name in row]:
+            parts.append(("a step takes " if name == "step_s" else "") + text(float(np.median(values))))
+    if "mfu" in last:
+        parts.append(f"MFU {mfu_text(last['mfu'], 'peak_underestimated' in last)}")
+    parts += [f"gradient norm {last['grad_norm']:.3g}"] if "grad_norm" in last else []
+    parts += [f"lr {last['lr']:.1e}"] if "lr" in last else []
+    return "  ".join(parts)
+
+
+def _verdict(state: RunState, columns: int) -> list[Text | str]:
+    """The verdict's sentence, of the last traced steps; as much of it as has room."""
+    if state.answer is None:
+        return ["", f"verdict so far: {state.unmeasured}"]
+    steps = state.measured.times.steps
+    head = f"verdict so far, by steps {steps[0]} to {steps[-1]}: " if len(steps) > 1 else "verdict so far: "
+    kind = state.answer["bottleneck"]["kind"]
+    said = "" if kind == "none" else f"{kind}: "
+    lines = wrap(head + said + state.answer["verdict"], columns)
+    if len(lines) > MOST_VERDICT:
+        lines = [*lines[: MOST_VERDICT - 1], lines[MOST_VERDICT - 1][: columns - 4] + " ..."]
+    return ["", *(Text(line, STRONG) for line in lines)]
+
+
+def _loss(state: RunState, columns: int, height: int, signs: Signs) -> list[Text | str]:
+    rows = [(row["step"], row["loss"]) for row in state.log if "loss" in row]
+    if not rows:
+        return ["", "loss: no step yet"]
+    title = f"loss {rows[-1][1]:.4f} after step {rows[-1][0]}"
+    if found := [row for row in state.log if "val_loss" in row]:
+        title += f", validation {found[-1]['val_loss']:.4f} after step {found[-1]['step']}"
+    return ["", title, *curve_lines(rows, columns, height - 1, signs)] if height > 1 else ["", title]
+
+
+def _below(state: RunState, columns: int, room: int, signs: Signs) -> list[Text | str]:
+    """Ranks and nodes, in at most `room` lines."""
+    if state.measured is None:
+        return []
+    rows, nodes = rank_rows(state), [row for row in state.answer["evidence"]["nodes"] if "bytes_a_step" in row]
+    room -= 1  # the empty line before
+    if columns >= WIDE and nodes:
+        width = (columns - GAP) // 2
+        left, right = _ranks(state, rows, width, room, signs), _ports(nodes, width, room, signs)
+        return ["", *(f"{one[:width]:<{width + GAP}}{other}" for one, other in zip_longest(left, right, fillvalue=""))]
+    for_nodes = min(len(nodes) + 1, max(3, room // 2)) if nodes else 0
+    ranks = _ranks(state, rows, columns, room - for_nodes, signs)
+    return ["", *ranks, *(_ports(nodes, columns, room - len(ranks), signs) if nodes else [])]
+
+
+def rank_rows(state: RunState) -> list[RankRow]:
+    """Of each rank, by wait_table: what is shown of its median step."""
+    measured = state.measured
+    table, run = wait_table(measured), measured.run
+    zeros = np.zeros(len(run.ranks))
+    waiting = sum((table[name] for name in STATES if name in table), zeros)
+    moving = table.get("transfer", zeros) + table.get("copies", zeros)
+    rest = table.get("data", zeros) + table.get("other", zeros)
+    columns = zip(table.get("computing", zeros), moving, waiting, rest, strict=True)
+    hosts = [run.hosts[node] for node in run.rank_nodes]
+    return [
+        RankRow(rank, host, tuple(map(float, parts)))
+        for rank, host, parts in zip(run.rank_numbers, hosts, columns, strict=True)
+    ]
+
+
+def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | None:
+    """The rank that clearly computes longer than the others of its stage, and by which share; None without one."""
+    compute = [row.parts[0] if row.parts[0] > 0 else np.nan for row in rows]
+    found = slowest(compute, [stage for (stage,) in state.measured.run.places_in("stage")])
+    if not found or found["slowest_excess"] < STANDS_OUT:
+        return None
+    return rows[found["slowest_rank"]].rank, found["slowest_excess"]
+
+
+def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, signs: Signs) -> list[str]:
+    """A head, and a line a rank in so many lines together."""
+    slow, shown = slowest_rank(rows, state), rows
+    if len(rows) > room - 1:
+        longest = sorted(rows, key=lambda row: -row.parts[0])[: max(1, room - 2)]
+        shown = sorted(longest, key=lambda row: row.rank)
+    host = max(4, *(len(row.host) for row in shown))
+    longest_ms = max(sum(row.parts) for row in rows)
+    width = max(8, columns - (7 + host + 3 * 10 + 2))
+    key = "  ".join(f"{sign} {name}" for sign, name in zip(signs.parts, PARTS, strict=True))
+    lines = [f"{'rank':<6} {'host':<{host}}{'computes':>10}{'moves':>10}{'waits':>10}  {key}"]
+    for row in shown:
+        is_slow = slow is not None and row.rank == slow[0]
+        cells = "".join(f"{short_ms(ms, 3)} ms".rjust(10) for ms in row.parts[:3])
+        mark = f" SLOWEST, +{slow[1]:.0%}" if is_slow else ""
+        bar = signs.stacked(row.parts, longest_ms, width - (len(" SLOWEST, +100%") if slow else 0))
+        lines.append(f"{row.rank:<6} {row.host:<{host}}{cells}  {bar}{mark}")
+    if len(shown) < len(rows):
+        lines.append(f"and {count_text(len(rows) - len(shown), 'rank')} that compute less long")
+    return lines
+
+
+def _ports(nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str]:
+    """A head, and a line a node in so many lines together; the fullest ports where not all have room."""
+    shown = nodes
+    if len(nodes) > room - 1:
+        fullest = sorted(nodes, key=lambda row: -max(row["bytes_a_step"].values()))[: max(1, room - 2)]
+        shown = sorted(fullest, key=lambda row: row["node"])
+    host = max(4, *(len(row["host"]) for row in shown))
+    width = max(4, min(BAR, (columns - host) // 2 - 28))
+    lines = [f"{'port':<{host}}  a step, and in the busiest exchange how much of what the link carries"]
+    for row in shown:
+        cells = [_port(row, way, width, signs) for way in ("in", "out")]
+        lines.append(f"{row['host']:<{host}}  {'  '.join(cells)}")
+    if len(shown) < len(nodes):
+        lines.append(f"and {count_text(len(nodes) - len(shown), 'node')} whose ports carry less")
+    return lines
+
+
+def _port(row: dict, way: str, width: int, signs: Signs) -> str:
+    text = f"{way:<3} {bytes_text(row['bytes_a_step'][way]):>9} "
+    used, rate = row.get("link_used", {}).get(way), row.get("link_bytes_per_s", {}).get(way)
+    if used is None or not np.isfinite(used):
+        return f"{text:<{width + 27}}"
+    return f"{text}{signs.bar(used, width)} {min(9.99, used):4.0%} of {bytes_text(rate, 2)}/s"
