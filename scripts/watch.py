@@ -73,31 +73,35 @@ def show(settings: argparse.Namespace) -> int:
 
     from scripts.watching.run_state import ENDED, FINISHED, Watcher
 
-    watcher, state, ended_at = Watcher(settings.run), None, None
+    watcher, ended_at = Watcher(settings.run), None
     state = watcher.look()  # a mistake is said before the screen changes
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        took_s = 0.0
         while state.word != FINISHED:
             begun = time.monotonic()
             live.update(drawn(console, state), refresh=True)
             ended_at = (ended_at or begun) if state.word == ENDED else None
             if ended_at is not None and begun - ended_at >= settings.patience:
                 break
-            took_s = time.monotonic() - begun
             time.sleep(max(settings.every, took_s / LONGEST_SHARE))
+            begun = time.monotonic()
             state = watcher.look()
+            took_s = time.monotonic() - begun
     print_state(console, state)
     return 0 if state.word == FINISHED else 1
 
 
-def drawn(console, state):
+def drawn(console, state, spare: int = 0):
+    """What fills the console, but for so many spare lines."""
     from scripts.watching.curve import signs_for
     from scripts.watching.screen import screen
 
-    return screen(state, console.width, console.height, signs_for(console.encoding))
+    return screen(state, console.width, console.height - spare, signs_for(console.encoding))
 
 
 def print_state(console, state) -> None:
-    console.print(drawn(console, state))
+    """What stays: with a line below for who goes on typing."""
+    console.print(drawn(console, state, spare=1))
 
 
 if __name__ == "__main__":

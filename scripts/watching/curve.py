@@ -52,7 +52,8 @@ def signs_for(encoding: str | None) -> Signs:
 def curve_lines(points: list[tuple[int, float]], columns: int, height: int, signs: Signs) -> list[str]:
     """A curve of (step, value) in so many lines, the last of which holds the first and the last step.
 
-    A column shows the median of its values. What is no number is left out; without any number there is no curve.
+    A column shows the median of its values, or lies on a line between its neighbours. What is no number is left out;
+    without any number there is no curve.
     """
     steps, values = np.array(points, float).T
     steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
@@ -60,26 +61,23 @@ def curve_lines(points: list[tuple[int, float]], columns: int, height: int, sign
     if not len(values) or rows < 1 or width < 4:
         return ["no finite loss"] if not len(values) else []
     across, down = (2, 4) if signs.has_dots else (1, 1)
-    medians = _medians(steps, values, width * across)
-    low, high = np.nanmin(medians), np.nanmax(medians)
+    medians = _columns(steps, values, width * across)
+    low, high = medians.min(), medians.max()
     places = (high - medians) / max(high - low, 1e-12) * (rows * down - 1)
     dots = np.zeros((rows * down, width * across), bool)
-    for column in np.flatnonzero(np.isfinite(places)):
-        dots[round(float(places[column])), column] = True
-    text = _braille(dots) if signs.has_dots else ["".join(" *"[dot] for dot in row) for row in dots]
+    dots[np.rint(places).astype(int), np.arange(width * across)] = True
+    text = _braille(dots) if signs.has_dots else ["".join("*" if dot else " " for dot in row) for row in dots]
     labels = [f"{high:.4g}", *[""] * (rows - 2), f"{low:.4g}"][:rows]
     axis = f"{'step':>{LABEL}}  {steps[0]:.0f}".ljust(columns - len(f"{steps[-1]:.0f}")) + f"{steps[-1]:.0f}"
     return [f"{label:>{LABEL}}  {line.rstrip()}" for label, line in zip(labels, text, strict=True)] + [axis]
 
 
-def _medians(steps: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """(count,) medians of the values of each column; nan where it has none."""
+def _columns(steps: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """(count,) medians of the values of each column; a straight line over those that have none."""
     span = max(steps[-1] - steps[0], 1.0)
-    column = np.minimum((steps - steps[0]) / span * count, count - 1).astype(int)
-    found = np.full(count, np.nan)
-    for one in np.unique(column):
-        found[one] = np.median(values[column == one])
-    return found
+    column = np.rint((steps - steps[0]) / span * (count - 1)).astype(int)
+    used = np.unique(column)
+    return np.interp(np.arange(count), used, [np.median(values[column == one]) for one in used])
 
 
 def _braille(dots: np.ndarray) -> list[str]:

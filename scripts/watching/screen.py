@@ -4,6 +4,7 @@ From the top: which run and how far; the verdict; the loss; each rank's step; ea
 have room, those that compute longest are shown. What is over is left to the curve, which is as high as there is room.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
@@ -19,12 +20,12 @@ from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
 from traces.verdict.summary import wait_table
 
-LEAST_CURVE, MOST_CURVE = 4, 14  # lines
+LEAST_CURVE, MOST_CURVE = 4, 30  # lines
 MOST_VERDICT = 4  # lines
 BAR = 20  # columns of a bar beside numbers
 WIDE = 120  # columns from which ranks and ports stand beside each other
 GAP = 3  # columns between them
-PARTS = ("computes", "moves data", "waits", "other")
+PARTS = ("computes", "moves", "waits", "other")
 STRONG = "bold"
 
 
@@ -159,47 +160,44 @@ def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | No
 
 
 def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, signs: Signs) -> list[str]:
-    """A head, and a line a rank in so many lines together."""
-    slow, shown = slowest_rank(rows, state), rows
-    if len(rows) > room - 1:
-        longest = sorted(rows, key=lambda row: -row.parts[0])[: max(1, room - 2)]
-        shown = sorted(longest, key=lambda row: row.rank)
-    host = max(4, *(len(row.host) for row in shown))
-    longest_ms = max(sum(row.parts) for row in rows)
-    width = max(8, columns - (7 + host + 3 * 10 + 2))
-    key = "  ".join(f"{sign} {name}" for sign, name in zip(signs.parts, PARTS, strict=True))
-    lines = [f"{'rank':<6} {'host':<{host}}{'computes':>10}{'moves':>10}{'waits':>10}  {key}"]
-    for row in shown:
-        is_slow = slow is not None and row.rank == slow[0]
+    """A head, and a line a rank, in so many lines together."""
+    slow, longest_ms = slowest_rank(rows, state), max(sum(row.parts) for row in rows)
+    shown = _fitting(rows, room - 1, lambda row: row.parts[0], lambda row: row.rank)
+    names = [f"rank {row.rank} {row.host}" for row in shown]
+    head = "rank" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} ranks"
+    left = max(map(len, [head, *names]))
+    key = " ".join(f"{sign} {name}" for sign, name in zip(signs.parts, PARTS, strict=True))
+    lines = [f"{head:<{left}}{'computes':>10}{'moves':>10}{'waits':>10}  {key}"]
+    width = max(8, columns - left - 3 * 10 - 2 - (len(" SLOWEST, +100%") if slow else 0))
+    for row, name in zip(shown, names, strict=True):
         cells = "".join(f"{short_ms(ms, 3)} ms".rjust(10) for ms in row.parts[:3])
-        mark = f" SLOWEST, +{slow[1]:.0%}" if is_slow else ""
-        bar = signs.stacked(row.parts, longest_ms, width - (len(" SLOWEST, +100%") if slow else 0))
-        lines.append(f"{row.rank:<6} {row.host:<{host}}{cells}  {bar}{mark}")
-    if len(shown) < len(rows):
-        lines.append(f"and {count_text(len(rows) - len(shown), 'rank')} that compute less long")
+        mark = f" SLOWEST, +{slow[1]:.0%}" if slow and row.rank == slow[0] else ""
+        lines.append(f"{name:<{left}}{cells}  {signs.stacked(row.parts, longest_ms, width)}{mark}")
     return lines
 
 
+def _fitting(rows: list, room: int, weight: Callable, place: Callable) -> list:
+    """The heaviest rows that have room, one in any case, in the order of their places."""
+    return sorted(sorted(rows, key=weight, reverse=True)[: max(1, room)], key=place)
+
+
 def _ports(nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str]:
-    """A head, and a line a node in so many lines together; the fullest ports where not all have room."""
-    shown = nodes
-    if len(nodes) > room - 1:
-        fullest = sorted(nodes, key=lambda row: -max(row["bytes_a_step"].values()))[: max(1, room - 2)]
-        shown = sorted(fullest, key=lambda row: row["node"])
-    host = max(4, *(len(row["host"]) for row in shown))
-    width = max(4, min(BAR, (columns - host) // 2 - 28))
-    lines = [f"{'port':<{host}}  a step, and in the busiest exchange how much of what the link carries"]
+    """A head, and a line a node, in so many lines together; the fullest ports where not all have room."""
+    shown = _fitting(nodes, room - 1, lambda row: max(row["bytes_a_step"].values()), lambda row: row["node"])
+    head = "port" if len(shown) == len(nodes) else f"{len(shown)} of {len(nodes)} ports"
+    left = max(map(len, [head, *(row["host"] for row in shown)]))
+    width = max(4, min(BAR, (columns - left - 62) // 2))
+    lines = [f"{head:<{left}}  in and out a step; how much of its link's rate, at its busiest"]
     for row in shown:
         cells = [_port(row, way, width, signs) for way in ("in", "out")]
-        lines.append(f"{row['host']:<{host}}  {'  '.join(cells)}")
-    if len(shown) < len(nodes):
-        lines.append(f"and {count_text(len(nodes) - len(shown), 'node')} whose ports carry less")
+        rates = [bytes_text(row["link_bytes_per_s"][way], 2) for way in ("in", "out") if "link_bytes_per_s" in row]
+        link = f"{' and '.join(dict.fromkeys(rates))}/s" if rates else ""
+        lines.append(f"{row['host']:<{left}}  {'  '.join(cells)}  {link}")
     return lines
 
 
 def _port(row: dict, way: str, width: int, signs: Signs) -> str:
-    text = f"{way:<3} {bytes_text(row['bytes_a_step'][way]):>9} "
-    used, rate = row.get("link_used", {}).get(way), row.get("link_bytes_per_s", {}).get(way)
+    text, used = f"{way:<3} {bytes_text(row['bytes_a_step'][way]):>9} ", row.get("link_used", {}).get(way)
     if used is None or not np.isfinite(used):
-        return f"{text:<{width + 27}}"
-    return f"{text}{signs.bar(used, width)} {min(9.99, used):4.0%} of {bytes_text(rate, 2)}/s"
+        return f"{text:<{width + 19}}"
+    return f"{text}{signs.bar(used, width)} {min(9.99, used):4.0%}"
