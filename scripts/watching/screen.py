@@ -21,10 +21,11 @@ from traces.units import bytes_text, count_text, duration_text, mfu_text, second
 from traces.verdict.summary import wait_table
 
 LEAST_CURVE, MOST_CURVE = 4, 30  # lines
-MOST_VERDICT = 4  # lines
+MOST_VERDICT, MOST_STALL = 4, 2  # lines
 BAR = 20  # columns of a bar beside numbers
 WIDE = 120  # columns from which ranks and ports stand beside each other
 GAP = 3  # columns between them
+ALIKE = 0.1  # a link's rates in and out, of which one is said then
 PARTS = ("computes", "moves", "waits", "other")
 STRONG = "bold"
 
@@ -64,7 +65,8 @@ def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
     name = f"{state.path}  {', '.join(what)}"[: max(0, columns - len(word) - 2)]
     title = Text(f"{name:<{columns - len(word)}}{word}", STRONG)
     lines = [title, _progress(state, columns, signs), _speed(state)]
-    return [*lines, Text(f"STALLED: {state.stall}", "reverse")] if state.stall else lines
+    said = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
+    return [*lines, *(Text(line, "reverse") for line in said)]
 
 
 def _progress(state: RunState, columns: int, signs: Signs) -> str:
@@ -190,10 +192,16 @@ def _ports(nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str
     lines = [f"{head:<{left}}  in and out a step; how much of its link's rate, at its busiest"]
     for row in shown:
         cells = [_port(row, way, width, signs) for way in ("in", "out")]
-        rates = [bytes_text(row["link_bytes_per_s"][way], 2) for way in ("in", "out") if "link_bytes_per_s" in row]
-        link = f"{' and '.join(dict.fromkeys(rates))}/s" if rates else ""
-        lines.append(f"{row['host']:<{left}}  {'  '.join(cells)}  {link}")
+        lines.append(f"{row['host']:<{left}}  {'  '.join(cells)}  {_link(row.get('link_bytes_per_s'))}")
     return lines
+
+
+def _link(rates: dict | None) -> str:
+    """ "48 MB/s"; where the two ways differ, "12 MB/s, 48 MB/s"."""
+    if rates is None:
+        return ""
+    shown = [rates["in"], rates["out"]] if abs(rates["in"] / rates["out"] - 1) > ALIKE else [rates["in"]]
+    return ", ".join(f"{bytes_text(rate, 2)}/s" for rate in shown)
 
 
 def _port(row: dict, way: str, width: int, signs: Signs) -> str:
