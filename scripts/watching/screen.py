@@ -62,7 +62,11 @@ def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
     nodes = len({place["node"] for place in places})
     what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
     word = state.word.upper()
-    name = f"{state.path}  {', '.join(what)}"[: max(0, columns - len(word) - 2)]
+    path, what = str(state.path), f"  {', '.join(what)}"
+    room = max(1, columns - len(word) - 2 - len(what))
+    name = f"{path if len(path) <= room else '...' + path[-max(0, room - 3) :]}{what}"[
+        : max(0, columns - len(word) - 2)
+    ]
     title = Text(f"{name:<{columns - len(word)}}{word}", STRONG)
     lines = [title, _progress(state, columns, signs), _speed(state)]
     said = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
@@ -118,7 +122,7 @@ def _loss(state: RunState, columns: int, height: int, signs: Signs) -> list[Text
     title = f"loss {rows[-1][1]:.4f} after step {rows[-1][0]}"
     if found := [row for row in state.log if "val_loss" in row]:
         title += f", validation {found[-1]['val_loss']:.4f} after step {found[-1]['step']}"
-    return ["", title, *curve_lines(rows, columns, height - 1, signs)] if height > 1 else ["", title]
+    return ["", title, *curve_lines(rows, columns, height, signs)]
 
 
 def _below(state: RunState, columns: int, room: int, signs: Signs) -> list[Text | str]:
