@@ -1,7 +1,8 @@
 """One screen of a run that trains, in so many columns and lines: words and blocks that need no colours.
 
-From the top: which run and how far; the verdict; the loss; each rank's step; each node's ports. Where not all ranks
-have room, those that compute longest are shown. What is over is left to the curve, which is as high as there is room.
+From the top: which run and how far; the verdict; the loss; each rank's step; each node's ports. Where not all have
+room, those are shown that the verdict accuses, then ranks that compute longest and nodes whose ports are fullest. The
+curve is as high as the rest leaves room.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def screen(state: RunState, columns: int, lines: int, signs: Signs) -> Group:
 
 
 def _line(line: str | Text, columns: int) -> Text:
-    text = line if isinstance(line, Text) else Text(line)
+    text = line if isinstance(line, Text) else Text(line.rstrip())
     text.no_wrap, text.overflow = True, "ellipsis"
     text.truncate(columns, overflow="ellipsis")
     return text
@@ -133,11 +134,11 @@ def _below(state: RunState, columns: int, room: int, signs: Signs) -> list[Text 
     room -= 1  # the empty line before
     if columns >= WIDE and nodes:
         width = (columns - GAP) // 2
-        left, right = _ranks(state, rows, width, room, signs), _ports(nodes, width, room, signs)
+        left, right = _ranks(state, rows, width, room, signs), _ports(state, nodes, width, room, signs)
         return ["", *(f"{one[:width]:<{width + GAP}}{other}" for one, other in zip_longest(left, right, fillvalue=""))]
     for_nodes = min(len(nodes) + 1, max(3, room // 2)) if nodes else 0
     ranks = _ranks(state, rows, columns, room - for_nodes, signs)
-    return ["", *ranks, *(_ports(nodes, columns, room - len(ranks), signs) if nodes else [])]
+    return ["", *ranks, *(_ports(state, nodes, columns, room - len(ranks), signs) if nodes else [])]
 
 
 def rank_rows(state: RunState) -> list[RankRow]:
@@ -168,7 +169,8 @@ def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | No
 def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, signs: Signs) -> list[str]:
     """A head, and a line a rank, in so many lines together."""
     slow, longest_ms = slowest_rank(rows, state), max(sum(row.parts) for row in rows)
-    shown = _fitting(rows, room - 1, lambda row: row.parts[0], lambda row: row.rank)
+    accused = state.answer["bottleneck"]["rank"]
+    shown = _fitting(rows, room - 1, lambda row: (row.rank == accused, row.parts[0]), lambda row: row.rank)
     names = [f"rank {row.rank} {row.host}" for row in shown]
     head = "rank" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} ranks"
     left = max(map(len, [head, *names]))
@@ -187,9 +189,14 @@ def _fitting(rows: list, room: int, weight: Callable, place: Callable) -> list:
     return sorted(sorted(rows, key=weight, reverse=True)[: max(1, room)], key=place)
 
 
-def _ports(nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str]:
-    """A head, and a line a node, in so many lines together; the fullest ports where not all have room."""
-    shown = _fitting(nodes, room - 1, lambda row: max(row["bytes_a_step"].values()), lambda row: row["node"])
+def _ports(state: RunState, nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str]:
+    """A head, and a line a node, in so many lines together."""
+    accused = state.answer["bottleneck"]["node"]
+
+    def weight(row: dict) -> tuple:
+        return row["node"] == accused, max(row.get("link_used", row["bytes_a_step"]).values())
+
+    shown = _fitting(nodes, room - 1, weight, lambda row: row["node"])
     head = "port" if len(shown) == len(nodes) else f"{len(shown)} of {len(nodes)} ports"
     left = max(map(len, [head, *(row["host"] for row in shown)]))
     width = max(4, min(BAR, (columns - left - 62) // 2))
