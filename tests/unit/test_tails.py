@@ -74,6 +74,8 @@ def test_lines_from_all_of_a_long_log(tmp_path):
         assert np.diff(steps[: last + 1]).max() < 20_000 / 50, "and pieces from everywhere before"
     assert [row["step"] for row in read_log(tmp_path, most_bytes=100_000)][-1] == 20_000
     assert len(read_lines(path)) == 20_000
+    path.write_text("".join(f"{number:09}\n" for number in range(1000)))
+    assert b"000000600" in read_lines(path, 8000), "a part that begins where a line does has that line"
     (tmp_path / "empty").touch()
     assert read_lines(tmp_path / "empty", 100) == []
 

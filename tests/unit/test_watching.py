@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from datetime import datetime
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from traces.record.phases import PHASES
 from traces.units import seconds_text
 
 pytestmark = pytest.mark.any_mpi
+needs_rich = pytest.mark.skipif(find_spec("rich") is None, reason="rich is not installed: pip install rich")
 STARTED = 1_750_000_000
 STEPS = 24  # of the run that is written; it is to have 60
 
@@ -116,6 +118,7 @@ def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch):
     assert watcher.look().word == ENDED
 
 
+@needs_rich
 def test_what_is_not_there_yet(folder, tmp_path):
     with pytest.raises(RunError, match="not a folder"):
         Watcher(tmp_path / "none").look()
@@ -170,7 +173,6 @@ def test_who_holds_the_others_up(folder, monkeypatch):
 
 
 def shown(state, columns=80, lines=24, signs=BLOCKS) -> list[str]:
-    pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     from rich.console import Console
 
     from scripts.watching.screen import screen
@@ -180,6 +182,7 @@ def shown(state, columns=80, lines=24, signs=BLOCKS) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
+@needs_rich
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (132, 30), (60, 15), (20, 5)])
 def test_all_fits_on_the_screen(folder, columns, lines):
     set_times(folder, log=40, lock=70)  # with a stall
@@ -188,7 +191,10 @@ def test_all_fits_on_the_screen(folder, columns, lines):
     assert max(map(len, text)) <= columns
 
 
+@needs_rich
 def test_what_a_stranger_sees(folder):
+    from scripts.watching.screen import rank_rows
+
     state = Watcher(folder).look()
     text = shown(state)
     assert len(text) == 24
@@ -201,9 +207,13 @@ def test_what_a_stranger_sees(folder):
     (slow,) = [line for line in text if "SLOWEST" in line]
     assert slow.startswith("rank 5 cn03")
     assert any(" of 9 ranks " in line for line in text)
+    shown_ranks = [int(line.split()[1]) for line in text if line.startswith("rank ")]
+    longest = np.argsort([-row.parts[0] for row in rank_rows(state)])[: len(shown_ranks)]
+    assert shown_ranks == sorted(longest.tolist()), "of more than have room those that compute longest"
     assert any(" in " in line and " out " in line and "%" in line for line in text), "a port"
 
 
+@needs_rich
 def test_more_ranks_where_there_is_more_room(folder):
     text = shown(Watcher(folder).look(), 200, 50)
     assert [line.split()[1] for line in text if line.startswith("rank ")][1:] == [*map(str, range(9))]
@@ -211,6 +221,7 @@ def test_more_ranks_where_there_is_more_room(folder):
     assert len(text) > 45
 
 
+@needs_rich
 def test_the_bars_are_the_milliseconds(folder):
     from scripts.watching.screen import rank_rows
 
@@ -224,6 +235,7 @@ def test_the_bars_are_the_milliseconds(folder):
     assert [sum(row.parts) for row in rows] == pytest.approx(steps.tolist(), rel=0.1)
 
 
+@needs_rich
 def test_a_terminal_without_blocks(folder):
     assert signs_for("utf-8") is BLOCKS
     assert [signs_for(name) for name in ("ascii", "latin-1", None, "no such")] == [ASCII] * 4
@@ -253,15 +265,15 @@ def test_a_curve():
 # --- the command ---
 
 
+@needs_rich
 def test_one_screen_for_a_pipe(folder, capsys):
-    pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     assert watch.main([str(folder), "--once"]) == 0
     assert "step 24/60" in capsys.readouterr().out
 
 
+@needs_rich
 @pytest.mark.parametrize(("flags", "says"), [(["none", "--once"], "not a folder"), (["RUN"], "use --once")])
 def test_mistakes_are_one_line(folder, capsys, flags, says):
-    pytest.importorskip("rich", reason="rich is not installed: pip install rich")
     assert watch.main([str(folder) if flag == "RUN" else flag for flag in flags]) == 2
     error = capsys.readouterr().err
     assert says in error
