@@ -176,11 +176,13 @@ class Times:
     @classmethod
     def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
         step, last = log[-1]["step"] if log else 0, config.get("settings", {}).get("steps")
-        started = datetime.fromisoformat(config["started"]).timestamp() if "started" in config else None
+        started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
         logged, written = changed_at(path / "log.jsonl"), changed_at(path / "config.json")
         # config.json is written right before the first step; again at the end of the run.
         begun = written if written and logged and written < logged else started
         made = max(0, step - (config.get("resumed_step") or 0))
+        if holder and started and holder > started:  # folder and log are still those of the start before
+            started, made = holder, 0
         seconds = [row["step_s"] for row in log[-100:] if "step_s" in row]
         return cls(
             started, begun, logged, lock and lock.moved_ns * 1e-9, made,
@@ -205,6 +207,14 @@ class Times:
         if silent_s < STALL_S + STALL_STEPS * self.step_s:
             return ""
         return f"no step for {silent_s:.0f} s, where one takes {seconds_text(self.step_s)}"
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since 1970 of a date and time as config.json and lock.json have it."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
 
 
 def changed_at(path: Path) -> float | None:

@@ -61,7 +61,7 @@ def terminal():
 
 def test_beside_a_run_to_its_end(tmp_path, terminal):
     run = tmp_path / "run"
-    flags = ["--model", "tiny", "--steps", "200", "--strategy", "ring", "--eval-every", "0", "--out", str(run)]
+    flags = ["--model", "tiny", "--steps", "300", "--strategy", "ring", "--eval-every", "0", "--out", str(run)]
     train = [*mpirun_command(2), sys.executable, str(ROOT / "scripts" / "train.py"), *flags]
     with subprocess.Popen(train, env=mpirun_environment(2), cwd=tmp_path, stdout=subprocess.DEVNULL) as training:
         while not (run / "lock.json").exists() and training.poll() is None:
@@ -69,14 +69,14 @@ def test_beside_a_run_to_its_end(tmp_path, terminal):
         watch = f"{sys.executable} {ROOT / 'scripts' / 'watch.py'} {run} --every 0.2"
         watch += "; printf 'CODE %s' $?; cat"
         ending, interrupted = terminal(watch), terminal(watch)
-        shown = ending.wait_for("TRAINING", "/200 ", "verdict so far, by steps", "rank 1 ", " left")
-        assert len(shown) <= 24
-        assert any(line.startswith("loss ") for line in shown)
-        interrupted.wait_for("TRAINING")
+        interrupted.wait_for("ING")  # STARTING, or TRAINING already
         interrupted.tmux("send-keys", "C-c")
         left = [line for line in interrupted.wait_for("CODE 130") if line]
         assert left in (["CODE 130"], ["^CCODE 130"]), "it leaves quietly, and leaves the screen as it was"
+        shown = ending.wait_for("TRAINING", "/300 ", "verdict so far, by steps", "rank 1 ", " left")
+        assert len(shown) <= 24
+        assert any(line.startswith("loss ") for line in shown)
         shown = ending.wait_for("CODE 0")
         assert training.wait() == 0
     assert any("FINISHED" in line for line in shown), "the last screen stays"
-    assert any("step 200/200 " in line and "100%" in line for line in shown)
+    assert any("step 300/300 " in line and "100%" in line for line in shown)

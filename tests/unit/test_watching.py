@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 
@@ -38,10 +39,14 @@ def folder(tmp_path, made):
     """A run of nine ranks on five nodes that trains: its first step began 10 s after the job, the last one ended 58 s
     after that. Rank 5 is slow."""
     path = shutil.copytree(made, tmp_path / "run")
-    change(path, started=datetime.fromtimestamp(STARTED).astimezone().isoformat(), steps=60)
-    (path / "lock.json").write_bytes(own_lock().content())
+    change(path, started=moment(0), steps=60)
+    (path / "lock.json").write_bytes(replace(own_lock(), started=moment(-1)).content())
     set_times(path)
     return path
+
+
+def moment(after):
+    return datetime.fromtimestamp(STARTED + after).astimezone().isoformat()
 
 
 def change(path, steps=None, **facts):
@@ -78,6 +83,14 @@ def test_a_run_that_went_on(folder):
     set_times(folder)
     state = Watcher(folder).look()
     assert (state.word, state.remaining_s) == (STARTING, None)
+
+
+def test_a_run_that_is_being_taken_up_again_has_not_stalled(folder):
+    """Its job has the lock, and prepares; config.json and log are those of the start before, an hour old."""
+    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(60)).content())
+    set_times(folder, log=-3600, lock=70)
+    state = Watcher(folder).look()
+    assert (state.word, state.stall, state.elapsed_s, state.remaining_s) == (STARTING, "", 10, None)
 
 
 def test_a_stall_is_seen_by_the_files_own_clock(folder, monkeypatch):
