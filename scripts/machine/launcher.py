@@ -27,7 +27,10 @@ def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
 
 
 def job_end(environment=os.environ) -> float | None:
-    """When SLURM (from 22.05 on) ends this job by its time limit, in seconds since 1970; None without a limit."""
+    """When SLURM ends this job by its time limit, in seconds since 1970; None where there is none, or nobody says so.
+
+    SLURM's newer releases say it. 22.05 does not: there scripts/slurm/train.sbatch asks squeue, once for all ranks.
+    """
     text = environment.get("SLURM_JOB_END_TIME", "")
     return float(text) if text.isdecimal() and 0 < int(text) < NEVER else None
 
