@@ -20,10 +20,11 @@ from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
-from gpt2.files import place_of_file, replacing_in, write_json
+from gpt2.files import place_of_file, replacing_in
 from scripts.exchange_bench.contenders import chosen
+from scripts.exchange_bench.progress import KeptReport, Progress
 from scripts.exchange_bench.pytorch import Gloo, check_torch
-from scripts.exchange_bench.rounds import measure
+from scripts.exchange_bench.rounds import measure, nothing
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from scripts.exchange_bench.values import FLOAT32, vector_size
 from scripts.machine.host import machine, versions
@@ -41,12 +42,15 @@ def main():
         makers = check(settings, world)
     ports = Ports()
     report = describe(settings, world, ports)
+    kept, progress = KeptReport(settings.json, report), Progress(settings.bytes, settings.repeat)
     for size_bytes in settings.bytes:
-        report["sizes"].append(bench(world, makers, size_bytes, settings.repeat, report["link"], ports))
+        progress.begin_size(makers)
+        bench(world, makers, size_bytes, report, ports, progress, kept)
         world.print(f"{tables(report, report['sizes'][-1])}\n")
     with world.together(UserError):
         if world.rank == 0:
-            write(settings, report)
+            kept.complete()
+            draw(settings.figure, report)
 
 
 def exchange_parser(description: str, repeat: int) -> OneLineParser:
@@ -58,7 +62,7 @@ def exchange_parser(description: str, repeat: int) -> OneLineParser:
     add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
     counted = "counted exchanges of each (%(default)s), one before each that is not"
     add("--repeat", type=repetitions, default=repeat, metavar="R", help=counted)
-    add("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    add("--json", type=Path, metavar="FILE", help="write everything measured to this file, as it comes")
     return parser
 
 
@@ -100,32 +104,38 @@ def describe(settings, world, ports: Ports) -> dict:
     }
 
 
-def bench(world, makers: dict, size_bytes: int, repeat: int, link: dict, ports: Ports) -> dict:
-    """Every contender at one size, rounded up so that each rank's shard is whole. Collective."""
-    size = vector_size(size_bytes, world.size)
-    own_buffers, wire_format = OwnBuffers(world, size), WireFormat(segment_bytes=segment_bytes(link["bytes_per_s"]))
+def bench(world, makers: dict, size_bytes: int, report: dict, ports: Ports, progress: Progress, kept: KeptReport):
+    """Every contender at one size, rounded up so that each rank's shard is whole, into report["sizes"]. Collective.
+
+    Rank 0 tells progress, and keeps the report, as results come.
+    """
+    size, rate = vector_size(size_bytes, world.size), report["link"]["bytes_per_s"]
+    own_buffers, wire_format = OwnBuffers(world, size), WireFormat(segment_bytes=segment_bytes(rate))
     contenders = {name: make(world, own_buffers, wire_format) for name, make in makers.items()}
-    results = measure(world, contenders, repeat, ports)
-    bound_s = lower_bound_s(FLOAT32 * size, world.node_count, link["bytes_per_s"])
-    figures = {
-        name: summarize(contender, results[name], FLOAT32 * size, world.size, bound_s)
-        for name, contender in contenders.items()
-    }
+    bound_s, figures = lower_bound_s(FLOAT32 * size, world.node_count, rate), {}
+    report["sizes"].append({"bytes": FLOAT32 * size, "bound_s": bound_s, "contenders": figures})
+
+    def ends(name: str, repetitions: list[dict]) -> None:
+        figures[name] = summarize(contenders[name], repetitions, FLOAT32 * size, world.size, bound_s)
+        if world.rank == 0:
+            progress.ends(name, repetitions)
+            kept.keep()
+
+    begins = progress.begins if world.rank == 0 else nothing
+    measure(world, contenders, report["settings"]["repeat"], ports, begins, ends)
     for contender in contenders.values():
         contender.close()
-    return {"bytes": FLOAT32 * size, "bound_s": bound_s, "contenders": figures}
 
 
-def write(settings, report: dict) -> None:
-    """On rank 0: the files that were asked for. UserError."""
-    if settings.json:
-        write_json(settings.json, report)
-    if settings.figure:
-        # Loading matplotlib takes a second, which --help and a mistake need not wait for.
-        from traces.plots import exchange_bars, look
+def draw(path: Path | None, report: dict) -> None:
+    """On rank 0: the figure, if one was asked for. UserError."""
+    if path is None:
+        return
+    # Loading matplotlib takes a second, which --help and a mistake need not wait for.
+    from traces.plots import exchange_bars, look
 
-        with replacing_in(settings.figure.parent) as folder:
-            look.save(exchange_bars.draw(report), folder / settings.figure.stem)
+    with replacing_in(path.parent) as folder:
+        look.save(exchange_bars.draw(report), folder / path.stem)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,16 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
 
 
+def duration_text(seconds: float) -> str:
+    """ "0:07", "12:34", "3:05:00", "2 d 03:05:00"."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def range_text(ends) -> str:
     """Two of seconds_text: "225 to 262 ms", "405 ms to 0.54 s"."""
     low, high = map(seconds_text, ends)

@@ -36,6 +36,16 @@ LEFT = 1 << 40  # the step of a rank that has nothing more to do
 SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
 
 
+def read_positions(path: Path) -> np.ndarray:
+    """(ranks of a node,) POSITION, of whatever run wrote the file; none if it cannot be read."""
+    try:
+        # Opened anew each time: only then does NFS ask the server whether the file has changed.
+        data = path.read_bytes()
+    except OSError:
+        return np.empty(0, POSITION)
+    return np.frombuffer(data[: len(data) // POSITION.itemsize * POSITION.itemsize], POSITION)
+
+
 class LivePositions:
     """The ranks' records. Collective: made by all ranks at the same moment.
 
@@ -122,12 +132,7 @@ class LivePositions:
         """Another node's records of this run; none if there is no file. For the own node none: they are in memory."""
         if node == self._world.node:
             return np.empty(0, POSITION)
-        try:
-            # Opened anew each time: only then does NFS ask the server whether the file has changed.
-            data = self._path(node).read_bytes()
-        except OSError:
-            return np.empty(0, POSITION)
-        positions = np.frombuffer(data[: len(data) // POSITION.itemsize * POSITION.itemsize], POSITION)
+        positions = read_positions(self._path(node))
         return positions[positions["run"] == self._run]
 
     def _find_unseen(self) -> list[str]:

@@ -83,9 +83,14 @@ def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[],
     return final
 
 
-def remove_old(folder: Path, keep: int) -> None:
-    """Leave only the newest `keep` checkpoints of a folder. Those elsewhere, behind symbolic links, do not count."""
+def remove_old(folder: Path, keep: int, every: int = 0) -> None:
+    """Leave only the newest `keep` checkpoints of a folder, and those of steps that are multiples of `every` (0: none).
+
+    Those elsewhere, behind symbolic links, do not count.
+    """
     for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
+        if every and _step_of(path) % every == 0:
+            continue
         (path / MARKER).unlink(missing_ok=True)  # first, so that what is half removed is no checkpoint
         shutil.rmtree(path)
 

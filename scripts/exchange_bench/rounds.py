@@ -8,6 +8,7 @@ asleep: a rank that spins would slow those that still work.
 
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,11 +17,21 @@ from dist.waiting import barrier, gather_everywhere
 from dist.world import World, end_with_one_line
 
 
-def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
-    """{name: its `repeat` repetitions}, the same on every rank. Collective; wrong sums end the job with one line."""
+def nothing(*unused) -> None:
+    """Who has nothing to say of a contender's turns."""
+
+
+def measure(
+    world: World, contenders: dict, repeat: int, ports: Ports, begins: Callable = nothing, ends: Callable = nothing
+) -> dict[str, list[dict]]:
+    """{name: its `repeat` repetitions}, the same on every rank. Collective; wrong sums end the job with one line.
+
+    begins: called with a contender's name and the number of the round; ends: with its name and its repetitions so far.
+    """
     results = {name: [] for name in contenders}
     for round_number in range(repeat):
         for name, contender in contenders.items():
+            begins(name, round_number)
             for counts in (False, True):
                 result = repetition(world, contender, ports)
                 if wrong := result.pop("wrong_ranks"):
@@ -28,6 +39,7 @@ def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[s
                     end_with_one_line(world.comm, f"{name}, round {round_number}: wrong sums on {ranks}")
                 if counts:
                     results[name].append(result)
+            ends(name, results[name])
     return results
 
 

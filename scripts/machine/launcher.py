@@ -12,6 +12,7 @@ from dist.probe.programs import find_mpirun, mpi_family, tool_output
 # mpirun's own processes.
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+NEVER = 1 << 32  # seconds since 1970: what SLURM says of a job without a limit lies beyond
 # The processes that start ranks; the nearest one above a rank is its launcher.
 LAUNCHERS = {
     "hydra_pmi_proxy": "mpirun (MPICH's Hydra)",
@@ -23,6 +24,15 @@ LAUNCHERS = {
 def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
     """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"
+
+
+def job_end(environment=os.environ) -> float | None:
+    """When SLURM ends this job by its time limit, in seconds since 1970; None where there is none, or nobody says so.
+
+    SLURM's newer releases say it. 22.05 does not: there scripts/slurm/train.sbatch asks squeue, once for all ranks.
+    """
+    text = environment.get("SLURM_JOB_END_TIME", "")
+    return float(text) if text.isdecimal() and 0 < int(text) < NEVER else None
 
 
 def find_launcher() -> str:

@@ -185,7 +185,7 @@ def check_numbers(settings: Settings) -> None:
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "lr_steps": 1, "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
-        "check_replicas": 0,
+        "keep_every": 0, "check_replicas": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
     }  # fmt: skip
     highest = {"seed": 2**64 - 1, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}

@@ -196,6 +196,7 @@ class Settings:
         0, "steps between checkpoints; there is one after the last step too; 0: that one alone"
     )
     keep: int = setting(2, "how many checkpoints stay, the newest ones")
+    keep_every: int = setting(0, "checkpoints of steps that are multiples of this one stay, too; 0: none")
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
     resume: bool = setting(False, "go on from the newest checkpoint in --out; if there is none, begin")
     take_over: bool = setting(

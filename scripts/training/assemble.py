@@ -26,6 +26,7 @@ from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout
 from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
+from scripts.machine.launcher import job_end
 from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
@@ -37,10 +38,11 @@ from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RUNS, RunFolder, take_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
-from scripts.training.report import Ending, ProgressLines, StepRecords, TraceFailures, blas_of_ranks, run_table
+from scripts.training.report import Ending, TraceFailures, blas_of_ranks, run_table
 from scripts.training.same_files import check_same_files, made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Signals
+from scripts.training.step_records import ProgressLines, StepRecords
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -127,7 +129,7 @@ def assemble(settings, world, lock) -> Parts:
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures, tracer),
         records=new_records(s, shared, facts, utilization),
-        progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every),
+        progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every, job_end()),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
@@ -290,5 +292,5 @@ def new_records(s, shared, facts: dict, utilization) -> StepRecords:
 
 def new_checkpoints(s, world, mesh, path: Path, strategy, layout: Layout, facts: dict, steps: range, lock):
     """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
-    every = s.checkpoint_every if find(s.strategy).exchanges else None
-    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, s.keep, lock.check, mesh)
+    every, keep = s.checkpoint_every if find(s.strategy).exchanges else None, (s.keep, s.keep_every)
+    return Checkpointing(world, path / "checkpoints", strategy, layout, facts, steps, every, keep, lock.check, mesh)

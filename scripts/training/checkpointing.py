@@ -38,9 +38,9 @@ class Checkpointing:
 
     folder: RUN/checkpoints. layout: of what this rank holds; run_facts: what every checkpoint of this run says of it
     (assemble.run_facts). steps: those that this run makes. every: in steps, 0 for the last step alone, None for no
-    checkpoint at all. keep: how many complete ones stay. check_lock: ends the job if another start has taken the run
-    folder (RunLock.check). mesh: as state.py's; ranks that hold the same piece share out what they write of it, and all
-    ranks of the job settle together.
+    checkpoint at all. keep: how many complete ones stay, and of which number all multiples do, 0 for none. check_lock:
+    ends the job if another start has taken the run folder (RunLock.check). mesh: as state.py's; ranks that hold the
+    same piece share out what they write of it, and all ranks of the job settle together.
 
     `costs` has an entry for each part that this rank wrote: its step, its bytes, the seconds that training stood still
     for it, and the seconds that the thread wrote.
@@ -48,7 +48,7 @@ class Checkpointing:
 
     def __init__(
         self, world, folder: Path, strategy, layout: Layout, run_facts: dict, steps: range, every: int | None,
-        keep: int, check_lock: Callable[[], None], mesh=None,
+        keep: tuple[int, int], check_lock: Callable[[], None], mesh=None,
     ):  # fmt: skip
         self.world, self.folder, self.keep, self._strategy, self._run_facts = world, folder, keep, strategy, run_facts
         self.steps, self.every, self._layout, self._check_lock = steps, every, layout, check_lock
@@ -238,7 +238,7 @@ class Checkpointing:
             raise
         self._check_lock()
         try:
-            checkpoints.remove_old(self.folder, self.keep)
+            checkpoints.remove_old(self.folder, *self.keep)
         except OSError as error:  # too many checkpoints are no failure; the next one tries again
             self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 

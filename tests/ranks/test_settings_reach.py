@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,17 @@ def test_a_run_is_the_training_that_its_flags_say(comm, shared_path, data):
         np.testing.assert_allclose([line["grad_norm"] for line in log(run)], norms, rtol=1e-4)
         assert min(norms) > SET["grad_clip"], "clipping must have been at work"
         np.testing.assert_allclose(last_parameters(run, 6), parameters, atol=1e-5)
+
+
+@pytest.mark.ranks(1)
+def test_milestones_and_the_jobs_limit_reach_what_they_are_for(comm, shared_path, data, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(round(time.time()) - 1800))  # over since half an hour
+    flags = ["--steps", 7, "--checkpoint-every", 1, "--keep", 1, "--keep-every", 3, "--log-every", 1]
+    train(alone(), shared_path / "run", *data, *flags)
+    kept = sorted(path.name for path in (shared_path / "run" / "checkpoints").iterdir())
+    assert kept == [f"step-{step:08}" for step in (3, 6, 7)]
+    printed = capsys.readouterr().out
+    assert "0:00 left, ends 30 min after the job's limit" in printed
 
 
 @pytest.mark.ranks(1)

@@ -44,6 +44,7 @@ ROUNDS = (
         (r"train\.py --train-data data/corpus", f"{SMALL} --steps 2"),
         (r"export\.py", ""),
         (r"diagnose\.py", ""),
+        (r"watch\.py", "--once"),
         (r"plot\.py", ""),
         (r"advise\.py --from-run", ""),
         (r"sample\.py", "--tokens 8"),
@@ -73,6 +74,7 @@ ELSEWHERE = {
     "python -m venv .venv": "Makefile",
     "pip install -e .": "Makefile",
     "pip install -e .[gpu-cuda13,cudnn-cuda13]": "pyproject.toml",
+    "pip install -e .[watch]": ".ci/run",
     "srun --mpi=list": "tests/suites/test_slurm.py",
     "python scripts/compare.py --ranks 4 --strategies all": "tests/suites/test_scripts.py",
     "python scripts/compare.py --ranks 4 --strategies reduce-scatter,hierarchical-sharded/overlap":

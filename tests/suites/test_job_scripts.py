@@ -34,8 +34,9 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NTASKS": "
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where a job runs: the stand-in, and a scontrol that writes down what it is asked for."""
+    """Where a job runs: the stand-in, a scontrol that writes down what it is asked for, and a squeue without answer."""
     write_program(tmp_path / "launcher", STAND_IN)
+    write_program(tmp_path / "bin" / "squeue", "#!/bin/bash\nexit 1\n")
     write_program(tmp_path / "bin" / "scontrol", '#!/bin/bash\necho "$@" > asked\n')
     return tmp_path
 
@@ -91,6 +92,22 @@ def test_the_launch_line(folder):
     assert (folder / "launched").read_text().strip() == expected
     assert "threads 3 3" in output
     assert asked(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "environment", "end"),
+    [
+        ("2026-01-31T12:00:00", {"TZ": "UTC"}, "1769860800"),
+        ("2026-01-31T12:00:00", {"SLURM_JOB_END_TIME": "5"}, "5"),
+        ("N/A", {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_the_time_limit_is_told_to_the_ranks(folder, said, environment, end):
+    """By SLURM where it does, else by squeue's word; a job without a limit has none."""
+    write_program(folder / "bin" / "squeue", f"#!/bin/bash\necho {said}\n")
+    _, output = end_of(start(folder, 'echo "end=$SLURM_JOB_END_TIME."', **environment))
+    assert f"end={end}." in output
 
 
 @pytest.mark.parametrize(

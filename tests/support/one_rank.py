@@ -85,5 +85,5 @@ def one_rank(folder: Path, every: int | None = 2, keep: int = 9) -> OneRank:
     path = folder / "checkpoints"
     path.mkdir(parents=True)
     model = WholeModel(Parameters(layout, arrays["parameters"]), lambda *_: None, lambda *_: None)
-    checkpointing = Checkpointing(WORLD, path, strategy, layout, facts, range(1, 7), every, keep, lambda: None)
+    checkpointing = Checkpointing(WORLD, path, strategy, layout, facts, range(1, 7), every, (keep, 0), lambda: None)
     return OneRank(path, layout, arrays, checkpointing, model, strategy)

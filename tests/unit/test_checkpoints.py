@@ -130,6 +130,13 @@ def test_what_is_not_complete_is_not_there(tmp_path, arrays):
     assert write(tmp_path, arrays, step=12).name == "step-00000012", "a step can come again"
 
 
+def test_milestones_stay_beside_the_newest(tmp_path, arrays):
+    for step in (2, 4, 5, 6, 8, 10, 12):
+        write(tmp_path, arrays, step=step)
+    checkpoints.remove_old(tmp_path, 1, 5)
+    assert [int(path.name[5:]) for path in checkpoints.newest_first(tmp_path)] == [12, 10, 5]
+
+
 def test_what_others_have_put_there_stays(tmp_path, arrays):
     """Files and folders beside checkpoints, or in their place, and whatever a symbolic link leads to."""
     for step in (3, 12, 100):

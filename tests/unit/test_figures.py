@@ -22,7 +22,7 @@ from traces.plots import comparison, expected, ranks, timeline, traffic
 from traces.read.traffic import node_traffic
 from traces.record.files import COUNTERS, counters_path
 from traces.record.phases import COMPUTE, INDEX
-from traces.verdict.summary import measure_runs
+from traces.verdict.summary import measure_runs, wait_table
 
 NINE = [0, 0, 1, 1, 2, 2, 3, 3, 4]
 NODES = range(5)
@@ -85,7 +85,7 @@ def test_many_steps_are_averaged_into_columns():
 def test_the_bars_of_a_rank_add_up_to_its_step(measured):
     figure = ranks.draw_waits(measured)
     assert is_inside(figure)
-    table = ranks.wait_table(measured)
+    table = wait_table(measured)
     step_ms = np.median(measured.times.seconds[:, :, INDEX["step"]], axis=0) * 1e3
     np.testing.assert_allclose(sum(table.values()), step_ms, rtol=0.05)
     assert "late_broadcast" in table

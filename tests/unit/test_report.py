@@ -1,11 +1,12 @@
-"""scripts/training/report.py: which rank the progress line names as the slowest, and what share is exchange."""
+"""scripts/training/step_records.py: which rank the progress line names as the slowest, and what share is exchange."""
 
 from math import nan
 
 import pytest
 
+from scripts.machine.launcher import job_end
 from scripts.training.meeting import Meeting
-from scripts.training.report import ProgressLines, exposed_exchange_s, slowest
+from scripts.training.step_records import Pace, ProgressLines, exposed_exchange_s, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
 
@@ -86,21 +87,49 @@ def test_lines_by_number_of_steps(monkeypatch):
     assert [int(line.split()[1].partition("/")[0]) for line in printed] == [1, 4, 8, 10]
 
 
-def test_a_line_fits_into_100_columns():
+def test_what_is_left_and_the_jobs_limit(monkeypatch):
+    """Ten steps of 100 s behind two slow ones: the slow ones count as passed, and not for the rest."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: 5000 + clock[0])
+    known, late = Pace(20), Pace(20, job_end=5000 + 2000.0)
+    said = []
+    for step in range(9, 21):  # a run that was taken up again
+        clock[0] += 500 if step < 11 else 100
+        said.append((known.text(step), late.text(step)))
+    assert said[0] == ("8:20", "8:20, job's limit in 25:00")
+    assert said[2] == ("18:20, 15:00 left", "18:20, 15:00 left")
+    assert said[-1] == ("33:20", "33:20")
+    late = Pace(200, job_end=5000 + clock[0] + 3600.0)
+    for step in (1, 2, 3):
+        clock[0] += 100
+        text = late.text(step)
+    assert text == "5:00, 5:28:20 left, ends 5 h after the job's limit"
+    assert Pace(9).text(1) == "0:00"
+
+
+def test_the_jobs_limit_as_slurm_says_it():
+    assert job_end({"SLURM_JOB_END_TIME": "1795608000"}) == 1795608000.0
+    for text in ("", "UNLIMITED", "0", "18446744073709551615", "-1"):
+        assert job_end({"SLURM_JOB_END_TIME": text}) is None
+    assert job_end({}) is None
+
+
+def test_a_line_fits_into_120_columns():
     """Of a long run at full speed; the validation has a line of its own."""
     printed = []
     progress = ProgressLines(10_000, printed.append, [{"host": "a"}], [0])
     record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
     progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
     assert printed == [
-        "step     1/10000  loss 10.988  norm 2.35  lr 6.0e-04  5254 ms  123,457 tok/s  MFU 46%  exchange 11%",
+        "step     1/10000  loss 10.988  norm 2.35  lr 6.0e-04  5254 ms  123,457 tok/s  MFU 46%  exchange 11%  0:00",
         "                  val loss 3.6827",
     ]
     progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6, "mfu": 0.04567}, [1.0])
     progress.step(record | {"step": 10_000, "exposed_exchange_s": 0.6}, [1.0])
     assert "  MFU 4.6%  " in printed[2]
     assert "MFU" not in printed[3]
-    assert all(len(line) <= 100 for line in printed)
+    assert all(len(line) <= 120 for line in printed)
     diverged = {"loss": float("nan"), "grad_norm": float("nan"), "step": 1, "exposed_exchange_s": 0}
     progress.step(record | diverged, [1.0])
     assert "  loss nan  norm nan  " in printed[-1], "before the run ends with a line on it"

@@ -153,7 +153,7 @@ def save(folder, copies, layers, parts, holds_all=True, failing=()):
         own = Ranges(ARRAYS["parameters"], layout)
         model = WholeModel(own.parameters, own.before_use, no_fetch, mesh)
         facts = facts_of(world, mesh, layers)
-        checkpoints = Checkpointing(world, folder, strategy, layout, facts, range(1, 4), 1, 2, lambda: None, mesh)
+        checkpoints = Checkpointing(world, folder, strategy, layout, facts, range(1, 4), 1, (2, 0), lambda: None, mesh)
         if world.rank in failing:
             strategy.held["m"][layout.by_name["lnf_weight"].start] = np.nan
         try:

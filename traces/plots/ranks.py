@@ -11,15 +11,14 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.plots.lanes import label_lanes, lane_height
 from traces.plots.stage_lanes import lane_order
-from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
-from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, PIPELINE, STEP
+from traces.read.waits import STATES
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE
 from traces.units import short_ms
 from traces.verdict.headlines import title_lines
-from traces.verdict.summary import TimedRun
+from traces.verdict.summary import TimedRun, wait_table
 
 MOST_COLUMNS = 400  # more steps than that are averaged: a picture has no more columns to show
 LEAST_SCALE_MS = 0.01
-LEAST_SHARE = 0.002  # of a step: what is shorter is no more than a hair
 # Hatched differently, on greys of different lightness: they have to differ in a grey print too.
 STATE_STYLE = {
     "late_broadcast": ("until the broadcast's root came", "#E4E4E4", "//////"),
@@ -96,19 +95,6 @@ def draw_waits(measured: TimedRun) -> Figure:
         axes.set_xlabel("milliseconds of the median step", labelpad=2)
         label_lanes(axes, measured, lane)
     return figure
-
-
-def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
-    """(R,) milliseconds of each part that can be seen, medians over steps: plain parts, wait states, and "other"."""
-    times = measured.times
-    states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
-    seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
-    seconds["transfer"] = np.maximum(times.phase(*SYNCHRONIZING) - states.sum(axis=2), 0)
-    seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}
-    seconds["other"] = np.maximum(times.phase(STEP) - sum(seconds.values()), 0)
-    medians = {name: np.median(table, axis=0) * 1e3 for name, table in seconds.items()}
-    least = LEAST_SHARE * np.median(times.phase(STEP)) * 1e3
-    return {name: row for name, row in medians.items() if row.max() > least}
 
 
 def _waits(bars: dict[str, np.ndarray], ranks: int) -> str:

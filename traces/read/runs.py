@@ -8,6 +8,7 @@ from pathlib import Path
 from traces.read import checks
 from traces.read.checks import PLACE
 from traces.read.mesh import Mesh, mesh_of
+from traces.read.tails import read_lines
 from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_calls, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
 
@@ -129,29 +130,30 @@ class _Gaps:
         self.found.append(f"{path} is damaged and left out: {error}")
 
 
-def read_run(path, allow_missing: bool = False) -> Run:
+def read_run(path, allow_missing: bool = False, most_bytes: int | None = None) -> Run:
     """Read a run folder; RunError with one line where something is missing or broken.
 
     allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
-    left at all, or config.json is another run's.
+    left at all, or config.json is another run's. most_bytes: of a longer file that grows only a part is read, in so
+    many bytes: the last steps of traces and counters, and of the log lines from all of it (tails.py).
     """
     path, gaps = Path(path), _Gaps(allow_missing)
-    config, log = read_config(path, gaps), _read_log(path, gaps)
+    config, log = read_config(path, gaps), _read_log(path, gaps, most_bytes)
     end_clocks, end_links = (_read_at_end(path / "traces", name, gaps) for name in (END_CLOCKS, END_LINKS))
-    ranks = _read_traces(path / "traces", end_clocks, gaps)
-    ranks = [_with_calls(path / "traces", trace, end_clocks, gaps) for trace in ranks]
+    ranks = _read_traces(path / "traces", end_clocks, gaps, most_bytes)
+    ranks = [_with_calls(path / "traces", trace, end_clocks, gaps, most_bytes) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(path, config, ranks)
-    counters = _read_all_counters(path / "traces", end_clocks, ranks, gaps)
+    counters = _read_all_counters(path / "traces", end_clocks, ranks, gaps, most_bytes)
     return Run(path, config, log, ranks, counters, gaps.found, end_links)
 
 
-def read_log(path, allow_missing: bool = False) -> list[dict]:
+def read_log(path, allow_missing: bool = False, most_bytes: int | None = None) -> list[dict]:
     """The rows of log.jsonl by step, of a run that need not have been traced. RunError with one line.
 
-    allow_missing: without a log there are no rows, and damaged lines are left out.
+    allow_missing: without a log there are no rows, and damaged lines are left out. most_bytes: as read_run's.
     """
-    return _read_log(Path(path), _Gaps(allow_missing))
+    return _read_log(Path(path), _Gaps(allow_missing), most_bytes)
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
@@ -176,7 +178,7 @@ def _read_at_end(folder: Path, name: str, gaps: _Gaps) -> dict[int, dict]:
         return {}
 
 
-def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list[RankTrace]:
+def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps, most_bytes: int | None) -> list[RankTrace]:
     """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
@@ -188,7 +190,7 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
     traces = {}
     for path in found:
         try:
-            traces[path] = read_trace(path, end_clocks)
+            traces[path] = read_trace(path, end_clocks, most_bytes)
         except RunError as error:
             gaps.add(str(error))
     if not traces:
@@ -211,13 +213,13 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps) -> list
     return list(traces.values())
 
 
-def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: _Gaps) -> RankTrace:
+def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: _Gaps, most_bytes) -> RankTrace:
     """The trace with its rank's calls, where there is a file of them."""
     path = calls_path(folder, trace.identity["rank"])
     if not path.exists():
         return trace
     try:
-        identity, calls = read_calls(path, end_clocks)
+        identity, calls = read_calls(path, end_clocks, most_bytes)
         if identity != trace.identity:
             raise ValueError("another rank or another run wrote it")
     except (OSError, ValueError) as error:
@@ -227,14 +229,14 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
 
 
 def _read_all_counters(
-    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps
+    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps, most_bytes: int | None
 ) -> list[NodeCounters]:
     """The counters of the nodes that have them. Nothing is said where there are none: a run needs none."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):
         try:
-            one = read_counters(path, end_clocks)
+            one = read_counters(path, end_clocks, most_bytes)
             if path != counters_path(folder, one.node) or hosts.get(one.node, one.host) != one.host:
                 raise ValueError(f"it says that it is of node {one.node}, {one.host}")
         except (OSError, ValueError) as error:
@@ -265,14 +267,14 @@ def read_config(path, gaps: _Gaps | None = None) -> dict:
     return {}
 
 
-def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
+def _read_log(folder: Path, gaps: _Gaps, most_bytes: int | None = None) -> list[dict]:
     """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts.
 
     What is null as it is no number any more becomes nan.
     """
     path = folder / "log.jsonl"
     try:
-        lines = checks.read_bytes(path).split(b"\n")
+        lines = read_lines(path, most_bytes)
     except FileNotFoundError:
         gaps.add(f"{path} is missing; a training run writes it from its first step on")
         return []
@@ -280,8 +282,7 @@ def _read_log(folder: Path, gaps: _Gaps) -> list[dict]:
         gaps.add(f"{path} cannot be read ({error.strerror}); check its permissions and the disk")
         return []
     rows = {}
-    # What follows the last newline is empty, or torn by a crash.
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = checks.parse(line)
             checks.check_fields("it", row, {"step": checks.STEP_NUMBER}, checks.LOG_ROW)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from traces.read import checks
+from traces.read.tails import from_a_whole_step, read_records
 from traces.record.files import (
     CALLS_FORMAT,
     COUNTERS,
@@ -36,7 +37,6 @@ CALLS_HEADER = {
     "fields": checks.Rule(lambda value: value == [list(field) for field in RECORD.descr], "a record's fields"),
 }
 AT_END = {END_CLOCKS: checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS}, END_LINKS: checks.LINK}
-LONGEST_HEADER = 1 << 20
 MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
 
 
@@ -61,24 +61,26 @@ class NodeCounters:
     records: np.ndarray
 
 
-def read_trace(path, end_clocks: dict[int, dict] | None = None) -> RankTrace:
+def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int | None = None) -> RankTrace:
     """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known.
+    most_bytes: of a longer file its last whole steps alone, in so many bytes.
 
     RunError with one line for a file that cannot be read, is none, or holds what no tracer writes (checks.py).
     """
     try:
-        header, records = _read_file(path, RECORD, lambda line: _parse_header(path, line))
+        header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, line), most_bytes)
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
     try:
-        return _on_rank_0s_clock(header, records, end_clocks or {})
+        return _on_rank_0s_clock(header, records, is_cut, end_clocks or {})
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}; run the training again") from None
 
 
-def read_calls(path, end_clocks: dict[int, dict]) -> tuple[dict, np.ndarray]:
-    """One rank's calls: who made them, and array of RECORD. OSError, or ValueError if it is no such file."""
-    header, calls = _read_file(path, RECORD, checks.parse)
+def read_calls(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> tuple[dict, np.ndarray]:
+    """One rank's calls: who made them, and array of RECORD; of a longer file the last `most_bytes`. OSError, or
+    ValueError if it is no such file."""
+    header, calls, _ = read_records(path, RECORD, checks.parse, most_bytes)
     checks.check_fields("its header", header, CALLS_HEADER)
     identity, clock = header.get("identity"), header.get("clock")
     checks.check_identity(identity)
@@ -91,9 +93,9 @@ def read_calls(path, end_clocks: dict[int, dict]) -> tuple[dict, np.ndarray]:
     return identity, calls
 
 
-def read_counters(path, end_clocks: dict[int, dict]) -> NodeCounters:
-    """Read one node's file; end_clocks: as read_trace's. OSError, or ValueError if it is none."""
-    header, records = _read_file(path, COUNTERS, checks.parse)
+def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> NodeCounters:
+    """Read one node's file; end_clocks, most_bytes: as read_trace's. OSError, or ValueError if it is none."""
+    header, records, _ = read_records(path, COUNTERS, checks.parse, most_bytes)
     checks.check_fields("its header", header, COUNTERS_HEADER)
     checks.check_clock(header.get("clock"))
     checks.check_samples(records)
@@ -114,16 +116,7 @@ def read_at_end(folder, name: str) -> dict[int, dict]:
     return {node["node"]: node for node in found}
 
 
-def _read_file(path, record: np.dtype, parse_header) -> tuple[dict, np.ndarray]:
-    """What parse_header makes of the first line, and the whole records after it."""
-    with open(path, "rb", opener=checks.regular) as file:
-        line = file.readline(LONGEST_HEADER)
-        size = file.seek(0, 2)
-    header = parse_header(line)
-    return header, np.fromfile(path, record, count=(size - len(line)) // record.itemsize, offset=len(line))
-
-
-def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, dict]) -> RankTrace:
+def _on_rank_0s_clock(header: dict, records: np.ndarray, is_cut: bool, end_clocks: dict[int, dict]) -> RankTrace:
     """The checked trace, its phases in the order of NAMES; ValueError where something cannot be."""
     identity, clock = header["identity"], header["clock"]
     checks.check_identity(identity)
@@ -132,6 +125,7 @@ def _on_rank_0s_clock(header: dict, records: np.ndarray, end_clocks: dict[int, d
         raise ValueError("a record names a phase that its header does not list")
     if header["phases"] != list(NAMES):
         records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
+    records = from_a_whole_step(records) if is_cut else records
     checks.check_records(records, identity["ranks"])
     end_clock = end_clocks.get(identity["node"])
     _move(records, clock, end_clock)

@@ -7,10 +7,13 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
-from traces.record.phases import EXCHANGE, INDEX, PHASES, PIPELINE
+from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
+from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, PHASES, PIPELINE, STEP
 from traces.units import mfu_text, short_ms
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 from traces.verdict.evidence import PredictedExchange
+
+LEAST_SHARE = 0.002  # of a step: what is shorter is no more than a hair
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,19 @@ def parts(figures: dict) -> dict[str, float]:
     cut["waiting"] = cut.pop("wait", 0.0) + sum(waiting.values())
     cut["other"] = figures["other_ms"]
     return {name: ms for name, ms in cut.items() if ms > 0}
+
+
+def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
+    """(R,) milliseconds of each part that can be seen, medians over steps: plain parts, wait states, and "other"."""
+    times = measured.times
+    states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
+    seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
+    seconds["transfer"] = np.maximum(times.phase(*SYNCHRONIZING) - states.sum(axis=2), 0)
+    seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}
+    seconds["other"] = np.maximum(times.phase(STEP) - sum(seconds.values()), 0)
+    medians = {name: np.median(table, axis=0) * 1e3 for name, table in seconds.items()}
+    least = LEAST_SHARE * np.median(times.phase(STEP)) * 1e3
+    return {name: row for name, row in medians.items() if row.max() > least}
 
 
 def table(runs: list[dict]) -> str:

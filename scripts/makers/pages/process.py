@@ -35,6 +35,20 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
     return blocks
 
 
+def watch(part: Part, folder: Path) -> str:
+    """The screen of watch.py beside a run of which so many steps are done, 80 columns wide."""
+    for name in ("scripts", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    run = folder / "runs" / "sliced"
+    background = f"({part.training} --out {run.relative_to(folder)} >training.txt 2>&1 &)"
+    has_come = f'[ "$(cat {run / "log.jsonl"} 2>/dev/null | wc -l)" -ge {part.after} ]'
+    waiting = f"for i in $(seq 600); do {has_come} && break; sleep 0.2; done"
+    shown(f"{background}; {waiting}", folder)
+    text = shown(f"COLUMNS=80 LINES=25 python scripts/watch.py {run.relative_to(folder)} --once", folder)
+    shown(f"for i in $(seq 600); do [ -e {run / 'lock.json'} ] || break; sleep 0.2; done", folder)
+    return f"{fenced(text.partition(chr(10))[2])}\n\n{part.text} {measured_on(run)}"
+
+
 def operation(part: Part, folder: Path) -> dict[str, str]:
     """What the library of this Python's MPI does with an operation of our own."""
     file = folder / "operation.json"

@@ -1,0 +1,109 @@
+"""Look at a run while it trains: progress, loss, verdict so far, each rank's step, each node's ports, stalls.
+
+    python scripts/watch.py runs/sliced                 on the login node; ends with the run, or by Ctrl-C
+    python scripts/watch.py runs/sliced --once          one screen, for a pipe or a mail
+
+Reads the run folder alone, and of long files their ends: the run notices nothing of it. Needs the package rich
+(pip install -e '.[watch]').
+
+Exit codes: 0 the run has made all its steps, or --once has printed a screen; 1 it ended before, and nobody has gone on
+with it for --patience seconds; 2 a mistake, one line; 130 Ctrl-C.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from dist.console import BY_CTRL_C, open_console
+from gpt2.errors import UserError
+from scripts.settings.training import positive
+from traces import RunError
+
+INSTALL = "pip install -e '.[watch]'"
+LONGEST_SHARE = 0.1  # of the time that looking may take
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    settings = parse(arguments)
+    try:
+        return show_once(settings) if settings.once else show(settings)
+    except (RunError, UserError) as error:
+        print(f"watch.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return BY_CTRL_C
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="the folder that train.py --out names")
+    add("--once", action="store_true", help="print one screen and end")
+    add("--every", type=positive, default=2.0, metavar="SECONDS", help="between two looks, or more (%(default)g)")
+    patience = "how long to wait for a run that ended early to be taken up again (%(default)g)"
+    add("--patience", type=positive, default=60.0, metavar="SECONDS", help=patience)
+    return parser.parse_args(arguments)
+
+
+def new_console():
+    """Of stdout. UserError: rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError as error:
+        raise UserError(f"watch.py needs the package rich, which cannot be imported ({error}): {INSTALL}") from None
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def show_once(settings: argparse.Namespace) -> int:
+    console = new_console()
+    from scripts.watching.run_state import Watcher
+
+    print_state(console, Watcher(settings.run).look())
+    return 0
+
+
+def show(settings: argparse.Namespace) -> int:
+    """Screen after screen, until the run ends; the last one stays."""
+    console = new_console()
+    if not console.is_terminal:
+        raise UserError("standard output is no terminal, whose screen is to be filled: use --once")
+    from rich.live import Live
+
+    from scripts.watching.run_state import ENDED, FINISHED, Watcher
+
+    watcher, ended_at = Watcher(settings.run), None
+    state = watcher.look()  # a mistake is said before the screen changes
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        took_s = 0.0
+        while state.word != FINISHED:
+            begun = time.monotonic()
+            live.update(drawn(console, state), refresh=True)
+            ended_at = (ended_at or begun) if state.word == ENDED else None
+            if ended_at is not None and begun - ended_at >= settings.patience:
+                break
+            time.sleep(max(settings.every, took_s / LONGEST_SHARE))
+            begun = time.monotonic()
+            state = watcher.look()
+            took_s = time.monotonic() - begun
+    print_state(console, state)
+    return 0 if state.word == FINISHED else 1
+
+
+def drawn(console, state, spare: int = 0):
+    """What fills the console, but for so many spare lines."""
+    from scripts.watching.curve import signs_for
+    from scripts.watching.screen import screen
+
+    return screen(state, console.width, console.height - spare, signs_for(console.encoding))
+
+
+def print_state(console, state) -> None:
+    """What stays: with a line below for who goes on typing."""
+    console.print(drawn(console, state, spare=1))
+
+
+if __name__ == "__main__":
+    open_console()
+    sys.exit(main())

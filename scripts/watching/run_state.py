@@ -1,0 +1,224 @@
+"""A run folder as it is at this moment: whether the run lives, how far it is, and the verdict on its last steps.
+
+All of it is read from files that the run writes meanwhile. Whether the run lives, its lock says: rank 0 touches that
+every two seconds. How long ago the last step was is the time between two files' changes, so no two machines' clocks are
+compared. A look costs no more for a long run than for a short one: traces/read/tails.py reads the ends of long files.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from dist.watch.live import POSITION, read_positions
+from dist.watch.stalls import Observation
+from gpt2.errors import UserError
+from scripts.prediction.of_run import own_schedule
+from scripts.reports.verdict import answer_of
+from scripts.training.lock import LOCK, Seen, look
+from scripts.training.lock_file import OLD_S
+from traces.read.runs import read_config, read_log, read_run
+from traces.read.tails import sizes
+from traces.record.files import RunError
+from traces.record.phases import EXCHANGE, PHASES
+from traces.units import seconds_text
+from traces.verdict.summary import TimedRun, measure_runs
+
+STARTING, TRAINING, STALLED, FINISHED, ENDED = "starting", "training", "stalled", "finished", "ended early"
+LOG_BYTES = 1_000_000  # some 4,000 lines, which take 50 ms
+TRACE_BYTES, ALL_TRACES_BYTES, LEAST_BYTES = 256_000, 16_000_000, 32_000  # of a rank; of all; of a rank in any case
+STALL_S, STALL_STEPS = 10.0, 10  # without a line in the log, both together: validations and checkpoints pass
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One look at a run. Seconds are None where nothing tells them.
+
+    log: rows by step; of a long log only some. elapsed_s: since this start of the run began. remaining_s: as the steps
+    so far went. stall: a sentence, "" for none. measured, answer: the last traced steps and what diagnose.py --json
+    says of them; None, and unmeasured says why.
+    """
+
+    path: Path
+    config: dict
+    log: list[dict]
+    word: str
+    elapsed_s: float | None
+    remaining_s: float | None
+    stall: str
+    measured: TimedRun | None
+    answer: dict | None
+    unmeasured: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.word in (FINISHED, ENDED)
+
+    @property
+    def steps(self) -> int | None:
+        """How many the run is to have."""
+        return self.config.get("settings", {}).get("steps")
+
+
+class Watcher:
+    """Looks at one run folder again and again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._sizes, self._measured = None, (None, None, "no traces yet")
+        self._lock, self._lock_moved_at = None, float("-inf")
+        self._positions = Positions(path / "traces")
+
+    def look(self) -> RunState:
+        """RunError: this is no run folder, nor one that a run has just begun to fill."""
+        lives, lock = self._lives()
+        config = {} if lives and not (self.path / "config.json").exists() else read_config(self.path)
+        log = read_log(self.path, allow_missing=True, most_bytes=LOG_BYTES)
+        times = Times.of(self.path, config, log, lock if lives else None)
+        stall = times.stall() if lives else ""
+        held_by = self._positions.look(config)  # at every look: it compares them
+        if stall and held_by:
+            stall = f"{held_by}; {stall}"
+        if lives:
+            word = STALLED if stall else TRAINING if times.made else STARTING
+        else:
+            word = FINISHED if times.made and times.left == 0 and self._has_summary() else ENDED
+        elapsed_s, remaining_s = times.elapsed_s(), None if word in (FINISHED, ENDED) else times.remaining_s()
+        return RunState(self.path, config, log, word, elapsed_s, remaining_s, stall, *self._measure(config))
+
+    def _has_summary(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    def _lives(self) -> tuple[bool, Seen | None]:
+        """Whether a job trains into the folder, and its lock."""
+        try:
+            lock = look(self.path / LOCK)
+        except UserError as error:
+            raise RunError(str(error)) from None
+        if lock is None:
+            return False, None
+        now = time.monotonic()
+        if self._lock is not None and lock != self._lock:
+            self._lock_moved_at = now
+        self._lock = lock
+        # Seen to move; or, at the first look, moved lately by this machine's clock.
+        return now - self._lock_moved_at < OLD_S or time.time() - lock.moved_ns * 1e-9 < OLD_S, lock
+
+    def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
+        """The last traced steps, anew only where something was written: (measured, answer, why there are none)."""
+        now = sizes(self.path / "traces")
+        if now == self._sizes:
+            return self._measured
+        if not any(name.endswith(".trace") for name in now):
+            off = config.get("settings", {}).get("trace") == "off"
+            self._measured = None, None, "the run writes no traces (--trace off)" if off else "no traces yet"
+            return self._measured
+        share = ALL_TRACES_BYTES // max(1, len(config.get("ranks") or []))
+        try:
+            run = read_run(self.path, allow_missing=True, most_bytes=max(LEAST_BYTES, min(TRACE_BYTES, share)))
+            (measured,) = measure_runs([run], own_schedule)
+            self._measured = measured, answer_of(measured.diagnosis), ""
+        except RunError:
+            # Its files are being made, or moved away as it is taken up again.
+            self._measured = None, None, "no traced step is complete on all ranks yet"
+        self._sizes = now
+        return self._measured
+
+
+class Positions:
+    """Who holds the others up, by what the nodes of a run write of their ranks every few seconds (dist/watch)."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._observation = folder, None
+
+    def look(self, config: dict) -> str:
+        """ "rank 3 on node3 has been in forward of step 57 for 40 s"; "" where nobody does, or it is not known yet."""
+        found = [read_positions(path) for path in sorted(self._folder.glob("node-*.live"))]
+        places = config.get("ranks") or []
+        seen = np.concatenate([np.empty(0, POSITION), *found])
+        seen = seen[np.unique(seen["rank"], return_index=True)[1]]
+        if not len(seen) or seen["rank"].tolist() != list(range(len(places))):  # damaged, or another start's
+            return ""
+        names = ("no phase", *PHASES)
+        if self._observation is None:
+            meetings, waits = (("wait",), (*EXCHANGE, "recv")) if config.get("mesh") else ((*EXCHANGE, "wait"), ())
+            is_meeting, is_wait = (np.array([name in some for name in names]) for some in (meetings, waits))
+            self._observation = Observation(is_meeting, STALL_S, STALL_S, is_wait)
+        if not ((seen["phase"] >= 0) & (seen["phase"] < len(names))).all():
+            return ""
+        self._observation.look(seen, time.monotonic())
+        stall = self._observation.find_stall()
+        if stall is None:
+            return ""
+        rank, where = stall.ranks[0], f"{names[stall.phase]} of step {stall.step}"
+        what = "shows no sign of life, last seen in" if stall.is_silent else "has been in"
+        return f"rank {rank} on {places[rank]['host']} {what} {where} for {stall.since_s:.0f} s"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Moments in seconds since 1970, of the file system's clock but for `started`; steps of this start of the run.
+
+    started, begun: the job, and its first step, about; logged: the last line of the log; beaten: the lock's last
+    heartbeat. made, left: steps.
+    """
+
+    started: float | None
+    begun: float | None
+    logged: float | None
+    beaten: float | None
+    made: int
+    left: int | None
+    step_s: float | None
+
+    @classmethod
+    def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
+        step, last = log[-1]["step"] if log else 0, config.get("settings", {}).get("steps")
+        started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
+        logged, written = changed_at(path / "log.jsonl"), changed_at(path / "config.json")
+        # config.json is written right before the first step; again at the end of the run.
+        begun = written if written and logged and written < logged else started
+        made = max(0, step - (config.get("resumed_step") or 0))
+        if holder and started and holder > started:  # folder and log are still those of the start before
+            started, made = holder, 0
+        seconds = [row["step_s"] for row in log[-100:] if "step_s" in row]
+        return cls(
+            started, begun, logged, lock and lock.moved_ns * 1e-9, made,
+            None if last is None else max(0, last - step), float(np.median(seconds)) if seconds else None,
+        )  # fmt: skip
+
+    def elapsed_s(self) -> float | None:
+        until = self.beaten or self.logged
+        return until - self.started if until and self.started else None
+
+    def remaining_s(self) -> float | None:
+        """For the steps that are left, with validations and checkpoints as there were so far."""
+        if not self.made or self.left is None or not self.logged or not self.begun or self.step_s is None:
+            return None
+        return self.left * max(self.step_s, (self.logged - self.begun) / self.made)
+
+    def stall(self) -> str:
+        """ "no step for 34 s, where one takes 0.41 s"; "" where the last one was not long ago."""
+        if not self.made or not self.beaten or self.step_s is None or self.left == 0:
+            return ""
+        silent_s = self.beaten - self.logged
+        if silent_s < STALL_S + STALL_STEPS * self.step_s:
+            return ""
+        return f"no step for {silent_s:.0f} s, where one takes {seconds_text(self.step_s)}"
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since 1970 of a date and time as config.json and lock.json have it."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def changed_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
