@@ -29,9 +29,11 @@ FIELDS = (
     "phase",  # 0 between phases, else counted from 1
     "moved",  # bytes through the node's ports so far; 0 on a single node
     "cut_off",  # 1 where one of these ports has lost its link; 0 on a single node
+    "asked",  # 1 where SIGTERM has asked the rank for the end
+    "ends",  # 1 where the rank ends, as it waits for one that is gone
 )
 POSITION = np.dtype([(name, "<i8") for name in FIELDS])
-RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF = range(len(POSITION))
+RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF, ASKED, ENDS = range(len(POSITION))
 LEFT = 1 << 40  # the step of a rank that has nothing more to do
 SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
 
@@ -88,8 +90,15 @@ class LivePositions:
         """This rank meets nobody any more."""
         self._own[STEP] = LEFT
 
-    def pulse(self) -> None:
-        """Show that this rank's threads run."""
+    def end(self) -> None:
+        """Show all others that this rank ends, and they are to."""
+        self._own[ENDS] = 1
+        if self._world.node_count > 1:
+            self.publish()
+
+    def pulse(self, is_asked: bool = False) -> None:
+        """Show that this rank's threads run. is_asked: whether SIGTERM has asked it for the end."""
+        self._own[ASKED] = is_asked
         if self._ports:
             self._own[MOVED] = sum(self._ports.read())
             self._own[CUT_OFF] = self._ports.has_lost_link()

@@ -85,6 +85,14 @@ class Observation:
         furthest = int(np.argmax(np.where(waits, progress, -1)))
         return self._stall(held_by, int(np.argmax(held_by)), waits & ~held_by, furthest)
 
+    def find_gone(self) -> list[int]:
+        """Ranks that show no life and were not asked for the end, where all others were, and all these wait."""
+        seen = self._positions
+        gone = self._silent() & (seen["asked"] == 0)
+        left = ~gone & (seen["step"] < LEFT)
+        is_certain = left.any() and seen["asked"][left].all() and self._waits()[left].all()
+        return seen["rank"][gone].tolist() if is_certain else []
+
     def _standing(self, progress: np.ndarray, waits: np.ndarray) -> np.ndarray:
         """(ranks,) bool: who holds up those that wait, by what they are in. One that waits for some others does not.
 

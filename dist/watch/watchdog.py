@@ -11,6 +11,8 @@ fault. But if nothing passes through any node's ports meanwhile, the network is 
 of them meet, and stages of a pipeline wait for each other, each as often as it needs: there those are named that stand
 in a phase in which nobody waits.
 
+When SIGTERM has asked for the end, gone.py ends the ranks that wait for one that is gone.
+
 The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
 """
 
@@ -18,17 +20,21 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from dist.console import say
 from dist.repeating import Repeating
+from dist.watch.gone import EndWithoutGone
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
-from dist.world import World, end_job
+from dist.world import PRINTING_S, World, end_job
 
 LOOKS = 20  # in the time that a rank may wait; more where a pause between two would exceed LONGEST_PAUSE_S
-LONGEST_PAUSE_S = 3.0
+LONGEST_PAUSE_S = 2.0
+GONE_S = 1.0  # beyond a pause, without a sign of life
+TICK_S = 0.25  # so often it asks for SIGTERM: then seconds count
 SILENT_PAUSES = 4  # without a pulse: then the next rank takes over what a silent one did
 NAMED_AT_MOST = 3
 
@@ -39,12 +45,14 @@ class Watchdog:
     folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
     which ranks wait for each other, and which all of them come to equally often. after_s: how long they may wait.
     ends_job: whether a longer wait ends the job; else it prints a line on stderr. waits: phases in which a rank waits
-    for some others. titles: of each rank, what is said of it beside its host: "stage 2 part 1".
+    for some others. titles: of each rank, what is said of it beside its host: "stage 2 part 1". is_asked: whether
+    SIGTERM has come to this rank; called by the thread.
     """
 
     def __init__(
-        self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, waits=(), titles=()
-    ):
+        self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, waits=(), titles=(),
+        is_asked=lambda: False,
+    ):  # fmt: skip
         self._titles = titles
         self._world, self._names, self._after_s, self._ends_job = world, ("no phase", *phases), after_s, ends_job
         self._live = LivePositions(world, folder, phases, meetings)
@@ -57,10 +65,13 @@ class Watchdog:
         self._before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
         self._first_nodes = {place["node"] for place in world.places[:2]}
         self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
-        self._told = None
+        self._told, self._is_asked, self._due = None, is_asked, time.monotonic() + self._pause_s
+        gone_s, tick_s = self._pause_s + GONE_S, min(TICK_S, self._pause_s)
+        new_observation = partial(Observation, is_meeting, gone_s, 2 * tick_s, is_wait)
+        self._without = EndWithoutGone(world, self._live, self._before, self._first_nodes, new_observation)
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
-        self._thread = Repeating(self._watch, self._pause_s, "watchdog")
+        self._thread = Repeating(self._watch, tick_s, "watchdog")
 
     def close(self) -> None:
         """Stop watching. Collective."""
@@ -70,11 +81,24 @@ class Watchdog:
         self._live.close()
 
     def _watch(self) -> None:
-        self._live.pulse()
+        if self._is_asked() and (gone := self._without.look()) is not None:
+            self._end_without(gone)
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self._pause_s
+        self._live.pulse(self._is_asked())
         if self._world.node_count > 1 and self._world.local_rank < 2:
             self._publish()
         if self._before is not None and (self._world.rank < 2 or self._first_are_silent()):
             self._look()
+
+    def _end_without(self, gone: list[int]) -> None:
+        """End this rank, which SIGTERM asks for the end, and which waits for others that are gone."""
+        self._live.end()
+        if gone:
+            _say(f"{self._who(gone)} shows no sign of life, and all others wait for it: they end, as SIGTERM asks for")
+            time.sleep(PRINTING_S)
+        os._exit(1)
 
     def _publish(self) -> None:
         """Write the node's records for the others: the leader does, or the second rank if the leader shows no life."""

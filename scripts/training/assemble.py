@@ -111,7 +111,7 @@ def assemble(settings, world, lock) -> Parts:
     parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
-    tracer, failures = new_tracer(s, world, shared, path / "traces", backend.kernels.device, resources)
+    tracer, failures = new_tracer(s, world, shared, signals, path / "traces", backend.kernels.device, resources)
     shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)
     lookup = new_lookup(s, backend.buffers, layout) if facts["split_embedding"] else None
     strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
@@ -230,23 +230,27 @@ def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, 
     return folder
 
 
-def new_watchdog(s, world, shared, traces: Path, resources: ClosedTogether) -> Watchdog | None:
+def new_watchdog(s, world, shared, signals: Signals, traces: Path, resources: ClosedTogether) -> Watchdog | None:
     """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
     if not s.stall_after or world.size == 1:
         return None
     meetings, waits, titles = (*EXCHANGE, "wait"), (), ()
     if shared.identity():  # stages, and parts of unequal stages, meet unequally often: "wait" alone is all ranks'
         meetings, waits, titles = ("wait",), (*EXCHANGE, "recv"), shared.mesh.titles()
-    watchdog = Watchdog(world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, waits, titles)
+    watchdog = Watchdog(
+        world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, waits, titles, signals.has_sigterm
+    )
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(s, world, shared, traces: Path, device, resources: ClosedTogether) -> tuple[Tracer, TraceFailures]:
+def new_tracer(
+    s, world, shared, signals, traces: Path, device, resources: ClosedTogether
+) -> tuple[Tracer, TraceFailures]:
     """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
-    watchdog = new_watchdog(s, world, shared, traces, resources)
+    watchdog = new_watchdog(s, world, shared, signals, traces, resources)
     place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
     clock, counters, options = clock_offset(world), None, {"most_bytes": s.trace_mb * 1e6}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":

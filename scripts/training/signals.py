@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dist.console import BY_CTRL_C
 
@@ -41,6 +42,12 @@ class Signals:
         self._answered = dict(self._arrived)
         for number in ASKS:
             signal.signal(number, self._count)
+        # While the main thread waits in MPI, Python runs no handler. The number of a signal is written all the same.
+        self._numbers, writing = os.pipe()
+        for end in (self._numbers, writing):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._has_sigterm = False
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
     def close(self) -> None:
@@ -49,6 +56,7 @@ class Signals:
         They must not get their usual effect back. When the first rank has ended with a code other than 0, `srun
         --kill-on-bad-exit` sends SIGTERM to the others, and Python drops its own handlers before MPI has ended.
         """
+        signal.set_wakeup_fd(-1)
         for number in ASKS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -64,6 +72,13 @@ class Signals:
             )
         elif number == signal.SIGINT:
             self._pressed = now
+
+    def has_sigterm(self) -> bool:
+        """Whether SIGTERM has come. For one thread, which learns it while the main thread is held up in MPI, too."""
+        with suppress(BlockingIOError):
+            while numbers := os.read(self._numbers, 64):
+                self._has_sigterm |= signal.SIGTERM in numbers
+        return self._has_sigterm
 
     def asked(self) -> int:
         """The most that was asked for since the last call, NOTHING to QUIT. The first call ends the first step."""

@@ -206,6 +206,15 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job_when_told(start, tmp_path):
     assert job.says(r"rank 1 on \S+ shows no sign of life .* the job ends, as --end-on-stall says")
 
 
+def test_after_sigterm_nobody_waits_for_a_rank_that_is_gone(start, tmp_path):
+    """As srun does it when a rank has died: the others have SIGTERM and wait. They end, without --end-on-stall."""
+    job = start(tmp_path / "run", "--steps", 100_000)
+    send(signal.SIGSTOP, job.pid(1))
+    send(signal.SIGTERM, job.pid(0))
+    job.says(r"rank 1 on \S+ shows no sign of life, and all others wait for it: they end, as SIGTERM asks for")
+    assert job.ends() != 0
+
+
 def test_the_launcher_cannot_leave_ranks_behind(start, tmp_path):
     """They would go on writing into a folder that the next start writes, too."""
     job = start(tmp_path / "run", "--steps", 100_000)

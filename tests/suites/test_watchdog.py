@@ -122,6 +122,28 @@ def test_where_the_first_two_are_gone_the_next_node_looks(tmp_path):
 
 
 @pytest.mark.any_mpi
+@pytest.mark.parametrize("gone", [(1,), (0, 1)], ids=["a node's only rank", "the first node"])
+def test_who_has_sigterm_and_waits_for_a_rank_that_is_gone_ends(tmp_path, gone):
+    """As srun does it where a rank has died: here it is stopped, and has no SIGTERM. No stall is waited for."""
+    setup = (
+        f"world = world_of(world.comm, world.comm.Split(world.rank in {gone}, world.rank))\n"
+        "from scripts.training.signals import Signals\n"
+        "signals, pids = Signals(None), world.comm.allgather(os.getpid())\n"
+        "signals.asked()"
+    )
+    stop = (
+        f"world.rank in {gone} and (world.rank == 1 and "
+        f"[os.kill(pid, signal.SIGTERM) for rank, pid in enumerate(pids) if rank not in {gone}], stop())"
+    )
+    more = ", is_asked=signals.has_sigterm"
+    result, told = run(tmp_path, "world.rank", 4, after=4, ends=True, setup=setup, backward=stop, more=more)
+    assert not told
+    named = ", ".join(rf"rank {rank} on \S+" for rank in gone)
+    said = re.findall(rf"^{named} shows no sign of life, and all others wait for it", result.stderr, re.MULTILINE)
+    assert len(said) == 1, result.stderr
+
+
+@pytest.mark.any_mpi
 def test_without_a_shared_file_system_it_says_so_and_watches_its_own_node(tmp_path):
     result, told = run(tmp_path, rank=2, setup=FOLDERS_APART, backward="time.sleep(1.5)")
     assert result.stdout.count("is not shared with") == 1
@@ -206,7 +228,7 @@ IS_MEETING = np.array([False, False, False, True])
 
 def seen(*rows, pulse=0):
     """Ranks by (step, meetings, phase)."""
-    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase), 0, 0)
+    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase), 0, 0, 0, 0)
             for rank, (step, meetings, phase) in enumerate(rows)]  # fmt: skip
     return np.array(rows, POSITION)
 

@@ -1,10 +1,12 @@
 """scripts/training/signals.py: no signal ends a job that has not got its handlers yet; a start ends at once."""
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ def handlers():
     """The handlers and the mask are as before, after the test."""
     before, mask = {number: signal.getsignal(number) for number in ASKS}, signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
+    signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -69,6 +72,30 @@ def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, mon
     [(text, code)] = ended
     assert code == BY_CTRL_C
     assert text.startswith("Ctrl-C for the second time ends the run at once")
+
+
+def test_sigterm_is_known_while_the_main_thread_is_held_up(handlers):
+    """In a call that neither returns nor lets Python run a handler, as one of MPI that waits for a dead rank."""
+    signals, seen = Signals(None), []
+    signals.asked()
+    assert not signals.has_sigterm()
+
+    def ask():
+        time.sleep(0.1)
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.pthread_kill(threading.main_thread().ident, number)
+            time.sleep(0.1)
+            seen.append((signals.has_sigterm(), signals.asked()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)
+    thread.join()
+    assert seen == [(False, NOTHING), (True, NOTHING)]
+    assert signals.has_sigterm()
+    assert signals.asked() == END
+    signals.close()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_ctrl_c_during_the_imports_is_no_traceback():

@@ -134,3 +134,24 @@ def test_stages_that_wait_while_no_port_carries_anything():
     assert watched(seen((17, 0, RECEIVES), (17, 0, COMPUTES))).find_standstill() is None
     assert watched(seen((17, 0, WAITS), (17, 1, WAITS))).find_standstill() is None
     assert watched(seen((17, 0, RECEIVES), (18, 0, RECEIVES))).find_standstill() is None
+
+
+def asked(positions, *ranks) -> np.ndarray:
+    positions["asked"][list(ranks)] = 1
+    return positions
+
+
+def test_who_shows_no_life_and_was_not_asked_for_the_end_is_gone_once_all_others_were_and_wait():
+    rows = [(17, 2, WAITS), (17, 1, COMPUTES), (17, 1, RECEIVES), (LEFT, 0, "none")]
+    assert watched(asked(seen(*rows), 0, 2), silent=[1]).find_gone() == [1]
+    assert watched(asked(seen(*rows), 0, 2), silent=[1], seconds=50).find_gone() == []
+    assert watched(asked(seen(*rows), 0, 2)).find_gone() == [], "it lives"
+
+
+def test_nobody_is_gone_while_the_wish_for_the_end_may_still_be_met():
+    rows = [(17, 2, WAITS), (17, 1, WAITS), (17, 2, WAITS)]
+    assert watched(asked(seen(*rows), 0), silent=[1]).find_gone() == [], "rank 2 was not asked, so not all were"
+    assert watched(asked(seen(*rows), 0, 1, 2), silent=[1]).find_gone() == [], "it was asked, and may do it"
+    rows[2] = (17, 1, COMPUTES)
+    assert watched(asked(seen(*rows), 0, 2), silent=[1]).find_gone() == [], "rank 2 does not wait yet"
+    assert watched(seen((17, 1, WAITS), (17, 1, WAITS)), silent=[0, 1]).find_gone() == [], "nobody is left"

@@ -171,7 +171,7 @@ def test_who_holds_the_others_up(folder, monkeypatch):
     for look in range(5):
         for node in set(nodes):
             rows = [
-                (7, rank, 100 + rank, 1 if rank == 5 else look, 40, 25, 1, PHASES.index("allreduce") + 1, 0, 0)
+                (7, rank, 100 + rank, 1 if rank == 5 else look, 40, 25, 1, PHASES.index("allreduce") + 1, 0, 0, 0, 0)
                 for rank, its in enumerate(nodes) if its == node
             ]  # fmt: skip
             (folder / "traces" / f"node-{node:05d}.live").write_bytes(np.array(rows, POSITION).tobytes() + b"half")

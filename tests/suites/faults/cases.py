@@ -69,22 +69,20 @@ def killed(scene: Scene) -> None:
 
 
 CASES = {
-    "killed": Case("a rank is killed (SIGKILL)", provoke=killed, by_launcher=True),
+    "killed": Case("a rank is killed (SIGKILL)", provoke=killed),
     "raises": Case("a rank raises an exception", inside=f"raise:{IN_RANK}", line=r"rank 1 of 3 on \S+ ends the job"),
     "exits": Case("a rank leaves by `os._exit(3)`", inside=f"exit:{IN_RANK}", by_launcher=True),
     "stopped": Case("a rank is stopped (SIGSTOP)", line=r"rank 1 on \S+ shows no sign of life", within_s=10,
                     provoke=lambda scene: scene.signal_ranks(signal.SIGSTOP, VICTIM)),
     "sleeps": Case("a rank hangs in Python", inside=f"sleep:{IN_RANK}", line=r"rank 1 on \S+ has been in no phase",
                    within_s=10),  # --stall-after and the 5 s of all others
-    "stage-killed": Case("a stage of a pipeline is killed (SIGKILL)", provoke=killed, by_launcher=True,
-                         strategy=STAGES),
+    "stage-killed": Case("a stage of a pipeline is killed (SIGKILL)", provoke=killed, strategy=STAGES),
     "stage-stopped": Case("a stage is stopped (SIGSTOP)", within_s=10, strategy=STAGES,
                           line=r"rank 1 on \S+ \(stage 1\) shows no sign of life",
                           provoke=lambda scene: scene.signal_ranks(signal.SIGSTOP, VICTIM)),
     "stage-sleeps": Case("a stage hangs in Python", inside=f"sleep:{IN_RANK}", within_s=10, strategy=STAGES,
                          line=r"rank 1 on \S+ \(stage 1\) has been in no phase"),
-    "part-killed": Case("a part of a model's tensors is killed (SIGKILL)", provoke=killed, by_launcher=True,
-                        strategy=PARTS),
+    "part-killed": Case("a part of a model's tensors is killed (SIGKILL)", provoke=killed, strategy=PARTS),
     "part-sleeps": Case("a part hangs in Python", inside=f"sleep:{IN_RANK}", within_s=10, strategy=PARTS,
                         line=r"rank 1 on \S+ \(part 1\) has been in no phase"),
     "cable": Case("a host's cable is cut", provoke=lambda scene: scene.cluster.cut_cable(VICTIM), by_launcher=True),

@@ -1,0 +1,96 @@
+"""dist/watch/gone.py: who concludes that a rank is gone, who hears it from another, and whose records are read."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist.watch import gone as module
+from dist.watch.gone import EndWithoutGone
+from dist.watch.live import POSITION
+from dist.watch.stalls import Observation
+
+NODES = [0, 0, 1, 1, 2]  # of each rank
+IS_MEETING = np.array([False, True])
+SILENT_S = 3.0
+
+
+class Live:
+    """Records of five ranks on three nodes, all in a meeting. `silent` neither pulse nor have SIGTERM."""
+
+    def __init__(self, silent=(), unseen=()):
+        self.unseen, self.read_nodes, self.published, self.asked = list(unseen), [], 0, 0
+        self.positions = np.zeros(len(NODES), POSITION)
+        self.positions["rank"], self.positions["phase"] = np.arange(len(NODES)), 1
+        self.positions["asked"] = [rank not in silent for rank in range(len(NODES))]
+
+    def read(self, nodes) -> np.ndarray:
+        self.read_nodes.append(sorted(nodes))
+        return self.positions[np.isin(NODES, list(nodes))].copy()
+
+    def pulse(self, is_asked):
+        self.asked += is_asked
+
+    def publish(self):
+        self.published += 1
+
+
+@pytest.fixture
+def look(monkeypatch):
+    """look(rank, live, seconds): what the rank's last look says, four a second."""
+    watchers = [0, 1, 2, 4]
+
+    def look(rank, live, seconds=SILENT_S + 1):
+        before = watchers[: watchers.index(rank)] if rank in watchers else None
+        world = SimpleNamespace(rank=rank, local_rank=rank % 2, node_count=3)
+        one = EndWithoutGone(world, live, before, {0}, partial(Observation, IS_MEETING, SILENT_S, 0.5))
+        counted, ticks = live.published, round(4 * seconds) + 1
+        for tick in range(ticks):
+            monkeypatch.setattr(module.time, "monotonic", lambda now=tick / 4: now)
+            live.positions["pulse"] += live.positions["asked"]
+            said = one.look()
+        assert live.asked == live.published == counted + ticks
+        return said
+
+    return look
+
+
+def test_rank_0_concludes_it_and_not_before_the_time_is_over(look):
+    assert look(0, Live(silent=[3])) == [3]
+    assert look(0, Live(silent=[3, 4])) == [3, 4]
+    assert look(0, Live(silent=[3]), SILENT_S - 0.5) is None
+    assert look(0, Live()) is None
+
+
+def test_the_next_one_does_where_those_before_it_are_gone(look):
+    assert look(1, Live(silent=[3])) is None
+    assert look(1, Live(silent=[0])) == [0]
+    assert look(2, Live(silent=[0, 1]), 2 * SILENT_S + 1) == [0, 1]
+    assert look(4, Live(silent=[0, 1]), 2 * SILENT_S + 1) is None, "rank 2 does"
+    assert look(3, Live(silent=[0, 1]), 2 * SILENT_S + 1) is None, "the leader of its node does"
+
+
+def test_others_hear_it_by_the_mark_in_the_first_nodes_records_and_read_no_others(look):
+    live = Live(silent=[4])
+    assert look(3, live) is None
+    live.positions["ends"][0] = 1
+    assert look(3, live, 0) == []
+    assert look(4, live, 0) == []
+    assert look(4, others := Live(silent=[3])) is None
+    assert {*map(tuple, live.read_nodes + others.read_nodes)} == {(0,)}
+
+
+def test_a_leader_hears_it_from_any_node_where_the_first_two_ranks_are_gone(look):
+    live = Live(silent=[0, 1])
+    live.positions["ends"][2] = 1
+    assert look(4, live) == []
+    assert look(4, Live(silent=[0]), 1) is None
+
+
+def test_where_hosts_are_not_seen_nothing_is_concluded(look, monkeypatch):
+    live = Live(silent=[3], unseen=["cn07"])
+    one = EndWithoutGone(
+        SimpleNamespace(rank=0, local_rank=0, node_count=3), live, [], {0}, partial(Observation, IS_MEETING, 0.0, 0.5)
+    )
+    assert [one.look() for _ in range(3)] == [None] * 3
