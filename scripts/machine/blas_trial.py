@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CHILD = "from scripts.machine.blas_trial import serve; serve()"
+CHILD = f"from {__name__} import serve; serve()"
 ROUNDS = 3
 LIMIT_S = 20.0  # for one answer: NumPy may come from a slow disk
 ROWS, INPUTS, OUTPUTS = 256, 768, 768  # of the linear layer that is timed: those of GPT-2 124M

@@ -113,5 +113,6 @@ def test_every_program_answers_help(path, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / path), run_name="__main__")
     assert not ended.value.code
-    assert Path(path).name in capsys.readouterr().out
+    name = "gpt2-mpi" if path == "scripts/__main__.py" else Path(path).name
+    assert name in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

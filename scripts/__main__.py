@@ -1,0 +1,80 @@
+"""The project's programs by name, as they are called where the project is installed.
+
+    gpt2-mpi COMMAND [FLAGS...]
+    mpirun -n 4 gpt2-mpi train --strategy sliced
+    mpirun -n 4 python -m scripts train --strategy sliced         the same in the repository: scripts/__main__.py
+
+A command is a file of this folder: `train` is train.py, `bench-step` is bench_step.py. What each does is the first
+line of its file, and its flags are said by gpt2-mpi COMMAND --help.
+"""
+
+import ast
+import runpy
+import sys
+import time
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dist.probe.programs import RANKS, is_first
+
+NAME = "gpt2-mpi"
+FOLDER = Path(__file__).parent
+USER_MISTAKE = 2  # exit code, as argparse's
+SPEAKING_S = 0.6  # what other processes of a job leave to the one that speaks
+
+
+def commands() -> dict[str, Path]:
+    """The programs by the names of their commands."""
+    programs = [path for path in FOLDER.glob("*.py") if not path.name.startswith("__")]
+    return {path.stem.replace("_", "-"): path for path in sorted(programs)}
+
+
+def overview() -> str:
+    """What --help prints."""
+    known = commands()
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}  {first_line(path)}" for name, path in known.items()]
+    return "\n".join([f"usage: {NAME} COMMAND [FLAGS...]", "", *lines, "", f"{NAME} COMMAND --help says its flags."])
+
+
+def first_line(path: Path) -> str:
+    """What a program says of itself first."""
+    return ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0]
+
+
+def mistake(text: str) -> None:
+    """End with one line, of all processes of a job the first one's."""
+    if is_first(RANKS):
+        print(f"{NAME}: error: {text} (see {NAME} --help)", file=sys.stderr)
+    else:
+        time.sleep(SPEAKING_S)
+    raise SystemExit(USER_MISTAKE)
+
+
+def installed_version() -> str:
+    try:
+        return version(NAME)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    """Run the program that the command line names, as if it had been called by itself."""
+    words = sys.argv[1:]
+    if not words:
+        mistake("a command is missing")
+    name = words[0].removesuffix(".py").replace("_", "-")
+    if words[0] in ("-h", "--help", "--version"):
+        if is_first(RANKS):
+            print(installed_version() if words[0] == "--version" else overview())
+        raise SystemExit(0)
+    if name not in commands():
+        close = get_close_matches(name, commands(), 1)
+        mistake(f"{words[0]!r} is no command" + (f": did you mean {close[0]}?" if close else ""))
+    sys.argv = [f"{NAME} {name}", *words[1:]]
+    runpy.run_module(f"{__package__}.{name.replace('-', '_')}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
