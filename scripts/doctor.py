@@ -13,12 +13,12 @@ import argparse
 import os
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dist.console import open_console, say
+from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
@@ -27,7 +27,6 @@ from scripts.checkup import blas, gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
 from scripts.checkup.report import as_dict, as_text
-from scripts.machine.launcher import RANKS, is_first
 from scripts.settings.command_line import Parser
 
 USER_MISTAKE = 2  # exit code, as argparse's
@@ -91,10 +90,17 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     return comm.bcast(report(everyone, settings) if world.rank == 0 else None)
 
 
+def measuring_tools():
+    """Not imported before: it imports what training does, and one of those packages may be missing."""
+    from scripts.checkup import together
+
+    return together
+
+
 def measure(facts: dict, world, limit: TimeLimit) -> None:
     """What takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
     tools = []
-    gather(facts, {"measuring": lambda: tools.append(import_module("scripts.checkup.together"))})
+    gather(facts, {"measuring": lambda: tools.append(measuring_tools())})
     if all(world.comm.allgather("measuring" not in facts["errors"])):
         limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
         facts.update(tools[0].measure(world, facts.get("run folder", {}).get("place")))

@@ -23,6 +23,15 @@ FAMILIES = {
     MPICH: ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
 }
 OUTPUT_LIMIT_S, END_S = 10.0, 1.0
+# What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
+# mpirun's own processes.
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
+    """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
+    return next((environment[name] for name in names if name in environment), "0") == "0"
 
 
 def find_mpirun() -> str | None:

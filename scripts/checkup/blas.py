@@ -2,10 +2,10 @@
 
 import os
 
+from dist.probe.programs import LOCAL_RANKS, is_first
 from scripts.checkup.findings import NOTE, SLOW, Finding, fact, plural
 from scripts.machine.blas import BEST, VARIABLES, blas_facts, blas_text
 from scripts.machine.blas_choice import FLAG, against_best
-from scripts.machine.launcher import LOCAL_RANKS, is_first
 
 ONE_BLAS_THREAD = "export OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1, or use a NumPy from PyPI"
 SLOWER = 1.1  # what the kernels as they are set may take longer by

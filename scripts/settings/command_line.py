@@ -12,7 +12,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from scripts.machine.launcher import RANKS, is_first
+from dist.probe.programs import RANKS, is_first
 
 USER_MISTAKE = 2  # exit code, as argparse's
 DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # what text processors make of "--"

@@ -8,11 +8,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dist.probe.programs import tool_output
+from dist.probe.programs import LOCAL_RANKS, is_first, mpi_family, tool_output
 from scripts.checkup import gpus, machine
 from scripts.checkup.facts import gather, new_facts
 from scripts.checkup.software import source_hash
-from scripts.machine.launcher import LOCAL_RANKS, is_first, launcher_kind, mpi_family
+from scripts.machine.launcher import launcher_kind
 
 
 def test_no_section_stops_or_holds_up_the_others():

@@ -40,3 +40,10 @@ def test_a_python_that_is_not_there(tmp_path):
     assert result.returncode == 2
     assert "no python3.99 on PATH" in result.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_an_mpi_that_does_not_load_is_said(tmp_path):
+    """By dist/mpi.py, once mpi4py is installed."""
+    result = subprocess.run(["make", "-n", "setup", f"VENV={tmp_path}/venv"], cwd=ROOT, capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    assert lines.index(f"{tmp_path}/venv/bin/python -m dist.mpi") == len(lines) - 2
