@@ -41,7 +41,7 @@ from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
 from scripts.settings.command_line import Parser
 from scripts.settings.split_embedding import rows_of_text
-from scripts.settings.units import bytes_per_s, duration_s, parameter_count, size_in_bytes
+from scripts.settings.units import bytes_per_s, count_of, duration_s, size_in_bytes
 from traces.record.files import RunError
 
 MOST_RANKS = 10**6
@@ -163,7 +163,7 @@ def described_training(arguments) -> Training:
         rows = described_rows(arguments)
     else:
         rows = None
-        parameters = parameter_count(arguments.parameters)
+        parameters = count_of(arguments.parameters)
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # No embeddings that anybody knows of, and layers of equal size.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)

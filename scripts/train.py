@@ -4,6 +4,7 @@ mpirun -n 4 python scripts/train.py                                  a minute on
 mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
 srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-124M --train-data '...'
 mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8
+python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN       starts the ranks, and again when they fail
 
 Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, 130 Ctrl-C, --resume goes on; 2 a mistake,
 one line. A second Ctrl-C ends it at once.
@@ -12,7 +13,7 @@ one line. A second Ctrl-C ends it at once.
 import sys
 
 from scripts.machine import blas_choice
-from scripts.training.signals import END, EXIT_CODES, let_wait
+from scripts.training.signals import CHECKPOINT, EXIT_CODES, TIME_IS_UP, let_wait
 
 if __name__ == "__main__":
     let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
@@ -26,11 +27,14 @@ from gpt2.errors import UserError
 from scripts.settings.training import parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.meeting import end_if_diverged
+from scripts.training.restarts import supervise
 from scripts.training.run_lock import RunLock
 
 
 def main():
     settings = parse_settings(__doc__)
+    if settings.restarts:
+        sys.exit(supervise(settings.restarts, settings.launcher, settings.out, sys.argv[1:]))
     sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
 
 
@@ -71,11 +75,12 @@ def make_steps(parts, world) -> int:
             if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):
                     checkpoints.begin(step)
-            if meeting.asked >= END:
+            if meeting.asked > CHECKPOINT:
                 break
     is_done = step >= parts.steps.stop - 1
     checkpoints.leave_last(step, parts.model if is_done else None)
-    parts.ending.tell(step, is_done, checkpoints.costs)
+    why = None if is_done else "--minutes" if meeting.asked == TIME_IS_UP else "a signal"
+    parts.ending.tell(step, why, checkpoints.costs)
     return 0 if is_done else EXIT_CODES[meeting.asked]
 
 

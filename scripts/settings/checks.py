@@ -30,6 +30,7 @@ from traces.record.steps import parse_steps
 MOST_THREADS = 4096  # of a rank
 MOST_LAYERS = 10_000  # ten times the deepest that anybody has trained; a layer has tensors to be planned
 MOST = 2**31 - 1  # of anything else that is counted, as in the files' headers
+MOST_TOKENS = 10**18  # beyond it is a typing error
 FLOAT32 = 1.2e-38, 3.4e38  # what kernels compute with: a smaller number would be 0 there, a larger one infinite
 INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
@@ -54,7 +55,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
-        lr_steps=settings.steps if settings.lr_steps is None else settings.lr_steps,
         overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
     )
     try:
@@ -73,7 +73,22 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     if settings.preset:
         batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
+    if settings.tokens:
+        settings = with_steps(settings, worker_count(settings.server, copies(settings, ranks)))
+    if settings.lr_steps is None:
+        settings = replace(settings, lr_steps=settings.steps)
     return settings, config
+
+
+def with_steps(settings: Settings, workers: int) -> Settings:
+    """The settings with as many --steps as take --tokens, the last one whole. UserError beside --steps."""
+    if "steps" in settings.typed:
+        raise UserError("--tokens with --steps, which decides it too: leave one of them out")
+    of_step = settings.batch_size * settings.grad_accum * workers * settings.seq_len
+    steps = -(-settings.tokens // of_step)
+    if steps > MOST:
+        raise UserError(f"--tokens {settings.tokens} is {steps} steps of {of_step} tokens, expected at most {MOST}")
+    return replace(settings, steps=steps)
 
 
 def with_micro_steps(settings: Settings, workers: int) -> Settings:
@@ -171,7 +186,7 @@ def check_checkpoints(settings: Settings) -> None:
         raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
     if settings.take_over and not settings.out:
         raise UserError("--take-over without --out, expected the folder of the run to take over: add --out RUN")
-    for flag in ("resume", "checkpoint_every", "check_replicas"):
+    for flag in ("resume", "checkpoint_every", "checkpoint_minutes", "check_replicas"):
         if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
             raise UserError(
                 f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
@@ -185,10 +200,10 @@ def check_numbers(settings: Settings) -> None:
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "lr_steps": 1, "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
-        "keep_every": 0, "check_replicas": 0,
+        "keep_every": 0, "check_replicas": 0, "minutes": 0, "checkpoint_minutes": 0, "tokens": 1, "restarts": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
     }  # fmt: skip
-    highest = {"seed": 2**64 - 1, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
+    highest = {"seed": 2**64 - 1, "tokens": MOST_TOKENS, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
     for name, low in lowest.items():
         value, flag = getattr(settings, name), name.replace("_", "-")
         if value is None:

@@ -15,6 +15,7 @@ from scripts.machine.blas import AS_SET
 from scripts.machine.blas_choice import HELP, METAVAR
 from scripts.settings import presets
 from scripts.settings.command_line import Parser
+from scripts.settings.units import count_of
 from strategies import AUTO, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
 
@@ -33,7 +34,8 @@ GROUPS = {
     "tensor_parallel": "one model on several ranks",
     "model": "model",
     "train_data": "data",
-    "steps": "optimization",
+    "steps": "length of the run",
+    "grad_accum": "optimization",
     "backend": "hardware",
     "eval_every": "validation and samples",
     "out": "run folder",
@@ -153,6 +155,12 @@ class Settings:
     )
     shuffle: bool = setting(True, "read the training data in a random order; --no-shuffle is the order of llm.c")
     steps: int = setting(200, "steps to train")
+    tokens: int = setting(
+        None, "tokens to train on, such as 300M: --steps and the schedule then follow from it", type=count_of
+    )
+    minutes: float = setting(
+        0.0, "end after so many minutes with a checkpoint, wherever the run stands; 0: after --steps"
+    )
     grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
     seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
     lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
@@ -195,6 +203,9 @@ class Settings:
     checkpoint_every: int = setting(
         0, "steps between checkpoints; there is one after the last step too; 0: that one alone"
     )
+    checkpoint_minutes: float = setting(
+        0.0, "minutes between checkpoints, beside --checkpoint-every; 0: by steps alone"
+    )
     keep: int = setting(2, "how many checkpoints stay, the newest ones")
     keep_every: int = setting(0, "checkpoints of steps that are multiples of this one stay, too; 0: none")
     check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
@@ -210,6 +221,10 @@ class Settings:
     trace_mb: int = setting(64, "the most that each rank's traces take, in MB")
     stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
     end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
+    restarts: int = setting(
+        0, "start the ranks by --launcher, and so often again when they have failed; 0: this is a rank itself"
+    )
+    launcher: str = setting(None, "with --restarts: what starts the ranks, such as 'mpirun -n 4'")
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
 
 

@@ -54,12 +54,12 @@ def duration_s(text: str) -> float:
     return time_s
 
 
-def parameter_count(text: str) -> int:
+def count_of(text: str) -> int:
     """124000000 for "124M"."""
     match = re.fullmatch(NUMBER + r"([KMBT]?)", text.upper())
     count = float(match[1]) * COUNTS[match[2]] if match else 0
     if not 0.5 < count <= MOST:
-        raise UnitError(f"{text[:40]!r} is no count of parameters: expected 124M, 1.5B or a number")
+        raise UnitError(f"{text[:40]!r} is no count: expected 124M, 1.5B or a number")
     return round(count)
 
 

@@ -41,7 +41,7 @@ from scripts.training.meeting import MeetingPoint
 from scripts.training.report import Ending, TraceFailures, blas_of_ranks, run_table
 from scripts.training.same_files import check_same_files, made_for_all
 from scripts.training.shared_model import SharedModel
-from scripts.training.signals import Signals
+from scripts.training.signals import Clock, Signals
 from scripts.training.step_records import ProgressLines, StepRecords
 from scripts.training.utilization import Utilization, new_utilization
 from scripts.training.whole_model import WholeModel
@@ -109,9 +109,9 @@ def assemble(settings, world, lock) -> Parts:
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
-    used, peak = resolved(s, config, threads, path), utilization.peak
+    used, peak, clock = resolved(s, config, threads, path), utilization.peak, new_clock(s, world)
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
-    tracer, failures = new_tracer(s, world, shared, signals, path / "traces", backend.kernels.device, resources)
+    tracer, failures = new_tracer(s, world, shared, signals.has_sigterm, path / "traces", backend, resources)
     shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)
     lookup = new_lookup(s, backend.buffers, layout) if facts["split_embedding"] else None
     strategy = backend.new_strategy(new_job(s, backend, shared, tracer, facts, lookup), steps.start - 1)
@@ -127,9 +127,9 @@ def assemble(settings, world, lock) -> Parts:
         tracer=tracer,
         worker=worker,
         strategy=strategy,
-        meeting_point=MeetingPoint(world.comm, worker, signals, checkpoints, failures, tracer),
+        meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer),
         records=new_records(s, shared, facts, utilization),
-        progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every, job_end()),
+        progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every, job_end(), clock.left_s),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
@@ -230,27 +230,23 @@ def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, 
     return folder
 
 
-def new_watchdog(s, world, shared, signals: Signals, traces: Path, resources: ClosedTogether) -> Watchdog | None:
+def new_watchdog(s, world, shared, is_asked, traces: Path, resources: ClosedTogether) -> Watchdog | None:
     """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
     if not s.stall_after or world.size == 1:
         return None
     meetings, waits, titles = (*EXCHANGE, "wait"), (), ()
     if shared.identity():  # stages, and parts of unequal stages, meet unequally often: "wait" alone is all ranks'
         meetings, waits, titles = ("wait",), (*EXCHANGE, "recv"), shared.mesh.titles()
-    watchdog = Watchdog(
-        world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, waits, titles, signals.has_sigterm
-    )
+    watchdog = Watchdog(world, traces, PHASES, meetings, s.stall_after, s.end_on_stall, waits, titles, is_asked)
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(
-    s, world, shared, signals, traces: Path, device, resources: ClosedTogether
-) -> tuple[Tracer, TraceFailures]:
+def new_tracer(s, world, shared, is_asked, traces: Path, backend, resources) -> tuple[Tracer, TraceFailures]:
     """What times the phases, and tells the watchdog of each; and what tells of traces that cannot be written.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
-    watchdog = new_watchdog(s, world, shared, signals, traces, resources)
+    watchdog = new_watchdog(s, world, shared, is_asked, traces, resources)
     place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
     clock, counters, options = clock_offset(world), None, {"most_bytes": s.trace_mb * 1e6}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
@@ -259,7 +255,7 @@ def new_tracer(
     if s.backend == "cupy":
         # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
         on_stream = (*GPU_PHASES, *EXCHANGE) if s.transport == "nccl" else GPU_PHASES
-        options |= {"device": device, "on_stream": on_stream}
+        options |= {"device": backend.kernels.device, "on_stream": on_stream}
     tracer = Tracer(traces, place, s.trace, clock, counters, watchdog and watchdog.on_phase, **options)
     return tracer, TraceFailures(world, traces, tracer)
 
@@ -287,6 +283,10 @@ def new_worker(s, world, backend, shared, strategy, train, val, tracer, lookup) 
     """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
     with world.together(UserError):
         return shared.new_worker(backend, strategy, s.batch_size, s.seq_len, s.overlap, train, val, tracer, lookup)
+
+
+def new_clock(s, world) -> Clock:
+    return Clock(s.checkpoint_minutes, s.minutes) if world.rank == 0 else Clock(0, 0)
 
 
 def new_records(s, shared, facts: dict, utilization) -> StepRecords:

@@ -20,7 +20,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.formats import checkpoint_files, checkpoints, llmc, weights
 from gpt2.parameters import Layout
 from scripts.training.between_steps import is_time
-from scripts.training.signals import CHECKPOINT, END
+from scripts.training.signals import CHECKPOINT
 from scripts.training.state import errors_name, on_host, prefix_of, shares_model, state_arrays
 from scripts.training.whole_model import WholeModel
 
@@ -77,7 +77,7 @@ class Checkpointing:
         self._run_facts = self._run_facts | facts
 
     def is_due(self, step: int, asked: int) -> bool:
-        """Whether a checkpoint is to begin after this step: it is time for one, or a signal asked for one.
+        """Whether a checkpoint is to begin after this step: it is time for one, or one was asked for.
 
         At the end of the run `leave_last` writes it.
         """
@@ -89,7 +89,7 @@ class Checkpointing:
         return self.every is not None and (wanted or is_time(step, self.every))
 
     def _ends(self, step: int, asked: int) -> bool:
-        return step == self.steps.stop - 1 or asked >= END
+        return step == self.steps.stop - 1 or asked > CHECKPOINT
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.

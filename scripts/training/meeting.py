@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 from dist.waiting import gather_everywhere
 from dist.world import end_with_one_line
-from scripts.training.signals import Signals
+from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
 
 class Meeting(NamedTuple):
     """What all ranks know when they have met, the same on each of them.
 
-    loss: of the global batch, the mean. asked: the most that a signal asked of any rank. The others are of each rank:
-    losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none or has
-    skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s: that its
-    gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of its part
-    of a checkpoint is on disk (Checkpointing.written).
+    loss: of the global batch, the mean. asked: the most that a signal or the clock asked of any rank. The others are of
+    each rank: losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none
+    or has skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s:
+    that its gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of
+    its part of a checkpoint is on disk (Checkpointing.written).
     """
 
     loss: float
@@ -33,20 +33,22 @@ class Meeting(NamedTuple):
 class MeetingPoint:
     """Where all ranks meet once a step, with one small all-gather.
 
-    worker: this rank's Worker or Server. checkpoints: a Checkpointing, which completes a checkpoint once all ranks know
-    that all of them have written their parts. failures: TraceFailures, which are told once all ranks know of them.
-    tracer: a Tracer, which keeps a step that took long: all ranks know the same of it, so all keep it.
+    worker: this rank's Worker or Server. asking: what may ask something of the run. checkpoints: a Checkpointing, which
+    completes a checkpoint once all ranks know that all of them have written their parts. failures: TraceFailures, which
+    are told once all ranks know of them. tracer: a Tracer, which keeps a step that took long: all ranks know the same
+    of it, so all keep it.
     """
 
-    def __init__(self, comm, worker, signals: Signals, checkpoints, failures, tracer):
-        self.comm, self.worker, self.signals = comm, worker, signals
+    def __init__(self, comm, worker, asking: list[Signals | Clock], checkpoints, failures, tracer):
+        self.comm, self.worker, self.asking = comm, worker, asking
         self.checkpoints, self.failures = checkpoints, failures
         self.tracer, self.slow_steps = tracer, SlowSteps()
 
     def meet(self, loss_part: float, norm: float | None) -> Meeting:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
         not known here, or the step was skipped."""
-        own = (loss_part, norm or 0.0, *self.worker.seconds(), self.signals.asked(), self.checkpoints.written())
+        asked = max(one.asked() for one in self.asking)
+        own = (loss_part, norm or 0.0, *self.worker.seconds(), asked, self.checkpoints.written())
         *told, untraced = gather_everywhere(self.comm, *own, self.failures.own()).T
         losses, norms, exchange_s, compute_s, step_s, pipeline_s, asked, written = told
         meeting = Meeting(

@@ -136,10 +136,10 @@ class Ending:
         self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
         self.utilization = utilization
 
-    def tell(self, step: int, is_done: bool, checkpoint_costs: list[dict]) -> None:
+    def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
         """After the last step: write summary.json; each node's clock and link, and the peak once more. Collective.
 
-        is_done: whether the run has made all its steps; else rank 0 says how to go on.
+        ended_by: None where the run has made all its steps; else rank 0 says what ended it, and how to go on.
         """
         world = self.world
         facts = {
@@ -149,7 +149,7 @@ class Ending:
         }
         are_full = world.comm.gather(self.tracer.is_full)
         at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
-        if is_done and self.traces:  # else a scheduler may be waiting for the job's end
+        if ended_by is None and self.traces:  # else a scheduler may be waiting for the job's end
             at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
         peak, peak_line = self.utilization.at_end()
@@ -172,8 +172,8 @@ class Ending:
                         "the traces end before the run, as they are as large as --trace-mb allows: raise it, or "
                         "choose steps by --trace FROM:TO"
                     )
-                if not is_done:
-                    world.print(f"a signal ended the run after step {step}: go on with it by --out {path} --resume")
+                if ended_by:
+                    world.print(f"{ended_by} ended the run after step {step}: go on with it by --out {path} --resume")
 
     def _keep(self, at_end: dict[str, list[dict]]) -> None:
         for name, nodes in at_end.items():

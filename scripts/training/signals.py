@@ -1,4 +1,4 @@
-"""Signals that ask something of a training.
+"""What asks something of a training while it runs: signals, and the clock.
 
 SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end, and so does Ctrl-C, SIGINT; the second
 Ctrl-C ends the job at once. A handler only counts: ranks get a signal at different moments, or only some of them get
@@ -18,10 +18,10 @@ from contextlib import suppress
 
 from dist.console import BY_CTRL_C
 
-NOTHING, CHECKPOINT, END, QUIT = range(4)  # in this order: of several wishes the largest counts
+NOTHING, CHECKPOINT, TIME_IS_UP, END, QUIT = range(5)  # in this order: of several wishes the largest counts
 ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END, signal.SIGINT: QUIT}
 INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
-EXIT_CODES = {END: INTERRUPTED, QUIT: BY_CTRL_C}
+EXIT_CODES = {TIME_IS_UP: 0, END: INTERRUPTED, QUIT: BY_CTRL_C}
 ONE_PRESS_S = 0.3  # a terminal and a launcher may both hand on the same Ctrl-C
 WAITING = signal.SIGUSR1, signal.SIGUSR2
 
@@ -87,3 +87,29 @@ class Signals:
         new = [what for number, what in ASKS.items() if arrived[number] > self._answered[number]]
         self._answered = arrived
         return max(new, default=NOTHING)
+
+
+class Clock:
+    """Asks for a checkpoint every so many minutes, and for the end after so many; 0: never.
+
+    Rank 0's alone asks, so all ranks do the same at the same step. Minutes count from its making: before the first
+    step, so that a run with a time limit of its own keeps it.
+    """
+
+    def __init__(self, checkpoint_minutes: float, minutes: float):
+        self._every_s, self._limit_s = 60 * checkpoint_minutes, 60 * minutes
+        self._begun = self._checkpoint_at = time.monotonic()
+
+    def asked(self) -> int:
+        """NOTHING, CHECKPOINT or TIME_IS_UP. A checkpoint that is asked for is taken for granted."""
+        now = time.monotonic()
+        if self._limit_s and now - self._begun >= self._limit_s:
+            return TIME_IS_UP
+        if self._every_s and now - self._checkpoint_at >= self._every_s:
+            self._checkpoint_at = now
+            return CHECKPOINT
+        return NOTHING
+
+    def left_s(self) -> float | None:
+        """Seconds until it asks for the end; None if it never does."""
+        return max(0.0, self._begun + self._limit_s - time.monotonic()) if self._limit_s else None

@@ -81,15 +81,16 @@ class ProgressLines:
 
     A line names a rank that was clearly slower than the others in the steps since the line before. places: World's.
     stages: as slowest's. job_end: when the job's time limit ends it, in seconds since 1970; None where none is known.
+    left_s: says in how many seconds the run ends wherever it stands; None where it does not.
     """
 
     def __init__(
         self, last_step: int, print_line, places: list[dict], stages: list[int], every: int | None = None,
-        job_end: float | None = None,
+        job_end: float | None = None, left_s=lambda: None,
     ):  # fmt: skip
         self.last_step, self.print_line, self.places, self.printed_at = last_step, print_line, places, 0.0
         self.compute_s, self.stages, self.every = [], stages, every
-        self.pace = Pace(last_step, job_end)
+        self.pace = Pace(last_step, job_end, left_s)
 
     def step(self, record: dict, compute_s: list[float]) -> None:
         """record: as StepRecords makes it, with "val_loss" after a validation. compute_s: as slowest's."""
@@ -129,11 +130,11 @@ class ProgressLines:
 class Pace:
     """How long the steps of this job have taken so far, how long the rest will, and whether that ends in time.
 
-    last_step, job_end: as ProgressLines'.
+    last_step, job_end, left_s: as ProgressLines'.
     """
 
-    def __init__(self, last_step: int, job_end: float | None = None):
-        self._last_step, self._job_end = last_step, job_end
+    def __init__(self, last_step: int, job_end: float | None = None, left_s=lambda: None):
+        self._last_step, self._job_end, self._left_s = last_step, job_end, left_s
         self._begun, self._made, self._warm_at = time.monotonic(), 0, None
 
     def text(self, step: int) -> str:
@@ -148,6 +149,8 @@ class Pace:
             limit = "" if self._job_end is None else f", job's limit in {duration_text(self._job_end - time.time())}"
             return passed + limit
         left_s = (self._last_step - step) * (now - self._warm_at) / (self._made - WARM_UP_STEPS)
+        if (limit_s := self._left_s()) is not None:
+            left_s = min(left_s, limit_s)
         return f"{passed}, {duration_text(left_s)} left{self._late(left_s)}" if step < self._last_step else passed
 
     def _late(self, left_s: float) -> str:

@@ -64,6 +64,8 @@ LEFT_OUT = ("--link 10gbit",)  # of one node: refused
 ELSEWHERE = {
     "mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8":
         "tests/ranks/test_model_parallel.py",
+    "python scripts/train.py --restarts 5 --launcher mpirun -n 4 --out runs/week --tokens 300M --checkpoint-minutes 10":
+        "tests/suites/test_failures.py",
     "git clone URL gpt2-mpi": ".ci/run",
     "cd gpt2-mpi": ".ci/run",
     "make setup": ".ci/run",

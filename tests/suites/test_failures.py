@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -42,12 +43,13 @@ FEW_BYTES = 20_000  # less than a rank writes of a checkpoint
 class Job:
     """A training under mpirun that has made FAULT_STEP steps when it is made; ended, whatever happens, by `end`."""
 
-    def __init__(self, run: Path, *flags, before=()):
+    def __init__(self, run: Path, *flags, before=(), launcher=None):
         self.run, self._output = run, run.with_suffix(".txt")
+        launcher = mpirun_command(RANKS) if launcher is None else launcher
         train = [*before, sys.executable, SCRIPTS / "train.py", *TRAINING, "--out", run, *flags]
         with open(self._output, "w") as output:
             self.process = subprocess.Popen(
-                [str(word) for word in [*mpirun_command(RANKS), *train]],
+                [str(word) for word in [*launcher, *train]],
                 env=mpirun_environment(RANKS), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         wait_until(lambda: last_step(run) >= FAULT_STEP or self.process.poll() is not None, TIME_LIMIT_S)
@@ -119,6 +121,17 @@ def test_a_killed_rank_ends_the_job_and_costs_the_steps_since_the_checkpoint(und
     assert 0 <= last_step(job.run) - newest <= 2 * EVERY
     (job.run / ".0123456789abcdef.tmp").touch()  # as of a config.json that was being written
     goes_on_as(undisturbed, start, job.run, newest)
+
+
+def test_a_killed_rank_under_restarts_needs_no_hand(undisturbed, start, tmp_path):
+    again = "--restarts", 3, "--launcher", shlex.join(mpirun_command(RANKS))
+    job = start(tmp_path / "run", *again, launcher=())
+    send(signal.SIGKILL, job.pid(1))
+    assert job.ends() == 0
+    assert job.says(r"they start again in 5 s, from the checkpoint of step [23]0\n")
+    assert job.says("the run has ended well\n")
+    (job.run / "restarts.jsonl").unlink()
+    is_same(undisturbed, job.run)
 
 
 def test_signals_ask_for_a_checkpoint_or_for_the_end(undisturbed, start, tmp_path):

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 TIME_LIMIT_S = 30
 # The launcher: its first word, then the shell commands that are to happen, then the command line it was given.
 STAND_IN = """#!/bin/bash
+case $1 in --exclude=*) echo "$1" > excluded; shift;; esac
 plan=$1; shift
 echo "$@" > launched
 run=runs/one
@@ -29,7 +30,10 @@ trap 'got=USR2' USR2
 trap 'got=TERM' TERM
 eval "$plan"
 """
-JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
+JOB = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4",
+    "SLURM_CPUS_PER_TASK": "3",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -47,12 +51,16 @@ def write_program(path, text):
     path.chmod(0o755)
 
 
-def start(folder, plan, *flags, end_signal="USR2", **environment) -> subprocess.Popen:
+def start(
+    folder, plan, *flags, end_signal="USR2", restarts=0, spare=0, python="PYTHON", launcher="./launcher", **environment
+) -> subprocess.Popen:
     """The script, its block filled in as a site would, as SLURM starts it."""
     lines = SCRIPT.read_text()
     for name, line in {
-        "python": "python=PYTHON",
-        "launch": f"launch=(./launcher '{plan}') end_signal={end_signal}",
+        "python": f"python={python}",
+        "restarts": f"restarts={restarts}",
+        "spare": f"spare={spare}",
+        "launch": f"launch=({launcher} '{plan}') end_signal={end_signal}",
     }.items():
         lines, count = re.subn(rf"^{name}=.*$", lambda match, line=line: line, lines, flags=re.MULTILINE)
         assert count == 1
@@ -92,6 +100,23 @@ def test_the_launch_line(folder):
     assert (folder / "launched").read_text().strip() == expected
     assert "threads 3 3" in output
     assert asked(folder) is None
+
+
+def test_ranks_that_fail_start_again_within_the_job(folder):
+    """By --restarts of train.py; on as many nodes as are no spare ones, without the one that SLURM has lost."""
+    (folder / "scripts").symlink_to(SCRIPT.parents[1])
+    write_program(folder / "bin" / "sinfo", "#!/bin/bash\n[ ! -e failed ] || echo node0\n")
+    (folder / "launcher").rename(folder / "bin" / "srun")
+    plan = "if [ -e failed ]; then touch $run/summary.json; else touch failed; checkpoint 00000004; exit 9; fi; "
+    process = start(
+        folder, plan, restarts=2, spare=1, python=sys.executable, launcher="srun", PYTHONPATH=str(SCRIPT.parents[2])
+    )
+    code, output = end_of(process)
+    assert code == 0, output
+    assert "they start again in 5 s, from the checkpoint of step 4" in output
+    assert (folder / "excluded").read_text().strip() == "--exclude=node0"
+    assert (folder / "launched").read_text().split()[:2] == ["--nodes=1", "--ntasks=2"]
+    assert "--expect-ranks 2 --out runs/one --resume" in (folder / "launched").read_text()
 
 
 @pytest.mark.parametrize(

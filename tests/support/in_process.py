@@ -7,15 +7,17 @@ ROOT = Path(__file__).parents[2]
 PEAK_GIVEN = ("--peak-tflops", "0.1")
 
 
-def train(world, out, *flags, peak=PEAK_GIVEN) -> None:
+def train(world, out, *flags, peak=PEAK_GIVEN, code=None) -> None:
     """One run on all ranks of `world`, as scripts/train.py with these flags; its folder is whole on return.
 
-    peak: flags as well. Without, it is measured, which takes longer than a few small steps do.
+    peak: flags as well. Without, it is measured, which takes longer than a few small steps do. code: the exit code that
+    it must have, None for any.
     """
     from scripts import train
 
     settings = train.parse_settings("", [*peak, *map(str, flags), "--out", str(out)])
-    train.train(settings, world)
+    found = train.train(settings, world)
+    assert code in (None, found)
     world.comm.Barrier()
 
 

@@ -39,6 +39,12 @@ def test_the_corpus_is_named_where_no_other_text_is():
             "--global-batch-size 12, expected a multiple of 8, what --batch-size 4 comes to",
         ),
         (["--global-batch-size", "16", "--grad-accum", "2"], "--global-batch-size 16 with --grad-accum"),
+        (["--tokens", "300", "--steps", "3"], "--tokens with --steps, which decides it too: leave one of them out"),
+        (
+            ["--tokens", "1T", "--batch-size", "1", "--context", "16"],
+            "--tokens 1000000000000 is 31250000000 steps of 32",
+        ),
+        (["--minutes", "-1"], "--minutes is -1.0, expected a number of at least 0"),
         (["--global-batch-size", "0"], "--global-batch-size is 0"),
         (["--log-every", "0"], "--log-every is 0"),
         (["--beta1", "1"], "--beta1 is 1.0, expected at least 0 and below 1"),
@@ -78,3 +84,15 @@ def test_help_has_a_group_for_every_flag(capsys):
     shown = [re.findall(r"^  --(\S+?),?(?:\s|$)", group, re.MULTILINE) for group in groups]
     assert [flag for group in shown for flag in group] == [item.name.replace("_", "-") for item in flags()]
     assert max(map(len, shown)) <= 14, "a group that is longer hides what it holds"
+
+
+def test_tokens_settle_the_steps_and_the_schedule():
+    """Two ranks with two micro-steps of three windows of sixteen tokens: 192 a step; the last step is whole."""
+    shape = ("--context", "16", "--batch-size", "3", "--grad-accum", "2")
+    for tokens, steps in (("192", 1), ("193", 2), ("1.92K", 10), ("2M", 10417)):
+        made, _ = settings("--tokens", tokens, *shape)
+        assert (made.steps, made.lr_steps) == (steps, steps)
+    assert settings("--tokens", "1.92K", "--lr-steps", "7", *shape)[0].lr_steps == 7
+    assert (
+        settings("--tokens", "1.92K", "--global-batch-size", "24", "--batch-size", "3", "--context", "16")[0].steps == 5
+    )

@@ -105,7 +105,7 @@ def test_activations_are_those_that_a_model_allocates(dtype, operand_bytes):
     assert sum(counted[2:]) == activation_bytes(config, 5, 7, operand_bytes=operand_bytes)
 
 
-@pytest.mark.parametrize("kind", [units.sizes, units.parameter_count, units.bits_per_s, units.duration_s])
+@pytest.mark.parametrize("kind", [units.sizes, units.count_of, units.bits_per_s, units.duration_s])
 def test_units_of_immense_numbers(kind):
     for number in ("9" * 400, "9" * 30):
         for unit in ("", "gbit", "s", "B"):

@@ -106,6 +106,12 @@ def test_what_is_left_and_the_jobs_limit(monkeypatch):
         text = late.text(step)
     assert text == "5:00, 5:28:20 left, ends 5 h after the job's limit"
     assert Pace(9).text(1) == "0:00"
+    for limit_s, left in ((50.0, "0:50"), (9000.0, "1:40")):
+        limited = Pace(4, left_s=lambda limit_s=limit_s: limit_s)
+        for step in (1, 2, 3):
+            clock[0] += 100
+            text = limited.text(step)
+        assert text == f"5:00, {left} left", "by time or by steps, whatever comes first"
 
 
 def test_the_jobs_limit_as_slurm_says_it():

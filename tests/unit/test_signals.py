@@ -13,7 +13,19 @@ import pytest
 
 from dist.console import BY_CTRL_C
 from scripts.training import signals as module
-from scripts.training.signals import ASKS, CHECKPOINT, END, INTERRUPTED, NOTHING, QUIT, WAITING, Signals, let_wait
+from scripts.training.signals import (
+    ASKS,
+    CHECKPOINT,
+    END,
+    INTERRUPTED,
+    NOTHING,
+    QUIT,
+    TIME_IS_UP,
+    WAITING,
+    Clock,
+    Signals,
+    let_wait,
+)
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
@@ -124,3 +136,18 @@ def test_train_waits_before_it_imports():
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_clock_asks_for_checkpoints_and_then_for_the_end(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    clock, never = Clock(checkpoint_minutes=0.5, minutes=2), Clock(0, 0)
+    asked = []
+    for now[0] in range(1000, 1130, 10):
+        asked.append(clock.asked())
+        assert never.asked() == NOTHING
+    due = {3: CHECKPOINT, 6: CHECKPOINT, 9: CHECKPOINT, 12: TIME_IS_UP}
+    assert asked == [due.get(tick, NOTHING) for tick in range(13)]
+    assert CHECKPOINT < TIME_IS_UP < END
+    now[0] = 1090.0
+    assert (clock.left_s(), never.left_s()) == (30.0, None)

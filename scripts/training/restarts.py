@@ -1,0 +1,203 @@
+"""A run that needs no one: with --restarts K, train.py starts the ranks itself, and again when they have failed.
+
+    python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN --checkpoint-minutes 10 ...
+
+Each start goes on from the newest checkpoint (--resume), and a hang ends it (--end-on-stall). It ends when all is done,
+when a signal asked for the end, at a mistake (exit code 2), after K restarts, or when a start has failed at the same
+step as the one before with no checkpoint in between: then it would fail there for ever. So it would where two starts
+come to no step at all. Pauses between starts double,
+from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+
+Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+from dist.console import BY_CTRL_C, say
+from dist.probe.programs import RANKS, is_first, is_open_mpi, tool_output
+from dist.world import USER_MISTAKE, end_without_mpi
+from gpt2.formats.checkpoints import newest_first
+from scripts.training.signals import INTERRUPTED, WAITING
+
+TRAIN = Path(__file__).parents[1] / "train.py"
+OWN_FLAGS = "--restarts", "--launcher"  # which the ranks do not get
+LOG, SUMMARY = "log.jsonl", "summary.json"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
+ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
+ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT  # what asks for the end; SIGUSR1 asks for a checkpoint
+NOT_THERE = "down,drain,fail,no_respond"  # states of SLURM's nodes
+
+
+class Progress(NamedTuple):
+    """The last step that a start has made, 0 if it made none, and the newest complete checkpoint, 0 for none."""
+
+    step: int
+    checkpoint: int
+
+
+def supervise(restarts: int, launcher: str | None, out: str | None, words: list[str]) -> int:
+    """Start the ranks until the run is over; returns the exit code.
+
+    launcher, out: of the flags, None where they are missing. words: the command line of this process.
+    """
+    if problem := misused(launcher, out, os.environ):
+        end_without_mpi(problem, is_first(RANKS))
+    folder, starts = Path(out), shlex.split(launcher)
+    command = [sys.executable, str(TRAIN), *without_own_flags(words), "--resume", "--end-on-stall"]
+    ranks, before, pause_s = Ranks(starts[0]), None, FIRST_PAUSE_S
+    for left in reversed(range(restarts + 1)):
+        begun, summary, log, newest = (
+            time.time(),
+            written_at(folder, SUMMARY),
+            written_at(folder, LOG),
+            newest_step(folder),
+        )
+        code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command])
+        is_done = code == 0 and written_at(folder, SUMMARY) != summary
+        after = Progress(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
+        why = why_it_ends(code, is_done, ranks.has_ended, before, after, left)
+        keep(folder, {"began": begun, "ended": time.time(), "code": code, **after._asdict(), "ends": why})
+        if why is not None:
+            say(f"{TRAIN.name}: {why}")
+            return code if is_done or code else INTERRUPTED if ranks.has_ended else 1
+        pause_s = FIRST_PAUSE_S if after.checkpoint > newest else pause_s
+        where = f"the checkpoint of step {after.checkpoint}" if after.checkpoint else "the beginning"
+        ended = f"the ranks ended with code {code} {when(after)}"
+        say(f"{TRAIN.name}: {ended}: they start again in {pause_s:.0f} s, from {where}")
+        if ranks.ends_within(pause_s):
+            return INTERRUPTED
+        before, pause_s = after, min(2 * pause_s, LONGEST_PAUSE_S)
+    raise AssertionError("the last start always ends it")
+
+
+def misused(launcher: str | None, out: str | None, environment) -> str | None:
+    """What is wrong with the flags, or with where this was started, in one line; None if nothing is."""
+    if any(name in environment for name in RANKS[:3]) or "SLURM_STEP_ID" in environment:
+        return "--restarts under a launcher, expected without: it starts the ranks itself, by --launcher"
+    for flag, value, example in (("--out", out, "RUN"), ("--launcher", launcher, "'mpirun -n 4'")):
+        if not value:
+            return f"--restarts without {flag}, expected both: add {flag} {example}"
+    return None
+
+
+def why_it_ends(code: int, is_done: bool, was_asked: bool, before: Progress | None, after: Progress, left: int):
+    """In words, after a start that ended with this exit code; None if another start follows.
+
+    is_done: it has left a summary.json of its own. was_asked: a signal came. before, after: what the start before and
+    this one had reached when they ended. left: restarts that are left.
+    """
+    if is_done:
+        return "the run has ended well"
+    if was_asked or code in ASKED:
+        return f"a signal ended the run {when(after)}: the same command goes on"
+    if code == USER_MISTAKE:
+        return "no restart, as exit code 2 says that what was given does not do: see the line of the error above"
+    if before == after:
+        return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
+    if not left:
+        return f"the run has failed {when(after)}, and no restarts are left: raise --restarts"
+    return None
+
+
+def when(ended: Progress) -> str:
+    return f"after step {ended.step}" if ended.step else "before its first step"
+
+
+def without_own_flags(words: list[str]) -> list[str]:
+    """The words of a command line without OWN_FLAGS and their values."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in OWN_FLAGS:
+            skip = True
+        elif not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
+            kept.append(word)
+    return kept
+
+
+def newest_step(folder: Path) -> int:
+    """Of the newest complete checkpoint; 0 where there is none."""
+    return next((int(path.name.removeprefix("step-")) for path in newest_first(folder / "checkpoints")), 0)
+
+
+def last_step(folder: Path) -> int:
+    """Of the last whole line of log.jsonl; 0 where there is none."""
+    with suppress(OSError, ValueError, KeyError, IndexError), open(folder / LOG, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
+        return json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]
+    return 0
+
+
+def written_at(folder: Path, name: str) -> int | None:
+    """When a file of the run was last written, in nanoseconds; None where there is none."""
+    with suppress(OSError):
+        return (folder / name).stat().st_mtime_ns
+    return None
+
+
+def keep(folder: Path, start: dict) -> None:
+    """Add a line to restarts.jsonl; a disk that is full, or a folder that was never made, ends nothing."""
+    with suppress(OSError), open(folder / "restarts.jsonl", "a") as file:
+        file.write(json.dumps(start) + "\n")
+
+
+def without_lost_nodes(launcher: str) -> list[str]:
+    """For srun within an allocation: the flag that leaves out nodes that SLURM has lost, if any. Spare ones step in."""
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if Path(launcher).name != "srun" or not nodes:
+        return []
+    flags = "--noheader", "--Node", f"--nodes={nodes}", f"--states={NOT_THERE}", "--format=%N"
+    lost = sorted({*(tool_output("sinfo", *flags) or "").split()})
+    return [f"--exclude={','.join(lost)}"] if lost else []
+
+
+class Ranks:
+    """The ranks under their launcher, one start at a time, and the signals that this process gets for them."""
+
+    def __init__(self, launcher: str):
+        self._process, self._ended, self.has_ended = None, Event(), False
+        # srun answers SIGTERM by killing the ranks, Open MPI's mpirun by killing its daemons, and both keep Ctrl-C for
+        # themselves; MPICH's mpirun dies of SIGUSR2.
+        self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
+        for number in (*ENDING, signal.SIGUSR1):
+            signal.signal(number, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+
+    def run(self, command: list[str]) -> int:
+        """Start them, and wait for their end: the launcher's exit code, as a shell gives it."""
+        try:
+            # A session of its own: the terminal's Ctrl-C comes from here alone, and once.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
+        code = self._process.wait()
+        self._process = None
+        return code if code >= 0 else 128 - code
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long, or until a signal asks for the end: whether one did."""
+        return self._ended.wait(seconds)
+
+    def _pass_on(self, number, frame) -> None:
+        is_second = number == signal.SIGINT and self.has_ended
+        if number in ENDING:
+            self.has_ended = True
+            self._ended.set()
+            number = number if self._is_hydra and number == signal.SIGINT else self._end_signal()
+        with suppress(AttributeError, ProcessLookupError):  # between two starts there are none
+            self._process.send_signal(signal.SIGKILL if is_second else number)
+
+    def _end_signal(self) -> int:
+        return signal.SIGTERM if self._is_hydra else signal.SIGUSR2

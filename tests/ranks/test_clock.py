@@ -1,0 +1,52 @@
+"""--checkpoint-minutes, --minutes and --tokens: what ends a run or asks for a checkpoint besides steps and signals."""
+
+import pytest
+
+from gpt2.formats.checkpoints import newest_first
+from tests.support.in_process import log, train
+
+SMALL = [
+    "--n-layer", 1, "--n-head", 1, "--n-embd", 8, "--context", 8, "--batch-size", 1, "--threads", 1, "--eval-every", 0,
+    "--trace", "off", "--strategy", "reduce-scatter",
+]  # fmt: skip
+
+
+def checkpoints(run) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in newest_first(run / "checkpoints")]
+
+
+@pytest.mark.ranks(2)
+def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, capsys):
+    from dist.world import start_world
+
+    world, run = start_world(), shared_path / "run"
+    flags = [*SMALL, "--lr", 1e-2, "--lr-steps", 50, "--minutes", 0.02]
+    train(world, run, "--steps", 10**6, *flags, code=0)
+    last = log(run)[-1]["step"]
+    assert 1 < last < 10**6
+    assert checkpoints(run) == [last]
+    assert (run / "summary.json").exists()
+    if world.rank == 0:
+        printed = capsys.readouterr().out
+        assert f"--minutes ended the run after step {last}: go on with it by --out {run} --resume" in printed
+    train(world, run, "--steps", last + 3, *flags[:-2], "--resume", code=0)
+    assert [line["step"] for line in log(run)] == [*range(1, last + 4)]
+
+
+@pytest.mark.ranks(2)
+def test_checkpoints_by_time_beside_those_by_steps(comm, shared_path):
+    from dist.world import start_world
+
+    world, run = start_world(), shared_path / "run"
+    train(world, run, *SMALL, "--steps", 10**6, "--minutes", 0.03, "--checkpoint-minutes", 0.004, "--keep", 99, code=0)
+    found = checkpoints(run)
+    assert 3 <= len(found) <= 1 + 0.03 / 0.004 + 1, "a clock that is never reset asks at each step"
+
+
+@pytest.mark.ranks(2)
+def test_tokens_settle_the_steps(comm, shared_path):
+    from dist.world import start_world
+
+    run = shared_path / "run"
+    train(start_world(), run, *SMALL, "--tokens", 100, code=0)
+    assert [line["tokens"] for line in log(run)] == [16 * step for step in range(1, 8)]

@@ -1,0 +1,227 @@
+"""scripts/training/restarts.py: when the ranks start again, and when not; under a launcher that plays a plan."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from scripts.training import restarts as module
+from scripts.training.restarts import last_step, misused, newest_step, supervise, without_lost_nodes, without_own_flags
+
+pytestmark = pytest.mark.any_mpi
+# Plays one line of the plan a start: {"step", "checkpoint", "code", "summary", "wait"}; notes its words and signals.
+LAUNCHER = """#!{python}
+import json, os, signal, sys, time
+from pathlib import Path
+folder = Path({folder!r})
+if sys.argv[1:] == ["--version"]:
+    print({version!r})
+    raise SystemExit
+plan, run = folder / "plan.jsonl", folder / "run"
+first, *rest = plan.read_text().splitlines()
+plan.write_text("".join(line + "\\n" for line in rest))
+now = json.loads(first)
+def note(number, frame):
+    with open(folder / "signals", "a") as file:
+        file.write(signal.Signals(number).name + "\\n")
+    if number != signal.SIGUSR1:
+        raise SystemExit(75)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+    signal.signal(number, note)
+with open(folder / "words", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+run.mkdir(exist_ok=True)
+if "silent" not in now:
+    lines = [json.dumps({{"step": step}}) + "\\n" for step in range(1, now["step"] + 1)]
+    (run / "log.jsonl").write_text("".join(lines))
+if now.get("checkpoint"):
+    checkpoint = run / "checkpoints" / f"step-{{now['checkpoint']:08}}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "checkpoint.json").write_text("{{}}")
+if now.get("summary"):
+    (run / "summary.json").write_text("{{}}")
+(folder / "plays").touch()
+time.sleep(now.get("wait", 0))
+if now["code"] < 0:
+    os.kill(os.getpid(), -now["code"])
+raise SystemExit(now["code"])
+"""
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch, capsys):
+    """play(starts, restarts): the exit code, what was said, and the pauses between starts."""
+    numbers = (*module.ENDING, signal.SIGUSR1)
+    before, mask = (
+        {number: signal.getsignal(number) for number in numbers},
+        signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )
+    for name in (*module.RANKS, "SLURM_STEP_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    pauses, wait = [], module.Ranks.ends_within
+    monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01)))
+
+    def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun"):
+        program = tmp_path / launcher
+        program.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path), version=version))
+        program.chmod(0o755)
+        (tmp_path / "plan.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+        words = ["--restarts", "5", "--steps", "9", "--launcher=x", "--out", "run"]
+        code = supervise(restarts, f"{program} -n 2", str(tmp_path / "run"), words)
+        return code, capsys.readouterr().out, pauses
+
+    yield play
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(step, code, checkpoint=0, **more):
+    return {"step": step, "code": code, "checkpoint": checkpoint, **more}
+
+
+def test_each_start_goes_on_until_all_is_done(play, tmp_path):
+    code, said, _ = play([start(5, 137), start(7, -9, 6), start(8, 255, 6), start(9, 0, summary=True)])
+    assert code == 0
+    assert said.splitlines() == [
+        "train.py: the ranks ended with code 137 after step 5: they start again in 5 s, from the beginning",
+        "train.py: the ranks ended with code 137 after step 7: they start again in 5 s, from the checkpoint of step 6",
+        "train.py: the ranks ended with code 255 after step 8: they start again in 10 s, from the checkpoint of step 6",
+        "train.py: the run has ended well",
+    ]
+    words = [json.loads(line) for line in (tmp_path / "words").read_text().splitlines()]
+    ranks = [sys.executable, str(module.TRAIN), "--steps", "9", "--out", "run", "--resume", "--end-on-stall"]
+    assert words == [["-n", "2", *ranks]] * 4
+
+
+def test_a_step_that_fails_twice_ends_it(play, tmp_path):
+    code, said, _ = play([start(5, 137, 4), start(7, 1, 6), start(7, 255, 6), start(9, 0, summary=True)])
+    assert code == 255
+    assert said.splitlines()[-1] == (
+        "train.py: the run has failed twice after step 7, with no checkpoint in between: look there, no restart helps"
+    )
+    kept = [json.loads(line) for line in (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()]
+    assert [(line["code"], line["step"], line["checkpoint"]) for line in kept] == [(137, 5, 4), (1, 7, 6), (255, 7, 6)]
+    assert [line["ends"] is None for line in kept] == [True, True, False]
+    assert all(line["began"] <= line["ended"] for line in kept)
+
+
+def test_starts_that_come_to_no_step_are_not_tried_for_ever(play):
+    """One such is none at the step of the start before."""
+    code, said, _ = play([start(7, 1, 6), start(0, 9, silent=True), start(8, 1, 6), start(9, 0, summary=True)])
+    assert code == 0
+    assert "ended with code 9 before its first step: they start again" in said
+    code, said, _ = play([start(7, 1, 6), start(0, 1, silent=True), start(0, 9, silent=True)])
+    assert code == 9
+    assert "has failed twice before its first step" in said
+
+
+def test_the_same_step_with_a_newer_checkpoint_is_no_second_failure(play):
+    assert play([start(7, 1, 6), start(7, 1, 7), start(9, 0, summary=True)])[0] == 0
+
+
+def test_a_summary_does_not_excuse_an_exit_code(play):
+    """Of a start that failed after it was written."""
+    code, said, _ = play([start(9, 1, 8, summary=True), start(9, 0, 9, summary=True)])
+    assert code == 0
+    assert "ended with code 1 after step 9: they start again" in said
+
+
+def test_pauses_double_until_there_is_a_checkpoint(play):
+    steps = [start(1, 1), start(2, 1), start(3, 1), start(4, 1, 4), start(5, 1, 4), start(9, 0, summary=True)]
+    assert play(steps)[2] == [5, 10, 20, 5, 10]
+
+
+def test_restarts_are_used_up(play):
+    code, said, pauses = play([start(step, 1, step) for step in range(1, 5)], restarts=2)
+    assert (code, len(pauses)) == (1, 2)
+    assert "failed after step 3, and no restarts are left: raise --restarts" in said
+
+
+@pytest.mark.parametrize(("code", "says"), [(2, "no restart, as exit code 2"), (75, "a signal"), (130, "a signal")])
+def test_mistakes_and_wishes_are_not_failures(play, code, says):
+    found, said, pauses = play([start(5, code, 4)])
+    assert (found, pauses) == (code, [])
+    assert says in said
+
+
+def test_a_launcher_that_reports_success_without_a_summary_of_this_start_has_failed(play):
+    """Open MPI's mpirun does, where a host has died. The summary of a start before does not count."""
+    code, said, _ = play([start(5, 0, 4), start(9, 0, 8, summary=True)])
+    assert code == 0
+    assert "ended with code 0 after step 5: they start again" in said
+    code, said, _ = play([start(9, 0, 8), start(9, 0, 8)])
+    assert code == 1
+    assert "has failed twice after step 9" in said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "version", "sent", "comes"),
+    [
+        ("mpirun", "HYDRA build details", signal.SIGTERM, "SIGTERM"),
+        ("mpirun", "HYDRA build details", signal.SIGUSR2, "SIGTERM"),
+        ("mpirun", "HYDRA build details", signal.SIGINT, "SIGINT"),
+        ("mpirun", "mpirun (Open MPI) 5.0", signal.SIGTERM, "SIGUSR2"),
+        ("srun", "slurm 22.05", signal.SIGINT, "SIGUSR2"),
+    ],
+)
+def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, version, sent, comes):
+    def send():
+        while not (tmp_path / "plays").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not (tmp_path / "signals").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), sent)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    code, said, pauses = play([start(5, 1, 4, wait=20)], version=version, launcher=launcher)
+    sender.join()
+    assert (code, pauses) == (75, [])
+    assert "a signal ended the run after step 5" in said
+    assert (tmp_path / "signals").read_text().split() == ["SIGUSR1", comes]
+
+
+def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
+    monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
+    assert play([start(5, 1, 4), start(9, 0, summary=True)])[0] == 75
+
+
+def test_what_it_needs_is_said():
+    assert misused("mpirun -n 2", "run", {}) is None
+    assert misused("mpirun -n 2", "run", {"SLURM_PROCID": "0"}) is None, "a batch script's own process"
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID"):
+        assert misused("mpirun", "run", {name: "0"}).startswith("--restarts under a launcher, expected without")
+    assert "add --launcher 'mpirun -n 4'" in misused(None, "run", {})
+    assert "add --out RUN" in misused("mpirun", None, {})
+
+
+def test_the_ranks_do_not_get_its_flags():
+    words = ["--steps", "3", "--restarts=5", "--launcher", "srun -n 2", "--restarts", "2", "--out", "run"]
+    assert without_own_flags(words) == ["--steps", "3", "--out", "run"]
+
+
+def test_srun_leaves_out_nodes_that_slurm_has_lost(tmp_path, monkeypatch):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\necho cn07\necho cn03\necho cn07\n')
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    assert without_lost_nodes("srun") == []
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "cn[01-07]")
+    assert without_lost_nodes("/usr/bin/srun") == ["--exclude=cn03,cn07"]
+    assert "--nodes=cn[01-07]" in (tmp_path / "words").read_text()
+    assert without_lost_nodes("mpirun") == []
+
+
+def test_progress_is_read_from_whole_lines(tmp_path):
+    assert (last_step(tmp_path), newest_step(tmp_path)) == (0, 0)
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert last_step(tmp_path) == 2
+    (tmp_path / "log.jsonl").write_text('{"ste')
+    assert last_step(tmp_path) == 0
