@@ -57,12 +57,8 @@ def supervise(restarts: int, launcher: str | None, out: str | None, words: list[
     command = [sys.executable, str(TRAIN), *without_own_flags(words), "--resume", "--end-on-stall"]
     ranks, before, pause_s = Ranks(starts[0]), None, FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
-        begun, summary, log, newest = (
-            time.time(),
-            written_at(folder, SUMMARY),
-            written_at(folder, LOG),
-            newest_step(folder),
-        )
+        begun, newest = time.time(), newest_step(folder)
+        summary, log = written_at(folder, SUMMARY), written_at(folder, LOG)
         code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command])
         is_done = code == 0 and written_at(folder, SUMMARY) != summary
         after = Progress(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
