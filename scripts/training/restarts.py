@@ -150,13 +150,16 @@ def keep(folder: Path, start: dict) -> None:
 
 
 def without_lost_nodes(launcher: str) -> list[str]:
-    """For srun within an allocation: the flag that leaves out nodes that SLURM has lost, if any. Spare ones step in."""
+    """For srun within an allocation: the flags that leave out nodes that SLURM has lost, if any. Spare ones step in.
+
+    The step before has cores on the other nodes until SLURM has given it up, which takes minutes: hence --overlap.
+    """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if Path(launcher).name != "srun" or not nodes:
         return []
     flags = "--noheader", "--Node", f"--nodes={nodes}", f"--states={NOT_THERE}", "--format=%N"
     lost = sorted({*(tool_output("sinfo", *flags) or "").split()})
-    return [f"--exclude={','.join(lost)}"] if lost else []
+    return [f"--exclude={','.join(lost)}", "--overlap"] if lost else []
 
 
 class Ranks:

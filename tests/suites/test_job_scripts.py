@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 TIME_LIMIT_S = 30
 # The launcher: its first word, then the shell commands that are to happen, then the command line it was given.
 STAND_IN = """#!/bin/bash
-case $1 in --exclude=*) echo "$1" > excluded; shift;; esac
+case $1 in --exclude=*) echo "$1" > excluded; shift 2;; esac
 plan=$1; shift
 echo "$@" > launched
 run=runs/one

@@ -214,7 +214,7 @@ def test_srun_leaves_out_nodes_that_slurm_has_lost(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     assert without_lost_nodes("srun") == []
     monkeypatch.setenv("SLURM_JOB_NODELIST", "cn[01-07]")
-    assert without_lost_nodes("/usr/bin/srun") == ["--exclude=cn03,cn07"]
+    assert without_lost_nodes("/usr/bin/srun") == ["--exclude=cn03,cn07", "--overlap"]
     assert "--nodes=cn[01-07]" in (tmp_path / "words").read_text()
     assert without_lost_nodes("mpirun") == []
 
