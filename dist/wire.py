@@ -43,7 +43,7 @@ class WireFormat:
     def new(self, size: int) -> "Wire":
         """For vectors of `size` elements in host memory."""
         if not self.rounds:
-            return Float32Wire(self.segment_bytes)
+            return PlainWire(self.segment_bytes)
         return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
 
@@ -64,8 +64,12 @@ class Wire:
         return cut_range(start, stop, count)
 
 
-class Float32Wire(Wire):
-    """Sends the vector's own memory, and receives final values straight into it."""
+class PlainWire(Wire):
+    """Sends the vector's own memory, and receives final values straight into it. dtype: the vector's."""
+
+    def __init__(self, segment_bytes: int, dtype=np.float32):
+        self.dtype = np.dtype(dtype)
+        super().__init__(segment_bytes)
 
     def packed(self, flat, start, stop):
         """What to send for flat[start:stop], a partial sum; untouched until the exchange ends."""

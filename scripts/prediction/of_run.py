@@ -21,11 +21,14 @@ from traces.verdict.evidence import Evidence, PredictedExchange
 
 ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
+OTHER_PROGRAM = "the run is of a program of your own, whose exchange the model does not know"
 NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
-    """None where it is a file that is gone, or the control, which exchanges nothing."""
+    """None where it is a file that is gone, another program, or the control, which exchanges nothing."""
+    if "program" in run.config:
+        return None
     try:
         kind = of_run(run.config["settings"])
     except UserError:
@@ -178,6 +181,8 @@ def advised(rows: list[dict]) -> str | None:
 
 def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
     """Why the model has nothing to say of a run."""
+    if "program" in run.config:
+        return OTHER_PROGRAM
     if kind is None:
         return f"strategy {run.strategy} exchanges nothing, or is a file that is gone"
     if len(set(placement_of(run))) == 1:

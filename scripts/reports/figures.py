@@ -13,8 +13,9 @@ def of_one(measured: TimedRun) -> dict:
         "phases": comparison.draw_phases([measured]),
         "ranks": ranks.draw_map(measured),
         "waits": ranks.draw_waits(measured),
-        "loss": loss_curves.draw([measured]),
     }
+    if any(row.get("loss") is not None for row in measured.run.log):
+        figures["loss"] = loss_curves.draw([measured])
     if (by_slice := slices.draw([measured])) is not None:
         figures["slices"] = by_slice
     if counted := node_traffic(measured.run, measured.times):

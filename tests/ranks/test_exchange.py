@@ -13,7 +13,7 @@ from dist.host import ring, tree
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress import Progress, poking
 from dist.waiting import Condition, EarlySum, sum_everywhere, wait
-from dist.wire import BFloat16Wire, Float32Wire, WireFormat, round_to_bfloat16, widen
+from dist.wire import BFloat16Wire, PlainWire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from strategies.bucketed import plan_buckets
 
@@ -104,12 +104,12 @@ def test_halves_of_the_ring(comm):
     size, start, stop = 20_011, 7, 20_003
     flat = np.arange(size, dtype=np.float32)
     progress = Progress()
-    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
+    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, PlainWire(SEGMENT_BYTES), tag=1))
     progress.finish()
     own = slice(*ring.own_chunk(comm.size, comm.rank, start, stop))
     np.testing.assert_array_equal(flat[own], comm.size * np.arange(size)[own])
     flat[own] += 1
-    progress.start(ring.all_gather(comm, flat, start, stop, Float32Wire(SEGMENT_BYTES), tag=1))
+    progress.start(ring.all_gather(comm, flat, start, stop, PlainWire(SEGMENT_BYTES), tag=1))
     progress.finish()
     expected = np.arange(size)
     expected[start:stop] = comm.size * expected[start:stop] + 1
@@ -124,7 +124,7 @@ def test_many_exchanges_at_once(comm):
         [np.full(5000 + index, comm.rank + index, np.float32) for index in range(9)],
     )
     for index, flat in enumerate(vectors):
-        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), Float32Wire(SEGMENT_BYTES), tag=1 + index))
+        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), PlainWire(SEGMENT_BYTES), tag=1 + index))
         progress.poke()
     progress.finish()
     for index, flat in enumerate(vectors):
@@ -214,7 +214,7 @@ def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
     def summed(start, stop):
         said.append((start, stop, flat[start:stop].tolist()))
 
-    progress.start(ring.allreduce(comm, flat, [], 3, 50, Float32Wire(SEGMENT_BYTES), 2, summed))
+    progress.start(ring.allreduce(comm, flat, [], 3, 50, PlainWire(SEGMENT_BYTES), 2, summed))
     progress.finish()
     start, stop = ring.own_chunk(comm.size, comm.rank, 3, 50)
     assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
@@ -276,7 +276,7 @@ def test_a_segment_is_worth_its_message():
 
 @pytest.mark.parametrize("length", [0, 1, 49, 50, 51, 1003])
 def test_segments_tile_a_range(length):
-    pieces = Float32Wire(200).segments(7, 7 + length)
+    pieces = PlainWire(200).segments(7, 7 + length)
     assert [start for start, _ in pieces] == [7, *(stop for _, stop in pieces[:-1])]
     assert pieces[-1][1] == 7 + length
     assert len(pieces) == max(1, -(-length // 50))

@@ -121,6 +121,11 @@ ELSEWHERE = {
     "python scripts/plot.py runs/chain": "tests/ranks/test_own_strategy.py",
     "mpirun -n 4 python scripts/bench_exchange.py --strategies chain.py,ring,MPI_Allreduce --bytes 8MB":
         "tests/ranks/test_own_strategy.py",
+    "mpirun -n 4 python docs/examples/gradient_descent.py runs/descent": "tests/ranks/test_own_program.py",
+    "python scripts/diagnose.py runs/descent": "tests/ranks/test_own_program.py",
+    "python scripts/plot.py runs/descent": "tests/ranks/test_own_program.py",
+    "sudo python scripts/virtual_cluster.py run --nodes 4 --rate 1gbit --ranks 4 --slow node2:100mbit -- python "
+    "docs/examples/gradient_descent.py runs/slow": "tests/suites/test_own_program.py",
     "make test-gpu PYTHON=python3": "tests/gpu/test_gpu_commands.py",
     "python scripts/bench_step.py --backend cupy --model gpt2-124M --batch-size 64 --seq-len 1024 --dtype bfloat16 "
     "--vs torch --json gpu.json": "tests/gpu/test_bench_step_gpu.py",

@@ -27,7 +27,7 @@ BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", 
 # Parts of a step in the order in which they are stacked, with colour and the ink that reads on it.
 GROUPS = (
     (("data",), "#8C8C8C", "white"),
-    (("forward",), SKY, INK),
+    (("compute", "forward"), SKY, INK),
     (("backward",), BLUE, "white"),
     (COPY, PURPLE, INK),
     (("reduce", "reduce_scatter", "allreduce"), VERMILLION, "white"),

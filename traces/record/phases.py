@@ -3,6 +3,7 @@
 # In the order in which a step meets them.
 PHASES = (
     "data",
+    "compute",
     "recv",
     "lend",
     "borrow",
@@ -30,7 +31,8 @@ STEP = "step"
 NAMES = (*PHASES, STEP)
 INDEX = {name: index for index, name in enumerate(NAMES)}
 
-COMPUTE = ("forward", "backward", "update")
+# "compute" is what a program of another kind has in place of forward and backward.
+COMPUTE = ("compute", "forward", "backward", "update")
 # Of the last four, between the ranks that share a model: sums over parts of tensors, LayerNorms that part 0 lends, the
 # token embedding between first and last stage, squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")

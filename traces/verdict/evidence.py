@@ -107,8 +107,8 @@ class Evidence:
 
     @cached_property
     def compute(self) -> np.ndarray:
-        """(S, R) seconds of forward and backward."""
-        return self.phase("forward", "backward")
+        """(S, R) seconds of forward and backward, or of what another program computes."""
+        return self.phase("compute", "forward", "backward")
 
     @cached_property
     def workers(self) -> np.ndarray:

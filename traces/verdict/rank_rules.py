@@ -47,7 +47,7 @@ def straggler(evidence: Evidence) -> list[Finding]:
     others_s = own_s - lost_s
     text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
     text += "check that host's clock rate, cores and other jobs"
-    phase = max(("forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
+    phase = max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
     facts = {"compute_s": own_s, "others_compute_s": others_s}
     return [Finding("straggler", lost_s, text, phase, node, rank, facts=facts)]
 

@@ -1,0 +1,99 @@
+"""A run folder for any mpi4py program: its steps and phases traced, so that diagnose.py and plot.py can read it.
+
+    with traced(world, "RUN", "gradient-descent") as tracer:
+        for step in range(1, steps + 1):
+            with tracer.step(step):
+                with tracer.phase("compute"):
+                    ...
+                with tracer.phase("allreduce", bytes=gradient.nbytes):
+                    ...
+
+The phases are those of traces/record/phases.py: a verdict knows by their names what computes and what exchanges.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dist.probe.links import clock_offset, probe_links
+from dist.probe.ports import Ports
+from dist.world import World, library_name
+from gpt2.files import as_json
+from scripts.machine.host import machine, versions
+from traces import RunError, Tracer
+from traces.read.checks import NAME
+from traces.record.files import END_CLOCKS, END_LINKS, CounterFile, write_at_end
+
+
+class ProgramTracer(Tracer):
+    """A Tracer that writes a line of log.jsonl for each step, too. log: rank 0's open file, None on the others."""
+
+    def __init__(self, log, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._log = log
+
+    @contextmanager
+    def step(self, number: int, **facts: float) -> Iterator[None]:
+        """As Tracer's. facts: what else the log is to say of the step, such as a loss that is known before it."""
+        with super().step(number):
+            yield
+        if self._log is not None:
+            self._log.write(as_json({"step": number, "step_s": self.seconds("step")} | facts) + "\n")
+
+
+@contextmanager
+def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
+    """The tracer of this rank, and around the block what is measured before and after it: clocks and links. Collective.
+
+    out: the run folder, which must not hold a run; name: of the program, for titles, without spaces. A mistake in
+    either ends the job with one line. If the block raises, nothing is measured any more, as the other ranks may never
+    come; what was traced until then can be read.
+    """
+    folder, traces, log = Path(out), Path(out) / "traces", None
+    links, clock = probe_links(world), clock_offset(world)
+    with world.together(RunError):
+        if world.rank == 0:
+            log = _begin(folder, name, world, links)
+    tracer = _new_tracer(world, traces, name, clock, log)
+    try:
+        yield tracer
+    finally:
+        tracer.close()
+        if log is not None:
+            log.close()
+    nodes = world.comm.gather({"node": world.node} | clock_offset(world))
+    links = probe_links(world)
+    if world.rank == 0 and world.node_count > 1:
+        write_at_end(traces, END_CLOCKS, nodes)
+        write_at_end(traces, END_LINKS, links)
+
+
+def _begin(folder: Path, name: str, world: World, links: list[dict]):
+    """Make the folder and its config.json, on rank 0. Returns log.jsonl, open and empty."""
+    if not NAME.accepts(name):
+        raise RunError(f"the program's name is {name!r}, expected {NAME.expected}")
+    if (folder / "config.json").exists():
+        raise RunError(f"{folder} already holds a run (config.json): choose another folder, or remove it")
+    config = {
+        "settings": {"strategy": name}, "program": name, "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions("gpt2-mpi", "numpy", "mpi4py"),
+        "machine": machine(), "mpi_library": library_name(), "ranks": world.places, "links": links,
+    }  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(as_json(config, indent=1) + "\n")
+        return open(folder / "log.jsonl", "w", buffering=1)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
+
+
+def _new_tracer(world: World, traces: Path, name: str, clock: dict, log) -> ProgramTracer:
+    """If there are several nodes, the first rank of each samples the node's ports, too."""
+    place = world.places[world.rank] | {"ranks": world.size, "strategy": name}
+    counters = None
+    if world.local_rank == 0 and world.node_count > 1:
+        ports = Ports()
+        counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+    return ProgramTracer(log, traces, place, clock=clock, counters=counters)

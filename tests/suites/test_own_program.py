@@ -1,0 +1,23 @@
+"""docs/your-own-program.md's example on virtual hosts, one of them with a slow port: the verdict names that port."""
+
+import json
+import sys
+
+import pytest
+
+from tests.ranks.test_own_program import EXAMPLE
+from tests.ranks.test_own_strategy import answer
+from tests.suites.test_virtual_cluster import needs_cluster, run
+
+pytestmark = pytest.mark.any_mpi
+
+
+@needs_cluster
+def test_the_slow_port_is_named(tmp_path):
+    hosts = ["--nodes", 4, "--ranks", 4, "--rate", "1gbit", "--slow", "node2:100mbit"]
+    ended = run("run", *hosts, command=[sys.executable, str(EXAMPLE), str(tmp_path / "slow")])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    answered = json.loads(answer("diagnose.py", tmp_path / "slow", "--json"))
+    assert (answered["bottleneck"]["kind"], answered["bottleneck"]["node"]) == ("slow-link", 2)
+    assert answered["verdict"].startswith("node2's port carries 12")
+    assert answered["evidence"]["nodes"][2]["bytes_a_step"]["in"] > 1e6
