@@ -1,7 +1,7 @@
 """A run for the tools of others.
 
     python scripts/export.py runs/sliced --format llmc --out gpt2.bin           the last checkpoint's weights for llm.c
-    python scripts/export.py runs/sliced --format huggingface --out my-gpt2     a folder for transformers
+    python scripts/export.py runs/sliced --format huggingface --out my-gpt2     for transformers, tokenizer included
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
     python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
@@ -14,6 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import tiktoken
+
 from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.files import new_folder, place_of_file, replacing_in
@@ -21,6 +23,7 @@ from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
 from scripts.settings.command_line import Parser
+from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
@@ -59,8 +62,20 @@ def export(settings: argparse.Namespace) -> list[Path]:
         llmc.write_parameters(settings.out, parameters, stored=stored)
         return [settings.out]
     shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
-    huggingface_export.write_parameters(settings.out, parameters, stored=stored, shard_bytes=shard_bytes)
+    tokenizer = tokenizer_of(settings.run, parameters.layout.config.vocab_size)
+    huggingface_export.write_parameters(
+        settings.out, parameters, stored=stored, shard_bytes=shard_bytes, tokenizer=tokenizer
+    )
     return sorted(settings.out.iterdir())
+
+
+def tokenizer_of(path: Path, vocab_size: int) -> tiktoken.Encoding | None:
+    """The tokenizer of a run or of other weights; None, and a line, where it is not known or its files are missing."""
+    try:
+        return choose_tokenizer(None, path, vocab_size)
+    except UserError as error:
+        print(f"export.py: without the tokenizer's files (tokenizer.json and its like): {error}", file=sys.stderr)
+        return None
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:

@@ -4,10 +4,10 @@
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
     python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
-One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages and loss, and RUN/report.html the verdict, all
-pictures and the tables; with --out DIR all of it goes there. Several: --out gets comparison, phases, loss, model, each
-run's timeline and, of runs of different size, scaling. Every figure is written as PNG and SVG. What a crashed run lacks
-is said, the rest is drawn.
+One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages, loss and whole-run, and RUN/report.html the
+verdict, all pictures and the tables; with --out DIR all of it goes there. Several: --out gets comparison, phases, loss,
+model, each run's timeline and, of runs of different size, scaling. Every figure is written as PNG and SVG. What a
+crashed run lacks is said, the rest is drawn.
 """
 
 import argparse

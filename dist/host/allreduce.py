@@ -1,12 +1,13 @@
 """All-reduces of NumPy arrays for any program: the sum over all ranks, in place, in one call.
 
-    allreduce = AllReduce(world, "hierarchical")      # once; collective
+    allreduce = HierarchicalAllReduce(world)          # once; collective
     allreduce(gradient)                               # as often as there is something to sum; collective
 
-    ring          around a ring of all ranks (ring.py): 2 (N-1)/N D in and out of a rank; many bytes, one rank a node
-    tree          up and down two binary trees (tree.py): 2 log2(N) dependent messages; many ranks, few bytes
-    hierarchical  MPI's sum in the node, a ring of the nodes' leaders, MPI's broadcast in the node: 2 (M-1)/M D through
-                  a node's port; several ranks a node
+    RingAllReduce          around a ring of all ranks (ring.py): 2 (N-1)/N D in and out of a rank; many bytes, one rank a
+                           node
+    TreeAllReduce          up and down two binary trees (tree.py): 2 log2(N) dependent messages; many ranks, few bytes
+    HierarchicalAllReduce  MPI's sum in the node, a ring of the nodes' leaders, MPI's broadcast in the node: 2 (M-1)/M D
+                           through a node's port; several ranks a node
 
 D: bytes of the array, N: ranks, M: nodes. Each sum is made once and then passed on: the same bits on every rank.
 Strategies exchange by ranges, beside computing, and in bfloat16: dist/host/exchange.py. Here is none of that.
@@ -26,29 +27,23 @@ from dist.wire import PlainWire
 from dist.world import World
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-WAYS = ("ring", "tree", "hierarchical")
 TAGS = 1 << 14
 
 
 class AllReduce:
-    """Sums arrays over the ranks of a world, by one of WAYS. Collective, with the same `way` on all ranks.
+    """What the three have in common. Collective: made by all ranks of a world.
 
     segment_bytes: the most that one message holds. The messages go over communicators of its own, so that none of the
     program's are met.
     """
 
-    def __init__(self, world: World, way: str, segment_bytes: int = MOST_SEGMENT_BYTES):
-        if way not in WAYS:
-            raise ValueError(f"no all-reduce is called {way!r}; expected {', '.join(WAYS)}")
+    def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):
         self._wires = {dtype: PlainWire(segment_bytes, dtype) for dtype in DTYPES}
         self._progress, self._tags = Progress(), itertools.cycle(range(1, TAGS))
-        self._sum = {"ring": self._ring, "tree": self._tree, "hierarchical": self._hierarchical}[way]
-        if way == "hierarchical":
-            self._local = world.local_comm.Dup()
-            leads = self._local.rank == 0
-            self._comm = world.comm.Split(0 if leads else MPI.UNDEFINED, world.node)
-        else:
-            self._comm = world.comm.Dup()
+        self._comm = self._new_comm(world)
+
+    def _new_comm(self, world: World):
+        return world.comm.Dup()
 
     def __call__(self, array: np.ndarray) -> None:
         """The array, of any shape, becomes its sum over all ranks. Collective: the same shape and dtype on all ranks.
@@ -61,21 +56,43 @@ class AllReduce:
             raise ValueError("an array with gaps, or one that cannot be written: hand over a copy (array.copy())")
         self._sum(array.reshape(-1))
 
-    def _ring(self, flat: np.ndarray) -> None:
+    def _sum(self, flat: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _around_a_ring(self, flat: np.ndarray) -> None:
         whole = 0, len(flat)
         self._progress.start(ring.allreduce(self._comm, flat, (), *whole, self._wires[flat.dtype], next(self._tags)))
         self._progress.finish()
 
-    def _tree(self, flat: np.ndarray) -> None:
+
+class RingAllReduce(AllReduce):
+    """Around a ring of all ranks."""
+
+    def _sum(self, flat: np.ndarray) -> None:
+        self._around_a_ring(flat)
+
+
+class TreeAllReduce(AllReduce):
+    """Up and down two binary trees, each with half the array."""
+
+    def _sum(self, flat: np.ndarray) -> None:
         tags, wire = (next(self._tags), next(self._tags)), self._wires[flat.dtype]
         for way in tree.allreduce(self._comm, flat, 0, len(flat), wire, tags):
             self._progress.start(way)
         self._progress.finish()
 
-    def _hierarchical(self, flat: np.ndarray) -> None:
+
+class HierarchicalAllReduce(AllReduce):
+    """Within each node, then around a ring of the nodes' leaders, then within each node."""
+
+    def _new_comm(self, world: World):
+        self._local = world.local_comm.Dup()
+        return world.comm.Split(0 if self._local.rank == 0 else MPI.UNDEFINED, world.node)
+
+    def _sum(self, flat: np.ndarray) -> None:
         leads = self._local.rank == 0
         reduce = partial(self._local.Ireduce, op=MPI.SUM, root=0)
         wait(reduce(MPI.IN_PLACE, flat) if leads else reduce(flat, None))
         if leads:
-            self._ring(flat)
+            self._around_a_ring(flat)
         wait(self._local.Ibcast(flat, 0))

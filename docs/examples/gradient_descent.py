@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from dist.host.allreduce import AllReduce
+from dist.host.allreduce import RingAllReduce
 from dist.world import start_world
 from scripts.own_program.traced import traced
 
@@ -19,7 +19,7 @@ def main(out: str) -> None:
     random, truth = np.random.default_rng(world.rank), np.random.default_rng(99).normal(size=FEATURES)
     inputs = random.normal(size=(SAMPLES, FEATURES))
     targets, weights = inputs @ truth, np.zeros(FEATURES)
-    allreduce = AllReduce(world, "ring")
+    allreduce = RingAllReduce(world)
     with traced(world, out, "gradient-descent") as tracer:
         for step in range(1, STEPS + 1):
             with tracer.step(step):

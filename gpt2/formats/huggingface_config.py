@@ -45,9 +45,13 @@ def read_config_file(path: Path) -> tuple[GPT2Config, bool]:
     return GPT2Config(**numbers), found.get("tie_word_embeddings", True) is True
 
 
+def end_of_text(config: GPT2Config) -> int | None:
+    """The id of GPT-2's token at the end of a text; None in a vocabulary that is smaller."""
+    return GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
+
+
 def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
     """Write what transformers' GPT2LMHeadModel needs to be this model."""
-    end_of_text = GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
     described = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -59,8 +63,8 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
+        "bos_token_id": end_of_text(config),
+        "eos_token_id": end_of_text(config),
         "torch_dtype": stored,
     }
     path.write_text(json.dumps(described, indent=2) + "\n")

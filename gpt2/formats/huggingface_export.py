@@ -6,10 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 
 from gpt2.files import new_file, new_folder
 from gpt2.formats.huggingface import INDEX, PREFIX, SINGLE, is_transposed, names_and_shapes
-from gpt2.formats.huggingface_config import write_config_file
+from gpt2.formats.huggingface_config import end_of_text, write_config_file
+from gpt2.formats.huggingface_tokenizer import write_generation_config, write_tokenizer
 from gpt2.formats.safetensors import make_header, tensor_sizes
 from gpt2.formats.stored_numbers import AT_ONCE, write_numbers
 from gpt2.parameters import Parameters
@@ -23,11 +25,13 @@ def write_parameters(
     ranges: Iterable[tuple[int, int]] | None = None,
     stored: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    tokenizer: tiktoken.Encoding | None = None,
 ) -> None:
     """Write float32 parameters in host memory as a folder, in float32 or, rounded, in bfloat16.
 
-    ranges: as in llmc.py. shard_bytes: of tensors in one file, where a tensor is not larger. The folder is there once
-    complete, or not at all. UserError: it exists and holds something, or cannot be written.
+    ranges: as in llmc.py. shard_bytes: of tensors in one file, where a tensor is not larger. tokenizer: the model's,
+    whose files are written, too, or None. The folder is there once complete, or not at all. UserError:
+    it exists and holds something, or cannot be written.
     """
     layout = parameters.layout
     names = {ours: (PREFIX + name, shape) for ours, name, shape in names_and_shapes(layout.config)}
@@ -55,6 +59,9 @@ def write_parameters(
             index = {"metadata": {"total_size": size}, "weight_map": weight_map}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         write_config_file(folder / "config.json", layout.config, stored)
+        write_generation_config(folder / "generation_config.json", end_of_text(layout.config))
+        if tokenizer:
+            write_tokenizer(folder, tokenizer, layout.config.context)
 
 
 def plan_files(shapes: dict[str, tuple[int, ...]], stored: str, shard_bytes: int) -> dict[str, dict]:

@@ -1,7 +1,7 @@
 """Which figures are drawn of one run and of several, and what each is given."""
 
 from scripts.prediction.of_run import message_matrix, own_exchange, own_schedule
-from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic
+from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic, whole_run
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
@@ -15,7 +15,7 @@ def of_one(measured: TimedRun) -> dict:
         "waits": ranks.draw_waits(measured),
     }
     if any(row.get("loss") is not None for row in measured.run.log):
-        figures["loss"] = loss_curves.draw([measured])
+        figures |= {"loss": loss_curves.draw([measured]), "whole-run": whole_run.draw(measured)}
     if (by_slice := slices.draw([measured])) is not None:
         figures["slices"] = by_slice
     if counted := node_traffic(measured.run, measured.times):

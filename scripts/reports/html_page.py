@@ -47,6 +47,8 @@ CAPTIONS = {
     "waits": "Each rank's median step: computing, moving data, and each kind of waiting.",
     "messages": "Bytes between ranks and between nodes in one exchange, from the strategy's schedule.",
     "loss": "The loss.",
+    "whole-run": "The whole run, step by step: pale each step, dark the running mean. Dashed lines: where it was "
+    "taken up again; crosses: updates that --skip-outliers left out. Memory: of the rank that had most.",
 }
 
 

@@ -127,7 +127,7 @@ def assemble(settings, world, lock) -> Parts:
         tracer=tracer,
         worker=worker,
         strategy=strategy,
-        meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer),
+        meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer, backend.device),
         records=new_records(s, shared, facts, utilization),
         progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every, job_end(), clock.left_s),
         folder=folder,

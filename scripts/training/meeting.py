@@ -1,6 +1,7 @@
 """The end of a step, where all ranks meet: they tell each other their losses and times, and what a signal asked for."""
 
 import math
+import resource
 from typing import NamedTuple
 
 from dist.waiting import gather_everywhere
@@ -16,7 +17,8 @@ class Meeting(NamedTuple):
     each rank: losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none
     or has skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s:
     that its gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of
-    its part of a checkpoint is on disk (Checkpointing.written).
+    its part of a checkpoint is on disk (Checkpointing.written). memory_bytes: the most that it has held in host memory
+    so far. gpu_bytes: of its GPU's memory, in use; 0 without one.
     """
 
     loss: float
@@ -28,6 +30,8 @@ class Meeting(NamedTuple):
     asked: int
     written: list[int]
     pipeline_s: list[float] = ()
+    memory_bytes: list[float] = (0.0,)
+    gpu_bytes: list[float] = (0.0,)
 
 
 class MeetingPoint:
@@ -36,20 +40,20 @@ class MeetingPoint:
     worker: this rank's Worker or Server. asking: what may ask something of the run. checkpoints: a Checkpointing, which
     completes a checkpoint once all ranks know that all of them have written their parts. failures: TraceFailures, which
     are told once all ranks know of them. tracer: a Tracer, which keeps a step that took long: all ranks know the same
-    of it, so all keep it.
+    of it, so all keep it. device: its GPU, or None.
     """
 
-    def __init__(self, comm, worker, asking: list[Signals | Clock], checkpoints, failures, tracer):
+    def __init__(self, comm, worker, asking: list[Signals | Clock], checkpoints, failures, tracer, device=None):
         self.comm, self.worker, self.asking = comm, worker, asking
         self.checkpoints, self.failures = checkpoints, failures
-        self.tracer, self.slow_steps = tracer, SlowSteps()
+        self.tracer, self.slow_steps, self.device = tracer, SlowSteps(), device
 
     def meet(self, loss_part: float, norm: float | None) -> Meeting:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
         not known here, or the step was skipped."""
         asked = max(one.asked() for one in self.asking)
         own = (loss_part, norm or 0.0, *self.worker.seconds(), asked, self.checkpoints.written())
-        *told, untraced = gather_everywhere(self.comm, *own, self.failures.own()).T
+        *told, memory, gpu, untraced = gather_everywhere(self.comm, *own, *self.memory(), self.failures.own()).T
         losses, norms, exchange_s, compute_s, step_s, pipeline_s, asked, written = told
         meeting = Meeting(
             loss=math.fsum(losses),  # exact, so all ranks get the same bits
@@ -61,12 +65,19 @@ class MeetingPoint:
             asked=int(asked.max()),
             written=written.astype(int).tolist(),
             pipeline_s=pipeline_s.tolist(),
+            memory_bytes=memory.tolist(),
+            gpu_bytes=gpu.tolist(),
         )
         self.checkpoints.settle(meeting.written)
         self.failures.tell(untraced)
         if self.slow_steps.is_kept(max(meeting.step_s)):
             self.tracer.keep_step()
         return meeting
+
+    def memory(self) -> tuple[int, int]:
+        """(most bytes that this process has held in host memory, bytes of its GPU that are in use)."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak, self.device.used_bytes() if self.device else 0
 
 
 def end_if_diverged(world, step: int, meeting: Meeting, val_loss: float = 0.0) -> None:

@@ -13,6 +13,7 @@ from traces.units import duration_text, mfu_text, short_ms
 SECONDS_BETWEEN_LINES = 1.0
 STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this share
 WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
+MEMORY_GROWTH = 1.01  # less is not worth a word
 
 
 class StepRecords:
@@ -24,6 +25,7 @@ class StepRecords:
     def __init__(self, tokens: int, flops_per_token: float, utilization, stages: list[int]):
         self.tokens, self.flops_per_token, self.utilization = tokens, flops_per_token, utilization
         self.stages = stages
+        self._noted = {}
 
     def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
         """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
@@ -40,7 +42,14 @@ class StepRecords:
         record |= self.utilization.of_step(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
         record |= {"pipeline_wait_s": float(np.mean(meeting.pipeline_s))} if any(self.stages) else {}
-        return record | slowest(meeting.compute_s, self.stages)
+        return record | self._memory(meeting) | slowest(meeting.compute_s, self.stages)
+
+    def _memory(self, meeting: Meeting) -> dict[str, int]:
+        """{"peak_memory_bytes", "gpu_memory_bytes"}: of the rank that has most, where that has grown."""
+        now = {"peak_memory_bytes": int(max(meeting.memory_bytes)), "gpu_memory_bytes": int(max(meeting.gpu_bytes))}
+        grown = {name: size for name, size in now.items() if size > MEMORY_GROWTH * self._noted.get(name, 0)}
+        self._noted |= grown
+        return grown
 
 
 def exposed_exchange_s(meeting: Meeting, step_s: float) -> float:

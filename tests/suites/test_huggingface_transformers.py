@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpt2.config import PRESETS
+from gpt2.data.tokenizers import byte_encoding
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.huggingface import names_and_shapes
 from gpt2.kernels import load_kernels
@@ -117,6 +118,19 @@ def test_generates_there(tmp_path):
     model = load_there(tmp_path / "ours")
     assert model.config.eos_token_id is None
     assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=False).shape == (1, 6)
+
+
+def test_a_text_goes_on_there(tmp_path):
+    """Model and tokenizer of one folder, as their users load them."""
+    parameters = weights.load(saved(tmp_path / "theirs", SHAPES["bytes"]))
+    huggingface_export.write_parameters(tmp_path / "ours", parameters, tokenizer=byte_encoding())
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    text = "naïve  東京\n"
+    inputs = tokenizer(text, return_tensors="pt")
+    assert inputs["input_ids"].tolist() == [list(text.encode())]
+    assert tokenizer.decode(inputs["input_ids"][0]) == text
+    assert model.generate(**inputs, max_new_tokens=4, do_sample=False).shape == (1, len(text.encode()) + 4)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("gpt2-")])

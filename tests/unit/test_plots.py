@@ -174,7 +174,9 @@ def check_figures(folder, names, printed):
 def test_one_run(runs):
     result = plot(runs[0])
     assert result.returncode == 0, result.stderr
-    check_figures(runs[0] / "plots", ["timeline", "phases", "loss", "messages", "ranks", "waits"], result.stdout)
+    check_figures(
+        runs[0] / "plots", ["timeline", "phases", "loss", "messages", "ranks", "waits", "whole-run"], result.stdout
+    )
     assert result.stdout.splitlines()[-1].startswith("reduce-bcast: ")
 
 

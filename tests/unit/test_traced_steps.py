@@ -121,7 +121,7 @@ def test_all_ranks_keep_what_the_slowest_took_long_for(monkeypatch):
     longest = iter([1.0] * 299 + [2.0, 1.0])
 
     def gathered(comm, *own):
-        return np.array([[0, 0, 0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, next(longest), 0, 0, 0, 0]])
+        return np.array([[0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, next(longest), 0, 0, 0, 0, 0, 0]])
 
     monkeypatch.setattr("scripts.training.meeting.gather_everywhere", gathered)
     met, kept = [], []

@@ -155,12 +155,14 @@ CONFIG = {
     "started": Rule(_is_moment, "a date and time"),
     "resumed_step": STEP_NUMBER.or_none(),
 }
+EARLIER = {"started": CONFIG["started"], "resumed_step": STEP_NUMBER.or_none(), "ranks": integer(1, MOST_RANKS)}
 # Of a run that has diverged these are null, as JSON has no word for nan; older logs say NaN.
 DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none())
 LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
 LOG_ROW |= {"peak_underestimated": one_of(True), "pipeline_wait_s": NOT_NEGATIVE}
+LOG_ROW |= {"peak_memory_bytes": NOT_NEGATIVE, "gpu_memory_bytes": NOT_NEGATIVE}
 
 
 def parse(text: bytes):
@@ -200,8 +202,9 @@ def check_config(config) -> None:
     for name, required, optional in (("peak", PEAK, {"in_log": POSITIVE}), ("code", {}, CODE)):
         if config.get(name) is not None:
             check_fields(name, config[name], required, optional)
-    places, links, mesh = (config.get(name) or [] for name in ("ranks", "links", "mesh"))
-    for name, found, rules in (("ranks", places, PLACE), ("links", links, LINK), ("mesh", mesh, MESH_PLACE)):
+    places, links, mesh, earlier = (config.get(name) or [] for name in ("ranks", "links", "mesh", "earlier"))
+    lists = ("ranks", places, PLACE), ("links", links, LINK), ("mesh", mesh, MESH_PLACE), ("earlier", earlier, EARLIER)
+    for name, found, rules in lists:
         if type(found) is not list:
             raise ValueError(f"{name} is {shown(found)}, expected a list")
         for one in found:

@@ -125,6 +125,10 @@ class Device:
                 f"{self.memory_bytes / 1e9:.0f} GB: lower --batch-size"
             ) from None
 
+    def used_bytes(self) -> int:
+        """Of the GPU's memory, what is in use now, by this process and by others that share the GPU."""
+        return self.memory_bytes - self.cupy.cuda.runtime.memGetInfo()[0]
+
     def scratch(self, name, shape, dtype):
         """An uninitialized array, the caller's until it asks for the same name again."""
         needed_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize

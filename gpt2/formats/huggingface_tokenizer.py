@@ -1,0 +1,108 @@
+"""The files by which transformers' AutoTokenizer is a model's tokenizer: a byte-level BPE, made of tiktoken's ranks.
+
+    vocab.json, merges.txt    of the slow tokenizers: tokens with their ids; pairs that are merged, the first ones first
+    tokenizer.json            the same and what is done around it, for the package tokenizers
+    tokenizer_config.json     which class reads them, and the special tokens; special_tokens_map.json the latter again
+
+A token's bytes are written as text, each byte as a character of its own that can be printed (GPT-2's encoder.py,
+bytes_to_unicode, https://github.com/openai/gpt-2/blob/master/src/encoder.py).
+"""
+
+import json
+from pathlib import Path
+
+import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+# One token a character: merges are none, so it does not matter where a text is cut, and nothing is cut.
+BYTES_CLASS, GPT2_CLASS = "PreTrainedTokenizerFast", "GPT2Tokenizer"
+
+
+def byte_characters() -> dict[int, str]:
+    """{byte: the character that stands for it}: itself where it can be printed and is no space, else one beyond 255."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pairs that are merged, in the order of the ranks of what they make. ranks: {token: its rank}.
+
+    Each longer token was made of two earlier ones: those that remain of its bytes when all earlier merges are done.
+    """
+    pairs = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(token) > 1:
+            left, right = _split(token, rank, ranks)
+            pairs.append((left, right))
+    return pairs
+
+
+def _split(token: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        found = [(ranks.get(parts[place] + parts[place + 1], rank), place) for place in range(len(parts) - 1)]
+        lowest, place = min(found)
+        if lowest >= rank:
+            break
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    if len(parts) != 2:
+        raise ValueError(f"token {rank}, {token!r}, is not made of two tokens of lower rank")
+    return tuple(parts)
+
+
+def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> None:
+    """Write the files into a folder that is there. encoding: as gpt2/data/tokenizers.py makes them. context: how
+    many tokens the model reads. Where the encoding merges nothing, slow tokenizers, which want merges, have no files.
+    """
+    characters = byte_characters()
+
+    def text(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
+    ranks, special = encoding._mergeable_ranks, encoding._special_tokens
+    vocabulary = {text(token): rank for token, rank in sorted(ranks.items(), key=lambda item: item[1])}
+    merges = [f"{text(left)} {text(right)}" for left, right in merges_of(ranks)]
+    with_special = vocabulary | special
+    if merges:
+        _write(folder / "vocab.json", with_special)
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    _write(folder / "tokenizer.json", described(vocabulary if not merges else with_special, merges, special))
+    named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if END_OF_TEXT in special else {}
+    settings = {"tokenizer_class": GPT2_CLASS if merges else BYTES_CLASS, "model_max_length": context}
+    settings |= {"add_prefix_space": False, "clean_up_tokenization_spaces": False}
+    _write(folder / "tokenizer_config.json", settings | named)
+    _write(folder / "special_tokens_map.json", named)
+
+
+def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, int]) -> dict:
+    """tokenizer.json, as the package tokenizers reads it."""
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": bool(merges)}
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": number, "content": name} | added for name, number in special.items()],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,  # its expression is GPT-2's, by which tiktoken cuts a text, too
+        "post_processor": byte_level | {"trim_offsets": False},
+        "decoder": byte_level,
+        "model": model | {"fuse_unk": False, "byte_fallback": False, "vocab": vocabulary, "merges": merges},
+    }
+
+
+def write_generation_config(path: Path, end_of_text: int | None) -> None:
+    """generation_config.json: what `generate` begins and ends with; null where the vocabulary has no such token."""
+    _write(path, {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text})
+
+
+def _write(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Plot: loss, learning rate, norm, throughput and memory over all steps of a run, with its restarts. How did it go?"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from traces.plots import look
+from traces.plots.loss_curves import smooth, smoothing_width
+from traces.read.starts import restarts_of
+from traces.units import count_text
+from traces.verdict.summary import TimedRun
+
+MOST_COLUMNS = 800  # more steps than that are drawn as the least, the mean and the most of several
+FEW_STEPS = 20  # so many also get a marker each: a line of one step is none
+START = 0.05  # the part of the steps in which a loss falls from what an untrained model has
+SPIKE = 10  # times the median: from there on norms are drawn on a logarithmic scale
+# Field of log.jsonl, the axis' label, what to divide by, colour; in the order from top to bottom.
+PANELS = (
+    ("loss", "loss\n(nats)", 1, look.BLUE),
+    ("lr", "learning\nrate", 1, look.ORANGE),
+    ("grad_norm", "gradient\nnorm", 1, look.PURPLE),
+    ("tokens_per_s", "tokens/s", 1, look.GREEN),
+    ("peak_memory_bytes", "memory of\na rank (GB)", 1e9, look.VERMILLION),
+    ("gpu_memory_bytes", "memory of\na GPU (GB)", 1e9, look.VERMILLION),
+)
+FROM_ZERO = ("lr", "tokens_per_s", "peak_memory_bytes", "gpu_memory_bytes")
+HELD = ("peak_memory_bytes", "gpu_memory_bytes")  # noted where they change
+
+
+def draw(measured: TimedRun) -> Figure:
+    """A panel for each quantity that log.jsonl has. RunError without a log is for loss_curves.py to raise."""
+    log = measured.run.log
+    steps, is_skipped = (
+        np.array(column) for column in zip(*((row["step"], "skipped" in row) for row in log), strict=True)
+    )
+    panels = [(*panel, column) for panel in PANELS if np.isfinite(column := _column(log, panel[0]) / panel[2]).any()]
+    restarts = {step: times for step, times in restarts_of(measured.run.config).items() if step < steps[-1]}
+    heights = [2.0 if name == "loss" else 1.0 for name, *_ in panels]
+    with look.page(9, 1.05 * sum(heights) + 0.4, *_title(measured, restarts), notes=look.facts([measured])) as figure:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (name, label, _, colour, values) in zip(grid, panels, strict=True):
+            if name == "grad_norm":
+                _draw_skipped(axes, log)
+                values = np.where(is_skipped, np.nan, values)  # crosses, and no part of the mean
+            known = np.isfinite(values)
+            if known.any():
+                _draw_panel(axes, name, steps[known], values[known], colour)
+            axes.set_ylabel(label, rotation=0, ha="left", va="center", labelpad=62)
+            for step in restarts:
+                axes.axvline(step + 0.5, color=look.INK, linewidth=0.7, linestyle=(0, (4, 3)))
+            if name == "loss":
+                _draw_validation(axes, log, colour)
+        _label_first(grid[0], restarts, steps)
+        grid[-1].set_xlabel("step")
+        grid[-1].xaxis.get_major_locator().set_params(integer=True)
+        beside = max(0.5, 0.01 * (steps[-1] - steps[0]))
+        grid[-1].set_xlim(steps[0] - beside, steps[-1] + beside)
+        figure.align_ylabels(grid)
+    return figure
+
+
+def _column(log: list[dict], name: str) -> np.ndarray:
+    """(S,) float64 of a field, nan where it is missing; of what is noted where it changes, the last one noted."""
+    values = np.array([np.nan if (value := row.get(name)) is None else value for row in log], np.float64)
+    if name in HELD:
+        noted = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
+        values = values[noted]
+    return values
+
+
+def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: str) -> None:
+    at, least, mean, most = in_columns(steps, values)
+    if name in (*HELD, "lr"):
+        axes.plot(at, mean, color=colour, linewidth=1.4, drawstyle="default" if name == "lr" else "steps-mid")
+    else:
+        axes.fill_between(at, least, most, color=colour, alpha=0.25, linewidth=0)
+        axes.plot(at, mean, color=colour, alpha=0.35, linewidth=0.8)
+        axes.plot(at, smooth(mean, smoothing_width(mean)), color=colour, linewidth=1.6)
+    if len(at) <= FEW_STEPS:
+        axes.plot(at, mean, "o", color=colour, markersize=4)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if name in FROM_ZERO and low >= 0:
+        axes.set_ylim(0, 1.15 * high or 1)
+    elif name == "grad_norm" and low > 0 and high > SPIKE * np.median(values):
+        axes.set_yscale("log")
+    elif name == "loss":
+        _leave_start_out(axes, values)
+
+
+def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """(place, least, mean, most) of at most MOST_COLUMNS columns of neighbouring steps; each (columns,)."""
+    first = np.unique(np.linspace(0, len(steps), min(len(steps), MOST_COLUMNS), endpoint=False).astype(int))
+    counts = np.diff([*first, len(steps)])
+    place, mean = (np.add.reduceat(column, first) / counts for column in (steps, values))
+    return place, np.fmin.reduceat(values, first), mean, np.fmax.reduceat(values, first)
+
+
+def _leave_start_out(axes, loss: np.ndarray) -> None:
+    """Where a loss is most of its way down after the first steps, the axis shows the rest, and says where it began."""
+    rest = loss[int(START * len(loss)) :]
+    high, least, begun = rest.max(), loss.min(), loss[0]
+    if high > least and begun - least > 2 * (high - least):
+        axes.set_ylim(least - 0.08 * (high - least), high + 0.25 * (high - least))
+        axes.text(0.1, 0.97, f"begins at {begun:.3g}", transform=axes.transAxes, va="top", size=8, color=look.FAINT)
+
+
+def _draw_validation(axes, log: list[dict], colour: str) -> None:
+    rows = [(row["step"], row["val_loss"]) for row in log if row.get("val_loss") is not None]
+    if rows:
+        style = {"markersize": 5, "markerfacecolor": "white", "markeredgecolor": look.INK}
+        axes.plot(*zip(*rows, strict=True), "o", **style, label="validation")
+        axes.plot([], [], color=colour, label="training")
+        axes.legend(frameon=False, loc="upper right", fontsize=8)
+
+
+def _draw_skipped(axes, log: list[dict]) -> None:
+    rows = [(row["step"], row["grad_norm"]) for row in log if "skipped" in row and row.get("grad_norm") is not None]
+    if rows:
+        axes.plot(*zip(*rows, strict=True), "x", color=look.INK, markersize=6, label="skipped")
+        axes.legend(frameon=False, loc="upper right", fontsize=8)
+
+
+def _label_first(axes, restarts: dict[int, int], steps: np.ndarray) -> None:
+    """Beside the first restart's line, on the side that has more room."""
+    if restarts:
+        step = min(restarts)
+        is_late = step > (steps[0] + steps[-1]) / 2
+        axes.annotate(
+            "restart", (step + 0.5, 1), (-3 if is_late else 3, -2), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="right" if is_late else "left", va="bottom", size=8, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _title(measured: TimedRun, restarts: dict[int, int]) -> tuple[str, str]:
+    log = measured.run.log
+    title = f"{measured.label}: steps {log[0]['step']:,} to {log[-1]['step']:,}"
+    count = sum(restarts.values())
+    title += f", taken up again {'once' if count == 1 else f'{count} times'}" if count else ""
+    after = [f"{step:,}" for step in sorted(restarts)]
+    shown = ", ".join(after[:6]) + (", ..." if after[6:] else "")
+    said = [f"restarts after step {shown}"] if after else []
+    skipped = sum("skipped" in row for row in log)
+    said += [f"{count_text(skipped, 'update')} skipped"] if skipped else []
+    return title, "; ".join(said)
