@@ -3,8 +3,8 @@
     allreduce = HierarchicalAllReduce(world)          # once; collective
     allreduce(gradient)                               # as often as there is something to sum; collective
 
-    RingAllReduce          around a ring of all ranks (ring.py): 2 (N-1)/N D in and out of a rank; many bytes, one rank a
-                           node
+    RingAllReduce          around a ring of all ranks (ring.py): 2 (N-1)/N D in and out of each; many bytes, one rank
+                           a node
     TreeAllReduce          up and down two binary trees (tree.py): 2 log2(N) dependent messages; many ranks, few bytes
     HierarchicalAllReduce  MPI's sum in the node, a ring of the nodes' leaders, MPI's broadcast in the node: 2 (M-1)/M D
                            through a node's port; several ranks a node
