@@ -62,20 +62,21 @@ def export(settings: argparse.Namespace) -> list[Path]:
         llmc.write_parameters(settings.out, parameters, stored=stored)
         return [settings.out]
     shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
-    tokenizer = tokenizer_of(settings.run, parameters.layout.config.vocab_size)
+    tokenizer, why_none = tokenizer_of(settings.run, parameters.layout.config.vocab_size)
     huggingface_export.write_parameters(
         settings.out, parameters, stored=stored, shard_bytes=shard_bytes, tokenizer=tokenizer
     )
+    if why_none:
+        print(f"export.py: without the tokenizer's files (tokenizer.json and its like): {why_none}", file=sys.stderr)
     return sorted(settings.out.iterdir())
 
 
-def tokenizer_of(path: Path, vocab_size: int) -> tiktoken.Encoding | None:
-    """The tokenizer of a run or of other weights; None, and a line, where it is not known or its files are missing."""
+def tokenizer_of(path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
+    """The tokenizer of a run or of other weights; or None, and why: it is not known, or its files are missing."""
     try:
-        return choose_tokenizer(None, path, vocab_size)
+        return choose_tokenizer(None, path, vocab_size), ""
     except UserError as error:
-        print(f"export.py: without the tokenizer's files (tokenizer.json and its like): {error}", file=sys.stderr)
-        return None
+        return None, str(error)
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:

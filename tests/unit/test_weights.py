@@ -159,8 +159,9 @@ def test_exports_of_a_run_and_back(tmp_path):
     assert result.returncode == 0, result.stderr
     names = sorted(file.name for file in folder.iterdir())
     assert result.stdout.split() == [str(folder / name) for name in names]
-    assert names[0] == "config.json"
-    assert names[1].startswith("model-00001-of-")
+    assert names[:2] == ["config.json", "generation_config.json"]
+    assert names[2].startswith("model-00001-of-")
+    assert "without the tokenizer's files" in result.stderr, "no tokenizer has so many tokens"
     assert names[-1] == "model.safetensors.index.json"
     assert all(file.stat().st_size < 5000 for file in folder.iterdir())
     assert (weights.load(folder).flat == new_parameters(2).flat).all()
