@@ -2,10 +2,10 @@
 
 import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
@@ -57,10 +57,12 @@ class RunFolder:
         if config.exists():
             self._earlier = _earlier_runs(config)
         if traces.exists():
-            earlier = self.path / "earlier-traces" / f"to-{checkpoints.folder_name(step)}"
-            shutil.rmtree(earlier, ignore_errors=True)
-            earlier.parent.mkdir(exist_ok=True)
-            traces.rename(earlier)
+            earlier = self.path / "earlier-traces"
+            earlier.mkdir(exist_ok=True)
+            # Several starts may go on from the same step: the traces of each are kept.
+            name = f"to-{checkpoints.folder_name(step)}"
+            more = (f"{name}-{number}" for number in count(2))
+            traces.rename(next(earlier / one for one in chain([name], more) if not (earlier / one).exists()))
 
     def write_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
         """config.json. places: each rank's, as World.places. facts: of this run, beside its settings."""

@@ -161,3 +161,17 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
     assert told.count("\n") == 1
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
     assert (1, 3.0) in points(events.parent)["loss"]
+
+
+def test_starts_from_the_same_step_keep_each_other_s_traces(tmp_path):
+    (tmp_path / "run").mkdir()
+    for start in range(4):
+        RunFolder(tmp_path / "run", lambda: None, 7 if start else None)
+        (tmp_path / "run" / "traces").mkdir()
+        (tmp_path / "run" / "traces" / f"of-start-{start}").touch()
+    kept = {
+        path.name: [file.name for file in path.iterdir()] for path in (tmp_path / "run" / "earlier-traces").iterdir()
+    }
+    assert kept == {
+        "to-step-00000007": ["of-start-0"], "to-step-00000007-2": ["of-start-1"], "to-step-00000007-3": ["of-start-2"],
+    }  # fmt: skip
