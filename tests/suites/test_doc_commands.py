@@ -66,6 +66,13 @@ ELSEWHERE = {
         "tests/ranks/test_model_parallel.py",
     "python scripts/train.py --restarts 5 --launcher mpirun -n 4 --out runs/week --tokens 300M --checkpoint-minutes 10":
         "tests/suites/test_failures.py",
+    # Of clusters that are not at hand; the page says that they were not run.
+    "srun --mpi=pmi2 -n 16 apptainer exec gpt2-mpi.sif gpt2-mpi doctor": "tests/unit/test_containers.py",
+    "srun --mpi=pmi2 -n 16 apptainer exec gpt2-mpi.sif gpt2-mpi train --out runs/first":
+        "tests/unit/test_containers.py",
+    "srun --mpi=pmi2 -n 16 apptainer exec --bind /opt/cray --env LD_LIBRARY_PATH=$LD_LIBRARY_PATH "
+    "gpt2-mpi-host.sif gpt2-mpi doctor": "tests/unit/test_containers.py",
+    "cd $PBS_O_WORKDIR": "tests/unit/test_containers.py",
     "git clone URL gpt2-mpi": ".ci/run",
     "cd gpt2-mpi": ".ci/run",
     "make setup": ".ci/run",
