@@ -5,8 +5,11 @@ from scripts.prediction.of_cut_run import cut_facts, is_cut_run
 from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
 from traces.read.analysis import measure
 from traces.read.runs import Run
+from traces.read.starts import starts_of
 from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
+
+STARTS_SHOWN = 4  # of a run that was taken up again, the last ones
 
 
 def diagnose(run: Run) -> dict:
@@ -22,6 +25,7 @@ def answer_of(diagnosis: Diagnosis) -> dict:
     else:
         advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
         answer = diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
+    answer["evidence"]["starts"] = starts_of(run.config, run.log)
     answer["evidence"]["strategy"] = {"label": run.label, "by_auto": bool(run.config.get("auto"))}
     return answer
 
@@ -33,10 +37,21 @@ def as_text(answer: dict) -> str:
     lines += [f"strategy    {strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}"]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
+    lines += [f"starts      {starts_text(evidence['starts'])}"] if len(evidence["starts"]) > 1 else []
     lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
     lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
     lines += [f"after that: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
+
+
+def starts_text(starts: list[dict]) -> str:
+    """ "3, all above is of the last one: steps 1 to 80 on 4 ranks, 31 ms a step; 81 to ...", the last few of them."""
+    shown = [
+        f"steps {one['first']} to {one['last']} on {count_text(one['ranks'], 'rank')}"
+        + (f", {seconds_text(one['step_s'])} a step" if one["step_s"] is not None else "")
+        for one in starts[-STARTS_SHOWN:]
+    ]
+    return f"{len(starts)}, all above is of the last one: {'; '.join(shown)}"
 
 
 def _other_lines(answer: dict) -> list[str]:
