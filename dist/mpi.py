@@ -11,6 +11,8 @@ from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 
+from dist.console import say
+
 WHY = ""
 try:
     import mpi4py
@@ -61,4 +63,4 @@ def library_path(name: str) -> str | None:
 
 
 if __name__ == "__main__" and MPI is None:
-    print("warning: no rank can start yet: {}: {}".format(*what_is_missing()), file=sys.stderr)
+    say("warning: no rank can start yet: {}: {}".format(*what_is_missing()), on_stderr=True)

@@ -35,7 +35,8 @@ LOG, SUMMARY = "log.jsonl", "summary.json"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
-ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT  # what asks for the end; SIGUSR1 asks for a checkpoint
+# What asks for the end: SIGHUP, too, of a terminal that is closed, but under nohup. SIGUSR1 asks for a checkpoint.
+ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP
 NOT_THERE = "down,drain,fail,no_respond"  # states of SLURM's nodes
 
 
@@ -171,7 +172,8 @@ class Ranks:
         # themselves; MPICH's mpirun dies of SIGUSR2.
         self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
         for number in (*ENDING, signal.SIGUSR1):
-            signal.signal(number, self._pass_on)
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
+                signal.signal(number, self._pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
     def run(self, command: list[str]) -> int:
@@ -181,6 +183,8 @@ class Ranks:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
+        if self.has_ended:  # a signal came while this start was prepared, and had nobody to be handed to
+            self._process.send_signal(self._end_signal())
         code = self._process.wait()
         self._process = None
         return code if code >= 0 else 128 - code

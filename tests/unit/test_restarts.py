@@ -167,6 +167,7 @@ def test_a_launcher_that_reports_success_without_a_summary_of_this_start_has_fai
         ("mpirun", "HYDRA build details", signal.SIGINT, "SIGINT"),
         ("mpirun", "mpirun (Open MPI) 5.0", signal.SIGTERM, "SIGUSR2"),
         ("srun", "slurm 22.05", signal.SIGINT, "SIGUSR2"),
+        ("mpirun", "HYDRA build details", signal.SIGHUP, "SIGTERM"),
     ],
 )
 def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, version, sent, comes):
@@ -190,6 +191,16 @@ def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, ve
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
     monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
     assert play([start(5, 1, 4), start(9, 0, summary=True)])[0] == 75
+
+
+def test_a_signal_before_the_ranks_are_there_reaches_them(play, tmp_path, monkeypatch):
+    """As one that comes while srun's nodes are looked at."""
+    monkeypatch.setattr(module, "without_lost_nodes", lambda launcher: os.kill(os.getpid(), signal.SIGTERM) or [])
+    begun = time.monotonic()
+    code, said, _ = play([start(5, 0, 4, wait=20), start(9, 0, summary=True)])
+    assert time.monotonic() - begun < 15
+    assert code != 0
+    assert "a signal ended the run" in said
 
 
 def test_what_it_needs_is_said():
