@@ -18,7 +18,11 @@ WHY = "install it with pip install -e '.[huggingface]'"
 torch = pytest.importorskip("torch", reason=f"no torch: {WHY}")
 os.environ["TRANSFORMERS_OFFLINE"] = "1"  # read when it is imported
 transformers = pytest.importorskip("transformers", reason=f"no transformers: {WHY}")
+import tokenizers  # noqa: E402
+
+from gpt2.formats.huggingface_tokenizer import write_tokenizer  # noqa: E402
 from tests.fixtures.make_huggingface_fixture import expected, random_model  # noqa: E402
+from tests.unit.test_huggingface_tokenizer import TEXTS, small  # noqa: E402, F401
 
 SHAPES = {
     "one layer": {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 5, "vocab_size": 3},
@@ -142,3 +146,15 @@ def test_the_names_and_shapes_of_each_size(name):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
     assert theirs == {f"transformer.{name}": shape for _, name, shape in names_and_shapes(config)}
+
+
+def test_the_tokenizers_package_gives_them_too(small):  # noqa: F811
+    for encoding, folder in (small, (byte_encoding(), None)):
+        if folder is None:
+            (folder := small[1] / "bytes").mkdir()
+            write_tokenizer(folder, encoding, 64)
+        theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for text in TEXTS:
+            ids = encoding.encode(text, allowed_special="all")
+            assert theirs.encode(text).ids == ids
+            assert theirs.decode(ids, skip_special_tokens=False) == text

@@ -78,19 +78,6 @@ def test_merges_alone_give_tiktokens_ids(small, text):
     assert encode(folder, text) == encoding.encode_ordinary(text)
 
 
-def test_the_tokenizers_package_gives_them_too(small):
-    package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[huggingface]'")
-    for encoding, folder in (small, (byte_encoding(), None)):
-        if folder is None:
-            (folder := small[1] / "bytes").mkdir()
-            write_tokenizer(folder, encoding, 64)
-        theirs = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        for text in TEXTS:
-            ids = encoding.encode(text, allowed_special="all")
-            assert theirs.encode(text).ids == ids
-            assert theirs.decode(ids, skip_special_tokens=False) == text
-
-
 @needs_vocabulary
 def test_gpt2s_files_are_the_original_ones(gpt2, tmp_path):  # noqa: F811
     write_tokenizer(tmp_path, gpt2, 1024)
