@@ -30,6 +30,7 @@ def main(out: str) -> None:
                     allreduce(gradient)
                 with tracer.phase("update"):
                     weights -= RATE * gradient
+                tracer.note(loss=error @ error / SAMPLES)
     squares = world.comm.allreduce(np.array([targets @ targets, error @ error]))
     before, after = squares / (SAMPLES * world.size)
     world.print(f"mean square error {before:,.0f}, after {STEPS} steps {after:,.2f}")

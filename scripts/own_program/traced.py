@@ -22,6 +22,7 @@ from dist.probe.ports import Ports
 from dist.world import World, library_name
 from gpt2.files import as_json
 from scripts.machine.host import machine, versions
+from scripts.training.report import TraceFailures
 from traces import RunError, Tracer
 from traces.read.checks import NAME
 from traces.record.files import END_CLOCKS, END_LINKS, CounterFile, write_at_end
@@ -32,15 +33,20 @@ class ProgramTracer(Tracer):
 
     def __init__(self, log, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._log = log
+        self._log, self._noted = log, {}
 
     @contextmanager
-    def step(self, number: int, **facts: float) -> Iterator[None]:
-        """As Tracer's. facts: what else the log is to say of the step, such as a loss that is known before it."""
+    def step(self, number: int) -> Iterator[None]:
+        """As Tracer's."""
+        self._noted = {}
         with super().step(number):
             yield
         if self._log is not None:
-            self._log.write(as_json({"step": number, "step_s": self.seconds("step")} | facts) + "\n")
+            self._log.write(as_json(self._noted | {"step": number, "step_s": self.seconds("step")}) + "\n")
+
+    def note(self, **numbers: float) -> None:
+        """What the log is to say of the current step, too; of a `loss` there is a figure. Rank 0's count."""
+        self._noted |= {name: float(value) for name, value in numbers.items()}
 
 
 @contextmanager
@@ -63,6 +69,8 @@ def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
         tracer.close()
         if log is not None:
             log.close()
+    failures = TraceFailures(world, traces, tracer)
+    failures.tell(world.comm.gather(failures.own()), at_end=True)
     nodes = world.comm.gather({"node": world.node} | clock_offset(world))
     links = probe_links(world)
     if world.rank == 0 and world.node_count > 1:

@@ -8,6 +8,7 @@ import pytest
 from tests.ranks.test_own_program import EXAMPLE
 from tests.ranks.test_own_strategy import answer
 from tests.suites.test_virtual_cluster import needs_cluster, run
+from traces import read_run
 
 pytestmark = pytest.mark.any_mpi
 
@@ -17,6 +18,8 @@ def test_the_slow_port_is_named(tmp_path):
     hosts = ["--nodes", 4, "--ranks", 4, "--rate", "1gbit", "--slow", "node2:100mbit"]
     ended = run("run", *hosts, command=[sys.executable, str(EXAMPLE), str(tmp_path / "slow")])
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    traced = read_run(tmp_path / "slow")
+    assert (traced.missing, len(traced.counters), len(traced.start_links), len(traced.end_links)) == ([], 4, 4, 4)
     answered = json.loads(answer("diagnose.py", tmp_path / "slow", "--json"))
     assert (answered["bottleneck"]["kind"], answered["bottleneck"]["node"]) == ("slow-link", 2)
     assert answered["verdict"].startswith("node2's port carries 12")

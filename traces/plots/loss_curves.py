@@ -25,7 +25,7 @@ def draw(measured: list[TimedRun]) -> Figure:
             _draw_curve(axes, one, curve, order, len(measured))
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylabel("loss (nats per token)")
+        axes.set_ylabel("loss" if any("program" in one.run.config for one in measured) else "loss (nats per token)")
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
         where = "best" if sum(map(np.size, curves)) < MOST_TO_AVOID else "upper right"
         axes.legend(frameon=False, loc=where, handlelength=4, title="line: training, marker: validation")
