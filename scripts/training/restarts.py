@@ -5,8 +5,8 @@
 Each start goes on from the newest checkpoint (--resume), and a hang ends it (--end-on-stall). It ends when all is done,
 when a signal asked for the end, at a mistake (exit code 2), after K restarts, or when a start has failed at the same
 step as the one before with no checkpoint in between: then it would fail there for ever. So it would where two starts
-come to no step at all. Pauses between starts double,
-from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+come to no step at all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each
+start has a line in RUN/restarts.jsonl (docs/formats.md).
 
 Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
 """
@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from dist.console import BY_CTRL_C, say
@@ -167,7 +167,8 @@ class Ranks:
     """The ranks under their launcher, one start at a time, and the signals that this process gets for them."""
 
     def __init__(self, launcher: str):
-        self._process, self._ended, self.has_ended = None, Event(), False
+        # A queue, as a second signal may interrupt the handler of the first: an Event would wait for itself there.
+        self._process, self._ended, self.has_ended = None, SimpleQueue(), False
         # srun answers SIGTERM by killing the ranks, Open MPI's mpirun by killing its daemons, and both keep Ctrl-C for
         # themselves; MPICH's mpirun dies of SIGUSR2.
         self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
@@ -191,13 +192,15 @@ class Ranks:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait so long, or until a signal asks for the end: whether one did."""
-        return self._ended.wait(seconds)
+        with suppress(Empty):
+            self._ended.get(timeout=seconds)
+        return self.has_ended
 
     def _pass_on(self, number, frame) -> None:
         is_second = number == signal.SIGINT and self.has_ended
         if number in ENDING:
             self.has_ended = True
-            self._ended.set()
+            self._ended.put(number)
             number = number if self._is_hydra and number == signal.SIGINT else self._end_signal()
         with suppress(AttributeError, ProcessLookupError):  # between two starts there are none
             self._process.send_signal(signal.SIGKILL if is_second else number)

@@ -188,6 +188,31 @@ def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, ve
     assert (tmp_path / "signals").read_text().split() == ["SIGUSR1", comes]
 
 
+def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play):
+    """At every line that the first handler runs, the library's included."""
+    ranks, lines = module.Ranks("srun"), []
+
+    def interrupt(frame, event, argument):
+        if event == "line":
+            lines.append(frame.f_lineno)
+            sys.settrace(None)  # a Python handler of the second signal
+            ranks._pass_on(signal.SIGTERM, None)
+            sys.settrace(interrupt)
+        return interrupt
+
+    def handle():
+        sys.settrace(interrupt)
+        ranks._pass_on(signal.SIGHUP, None)
+        sys.settrace(None)
+
+    handler = threading.Thread(target=handle, daemon=True)
+    handler.start()
+    handler.join(timeout=5)
+    assert not handler.is_alive(), "it waits for itself"
+    assert len(lines) > 3
+    assert ranks.ends_within(0)
+
+
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
     monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
     assert play([start(5, 1, 4), start(9, 0, summary=True)])[0] == 75
