@@ -1,7 +1,6 @@
 """Parts of make_docs.py: what one program prints, or measures by itself."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -74,20 +73,6 @@ def step(part: Part, folder: Path) -> str:
     machine, contenders = read(file)["machine"], read(file)["contenders"]
     versions = {name: machine[name] for name in ("python", "numpy", "numba")} | contenders["torch"]["versions"]
     return "\n\n".join([*tables, measured_with(machine, **versions)])
-
-
-def step_claims(part: Part, folder: Path) -> str:
-    """Of the tables that `step_bfloat16` has written, how one rank compares with PyTorch."""
-    page, rows = (ROOT / part.source).read_text(), []
-    for head in re.finditer(part.head, page, re.MULTILINE):
-        table = page[head.start() : page.index("where the step goes", head.start())]
-        ours, eager, compiled = (
-            re.search(rf"^{name} {{2,}}(.+)$", table, re.MULTILINE)[1].split() for name in part.contenders
-        )
-        ratios = {"eager": 1 / float(eager[4]), "compiled": 1 / float(compiled[4]), "most": 1 / float(compiled[5])}
-        memory = float(ours[6]) / float(compiled[6])
-        rows.append(head.groupdict() | ratios | {"step_s": float(ours[0]), "memory": memory})
-    return part.filled(rows, measured_on=re.findall(r"^Measured on .+ torch .+$", page, re.MULTILINE)[0])
 
 
 def start(part: Part, folder: Path) -> str:

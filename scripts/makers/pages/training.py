@@ -1,6 +1,7 @@
 """Parts of make_docs.py: training on this machine's cores, its time, its memory, its checkpoints and its loss."""
 
 import shutil
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, read
+from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, output_of, read
 from traces.plots import look
 from traces.plots.loss_curves import smooth
 
@@ -57,6 +58,18 @@ def ranks(part: Part, folder: Path) -> str:
         threads = read(run / "config.json")["threads_per_rank"]
         gain = speeds["bfloat16"] / speeds["float32"]
         rows.append({"count": count, "batch": batch, "threads": threads, "forced": forced, "gain": gain} | speeds)
+    return part.filled(rows, measured_on=measured_on(run))
+
+
+def large(part: Part, folder: Path) -> str:
+    """A few steps of larger models."""
+    rows = []
+    for model, dtype in product(part.models, part.dtypes):
+        run = folder / f"{model}-{dtype}"
+        output_of("train.py", "--model", model, "--dtype", dtype, *part.training.split(), "--out", run)
+        found = {name: median(line[name] for line in log_of(run)[2:]) for name in ("step_s", "tokens_per_s", "mfu")}
+        peak = read(run / "summary.json")["peak_memory_bytes"][0] / 1e9
+        rows.append({"model": model, "dtype": dtype, "peak": peak} | found)
     return part.filled(rows, measured_on=measured_on(run))
 
 
