@@ -4,6 +4,7 @@ They take the place of regular files only, or of nothing. A link to a regular fi
 """
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -11,14 +12,16 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 
 TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
 CANNOT_WRITE = "cannot write it: choose a folder that exists, is writable and has room"
+LOOK_S = 0.005  # between two looks whether a lock is free
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -54,8 +57,15 @@ def user_cache_folder() -> Path | None:
     machine's folder for temporary files; None where that cannot be written either.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folders = Path(cache, "gpt2-mpi"), Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")
-    return next(filter(_can_keep, folders), None)
+    folder = Path(cache, "gpt2-mpi")
+    return folder if _can_keep(folder) else machine_folder()
+
+
+def machine_folder() -> Path | None:
+    """A folder of this user that no other machine sees, made where missing: among the temporary files. None where they
+    cannot be written."""
+    folder = Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")
+    return folder if _can_keep(folder) else None
 
 
 def _can_keep(folder: Path) -> bool:
@@ -67,6 +77,31 @@ def _can_keep(folder: Path) -> bool:
             return folder.stat().st_uid == os.getuid() or folder.parent != Path(tempfile.gettempdir())
     except OSError:
         return False
+
+
+@contextmanager
+def alone(lock: Path, wait_s: float):
+    """The block alone among the processes of a machine that come here with this file, which is made where missing.
+
+    The lock ends with its process. At the latest after wait_s seconds the block begins anyway.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file, end = stack.enter_context(open(lock, "w")), time.monotonic() + wait_s
+            while not _take(file) and time.monotonic() < end:
+                time.sleep(LOOK_S)
+        yield
+
+
+def _take(file) -> bool:
+    """Whether waiting has an end: the lock is this process's, or the file system has none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def temporary_name(path: Path) -> Path:

@@ -5,19 +5,16 @@ folder (gpt2/files.py). Where there is none, everybody finds the answer by himse
 ends of it.
 """
 
-import fcntl
 import hashlib
 import json
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from gpt2.errors import UserError
-from gpt2.files import read_bytes, user_cache_folder, write_json
+from gpt2.files import alone, read_bytes, user_cache_folder, write_json
 
 WAIT_S = 15.0  # for another process that finds the answer; then this one finds it, too
-LOOK_S = 0.02
 
 
 def once(name: str, facts: dict, find: Callable[[], dict], is_usable: Callable[[dict], bool]) -> dict:
@@ -30,7 +27,7 @@ def once(name: str, facts: dict, find: Callable[[], dict], is_usable: Callable[[
         return find()
     if (answer := read(path, facts, is_usable)) is not None:
         return answer
-    with _locked(path.with_suffix(".lock")):
+    with alone(path.with_suffix(".lock"), WAIT_S):
         answer = read(path, facts, is_usable)
         if answer is None:
             write(path, facts, answer := find())
@@ -57,25 +54,3 @@ def write(path: Path | None, facts: dict, answer: dict) -> None:
     with suppress(UserError, OSError):  # a full disk: it is found again
         if path:
             write_json(path, {"facts": facts, "answer": answer})
-
-
-@contextmanager
-def _locked(path: Path):
-    """The block alone among the processes of a machine that come here; at the latest after WAIT_S it goes on anyway."""
-    with ExitStack() as stack:
-        with suppress(OSError):
-            file, end = stack.enter_context(open(path, "w")), time.monotonic() + WAIT_S
-            while not _take(file) and time.monotonic() < end:
-                time.sleep(LOOK_S)
-        yield
-
-
-def _take(file) -> bool:
-    """Whether waiting has an end: the lock is this process's, or the file system has none."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

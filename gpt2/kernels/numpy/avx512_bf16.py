@@ -17,8 +17,8 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
+from gpt2.kernels.numpy.compiling import compiled
 from gpt2.kernels.numpy.llvm_vectors import LANES
-from gpt2.kernels.numpy.loops import compiled
 
 PAIR_BYTES = 4
 A_PANEL, B_VECTORS = 8, 3

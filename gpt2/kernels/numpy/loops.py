@@ -7,30 +7,13 @@ All loops are in this one file because numba's cache on disk notices a change of
 """
 
 import math
-from functools import partial
 
 import numba
 import numpy as np
 from ml_dtypes import bfloat16
 from numba.extending import overload, register_jitable
 
-
-def compiled(function=None, *, fastmath=False):
-    """Compile at the first call with these dtypes; x / 0 is inf as in NumPy, since a check would hinder vectors.
-
-    Without `fastmath` each element is IEEE arithmetic, the same bits however an array is cut.
-    """
-    if function is None:
-        return partial(compiled, fastmath=fastmath)
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither this folder nor the user's cache folder can be written: compile in each process
-        return numba.njit(**options)(function)
-
-
-# A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
-compiled_sums = compiled(fastmath={"reassoc", "contract", "nsz"})
+from gpt2.kernels.numpy.compiling import compiled, compiled_sums
 
 
 def _exp(x):

@@ -1,0 +1,114 @@
+"""Compile by numba, once on a node: what one process has compiled, the others load, also those that start with it.
+
+numba's own cache on disk has an index of each function's compiled forms, and a file for each, written one after the
+other. Two processes that compile unlike forms at once may leave an index that names the other's machine code. Who reads
+between the two writes, after the source has changed, loads what was compiled before. Here a form is one file that holds
+all it depends on, and gets its name when it is complete.
+
+Processes of a node that miss a form at once would all compile it, each on a share of the cores. So the first one locks
+it, and the others sleep until it is there. A lock ends with its process.
+"""
+
+import hashlib
+import pickle
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps
+
+from gpt2.errors import UserError
+from gpt2.files import alone, machine_folder, read_bytes, replacing
+
+WAIT_S = 30.0  # for another process that compiles a form, which takes it a second; then this one compiles it, too
+
+
+def compiled(function=None, *, fastmath=False):
+    """Compile at the first call with these dtypes; x / 0 is inf as in NumPy, since a check would hinder vectors.
+
+    Without `fastmath` each element is IEEE arithmetic, the same bits however an array is cut.
+    """
+    if function is None:
+        return partial(compiled, fastmath=fastmath)
+    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    with suppress(RuntimeError):  # neither this folder nor the user's can be written: each process compiles for itself
+        dispatcher._cache = FormCache(function)
+    return dispatcher
+
+
+# A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
+compiled_sums = compiled(fastmath={"reassoc", "contract", "nsz"})
+
+
+class FormCache(FunctionCache):
+    """numba's cache of one function's forms, with other files, and with locks.
+
+    A form's key has the types of its arguments, the CPU's name and instructions, and a hash of the function's bytecode.
+    """
+
+    def __init__(self, function):
+        super().__init__(function)
+        stamp = numba.__version__, self._impl.locator.get_source_stamp()
+        self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp)
+        self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
+
+    def load_overload(self, types, target_context):
+        """The form for these arguments; or None, and then this process is to compile and to save it."""
+        form = super().load_overload(types, target_context)
+        if form is None:
+            self._lock(types, target_context)
+            form = super().load_overload(types, target_context)  # another process may have compiled it meanwhile
+            if form is not None:
+                self._unlock(types)
+        return form
+
+    def save_overload(self, types, form):
+        try:
+            with suppress(OSError, UserError):  # a full disk: it is compiled again
+                super().save_overload(types, form)
+        finally:
+            self._unlock(types)
+
+    def _lock(self, types, target_context):
+        folder = machine_folder()
+        if folder is None or types in self._locks:
+            return
+        form = self._cache_file.path(self._index_key(types, target_context.codegen()))
+        lock = folder / f"compiling-{_digest(form)}.lock"
+        self._locks[types] = ExitStack()
+        self._locks[types].callback(lock.unlink, missing_ok=True)
+        self._locks[types].enter_context(alone(lock, WAIT_S))
+
+    def _unlock(self, types):
+        self._locks.pop(types, ExitStack()).close()
+
+
+class Forms:
+    """The files of one function's forms, in the place of numba's IndexDataCacheFile.
+
+    stamp: what they were compiled by, and a hash of the source. With another one a file is not used, and is replaced.
+    """
+
+    def __init__(self, folder: Path, name: str, stamp):
+        self.folder, self.name, self.stamp = folder, name, stamp
+
+    def path(self, key) -> Path:
+        return self.folder / f"{self.name}.{_digest(key)}.nbc"
+
+    def load(self, key):
+        """What was saved, or None."""
+        try:
+            stamp, its_key, form = pickle.loads(read_bytes(self.path(key)))
+        except Exception:  # there is none, or it is damaged, or another version's: unpickling may raise anything
+            return None
+        return form if (stamp, its_key) == (self.stamp, key) else None
+
+    def save(self, key, form) -> None:
+        with replacing(self.path(key)) as file:
+            file.write(dumps((self.stamp, key, form)))
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
