@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpt2.errors import UserError
+from gpt2.files import alone
 from scripts.machine import blas, blas_choice, blas_trial, kept
 from scripts.machine.blas import ARM, INSTRUCTIONS, TRIED, X86, blas_text, check_name, cpu_words, remark, runnable
 from scripts.machine.blas_choice import asked_for, best_of, check, environment_of, is_runnable
@@ -340,12 +341,12 @@ def test_without_a_cache_folder_the_temporary_one_and_else_none(tmp_path, monkey
 def test_nobody_waits_for_ever(monkeypatch):
     monkeypatch.setattr(kept, "WAIT_S", 0.1)
     path = kept.place_of("answer", {})
-    with kept._locked(path.with_suffix(".lock")):
+    with alone(path.with_suffix(".lock"), 1.0):
         assert kept.once("answer", {}, lambda: {"found": 4}, lambda answer: True) == {"found": 4}
 
     def no_locks(*_):
         raise OSError(38, "no locks here")
 
     path.unlink()
-    monkeypatch.setattr(kept.fcntl, "flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     assert kept.once("answer", {}, lambda: {"found": 5}, lambda answer: True) == {"found": 5}

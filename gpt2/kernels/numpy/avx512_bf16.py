@@ -14,7 +14,7 @@ available() says so: elsewhere LLVM ends the process.
 
 from numba import types
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
 from gpt2.kernels.numpy.compiling import compiled
@@ -228,7 +228,7 @@ def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
                         _pack_float32_columns(row, depth_stride, columns, left, place, second_half)
 
 
-@compiled
+@register_jitable
 def _group_offset(group, pairs, is_b):
     """Where a group of 16 begins: a third of a panel of b, or two panels of a."""
     if is_b:
@@ -261,6 +261,7 @@ def products(
     """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before.
 
     Rooms for packed blocks: of rows_at_once and columns_at_once by depth_at_once, which is all of it to ROUND.
+    bool(1): for a literal, numba would compile a form of pack() of its own, which takes a second.
     """
     item_bytes = 2 if mode == ROUND else 4
     for product in range(count):
@@ -269,10 +270,10 @@ def products(
             for column in range(0, columns, columns_at_once):
                 wide = min(columns_at_once, columns - column)
                 place = b + product * b_step + column * b_stride + k * b_depth_stride
-                pack(b_room, place, b_stride, b_depth_stride, b_bytes, wide, deep, True)
+                pack(b_room, place, b_stride, b_depth_stride, b_bytes, wide, deep, bool(1))
                 for row in range(0, rows, rows_at_once):
                     high = min(rows_at_once, rows - row)
                     place = a + product * a_step + row * a_stride + k * a_depth_stride
-                    pack(a_room, place, a_stride, a_depth_stride, a_bytes, high, deep, False)
+                    pack(a_room, place, a_stride, a_depth_stride, a_bytes, high, deep, bool(0))
                     place = out + product * out_step + row * out_stride + column * item_bytes
                     tiles(place, out_stride, high, wide, a_room, b_room, deep, into)

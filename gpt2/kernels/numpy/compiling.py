@@ -32,7 +32,8 @@ def compiled(function=None, *, fastmath=False):
     """
     if function is None:
         return partial(compiled, fastmath=fastmath)
-    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    dispatcher = numba.njit(no_cfunc_wrapper=True, **options)(function)  # nobody calls it from C
     with suppress(RuntimeError):  # neither this folder nor the user's can be written: each process compiles for itself
         dispatcher._cache = FormCache(function)
     return dispatcher
