@@ -1,6 +1,5 @@
 """Parts of make_docs.py: what one program prints, or measures by itself."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -76,11 +75,13 @@ def step(part: Part, folder: Path) -> str:
 
 
 def start(part: Part, folder: Path) -> str:
-    """A process's first step with an empty cache of compiled loops, and with what that left."""
-    environment, file, rows = os.environ | {"NUMBA_CACHE_DIR": str(folder)}, folder / "first.json", []
-    for cache in ("empty", "filled"):
-        output_of("first_step.py", "--json", file, env=environment)
-        rows.append({"cache": cache} | read(file))
+    """First steps with an empty cache of compiled loops, and with what that left, of processes that start at once."""
+    file = folder / "first.json"
+    output_of("first_step.py", "--processes", part.processes, "--repeat", part.repeat, "--json", file)
+    rows = read(file)["rows"]
+    seconds = {(row["dtype"], row["processes"], row["cache"]): row["first_step_s"] for row in rows}
+    for row in rows:
+        row["more_s"] = row["first_step_s"] - seconds[row["dtype"], row["processes"], "filled"]
     return part.filled(rows, measured_on=measured_on(file))
 
 
