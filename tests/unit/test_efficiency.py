@@ -6,8 +6,9 @@ import pytest
 from tests.support.make_run import three_ranks, write_run
 from traces import read_run
 from traces.read.analysis import measure
-from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
+from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
 from traces.record.phases import STEP
+from traces.verdict.evidence import gather
 
 
 def measured(folder, spans, nodes=None, **settings):
@@ -108,13 +109,29 @@ def test_nodes_that_reduce_apart_and_then_meet(tmp_path):
     run, times = measured(tmp_path, spans, [0, 0, 1, 1])
     # Leaders: 20 and 16, so 20; but what is in no phase counts as the rank's own: rank 1 ends at 48, rank 3 at 46.
     assert ideal_runtimes(run, times) == pytest.approx([0.048])
-    assert step_runtimes(times) == pytest.approx([0.050])
+    assert times.step_seconds == pytest.approx([0.050])
 
 
-def test_a_step_lasts_from_the_first_start_to_the_last_end(tmp_path):
-    spans = [rank_spans(("forward", -1, 10)), rank_spans(("forward", -1, 10), start=7)]
-    _, times = measured(tmp_path, spans)
-    assert step_runtimes(times) == pytest.approx([0.017])
+def test_ranks_that_begin_a_step_one_after_another_make_it_no_longer(tmp_path):
+    """Nothing holds them together between steps: rank 3 leaves the exchange 75 ms after rank 0, who computes meanwhile,
+    and from rank 0's start to rank 3's end it is 175 ms. Yet there is a step each 100 ms, of which 20 are computing."""
+    spans = [[] for _ in range(4)]
+    for rank, own in enumerate(spans):
+        for step in range(1, 13):
+            phases = ("compute", -1, 20), ("allreduce", -1, 80)
+            own += rank_spans(*phases, step=step, start=100 * step + 25 * rank)
+    run, times = measured(tmp_path, spans, [0, 1, 2, 3])
+    evidence = gather(run, times)
+    assert (evidence.step_s, evidence.transfer_s) == pytest.approx((0.100, 0.080))
+    assert evidence.efficiency.runtime_s == pytest.approx(10 * 0.100)
+    assert evidence.efficiency.parallel == pytest.approx(0.2)
+
+
+def test_ranks_that_meet_nowhere_run_as_long_as_the_slowest(tmp_path):
+    spans = [rank_spans(("compute", -1, 10)), rank_spans(("compute", -1, 30))]
+    one = of(tmp_path, spans)
+    assert (one.runtime_s, one.ideal_s, one.transfer) == pytest.approx((0.030, 0.030, 1.0))
+    assert one.parallel == pytest.approx(20 / 30)
 
 
 def test_who_comes_to_a_broadcast_after_its_root_waits_for_nobody(tmp_path):

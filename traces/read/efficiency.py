@@ -7,9 +7,11 @@ T_ideal the runtime on a network that takes no time:
     load balance   mean(u) / max(u)          serialization   max(u) / T_ideal      transfer   T_ideal / T
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
-T_ideal comes from a replay of the recorded steps. What a rank does between two exchanges takes as long as it did; an
-exchange lasts until those it waits for have come, and no longer: a stage's receive until its sender comes to send.
-What a step was longer is what moving data cost.
+T is the sum of the steps, each the mean over ranks. It is not from a step's first start to its last end: where nothing
+holds ranks together between steps, a rank begins the next one while others are still in this, and such steps together
+would be longer than the run. T_ideal comes from a replay of the recorded steps. What a rank does between two exchanges
+takes as long as it did; an exchange lasts until those it waits for have come, and no longer: a stage's receive until
+its sender comes to send. What a step was longer is what moving data cost.
 """
 
 from collections import Counter, defaultdict
@@ -55,8 +57,9 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     """
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
     mean, longest = float(useful_s.mean()), float(useful_s.max())
-    runtime = float(step_runtimes(times).sum())
-    # Clocks that differ by microseconds may make a replayed step longer than the step.
+    # Ranks that exchange nothing drift apart: then the run is as long as the slowest one computes.
+    runtime = max(float(times.step_seconds.sum()), longest)
+    # Replayed ranks begin each step together, which may take longer than the step did.
     ideal = max(min(float(ideal_s.sum()), runtime), longest)
     load_balance, serialization, transfer = mean / longest, longest / ideal, ideal / runtime
     communication = serialization * transfer
@@ -66,11 +69,6 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
         useful_s, runtime, ideal, load_balance, serialization, transfer, communication, load_balance * communication,
         lost,
     )  # fmt: skip
-
-
-def step_runtimes(times: StepTimes) -> np.ndarray:
-    """(S,) seconds from the first rank's start of a step to the last rank's end of it."""
-    return (times.end_ns.max(axis=1) - times.start_ns.min(axis=1)) * 1e-9
 
 
 def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from traces.read.analysis import StepTimes, check_sums, rates
-from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes, step_runtimes
+from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
 from traces.read.pipeline import Pipeline, pipeline_of
 from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
@@ -132,8 +132,8 @@ class Evidence:
 
     @cached_property
     def transfer_s(self) -> float:
-        """Median seconds by which a step is longer than on a network that takes no time."""
-        return float(np.median(np.maximum(step_runtimes(self.times) - self.ideal_s, 0.0)))
+        """Median seconds by which a step is longer than on a network that takes no time: never longer than `step_s`."""
+        return float(np.median(np.maximum(self.times.step_seconds - self.ideal_s, 0.0)))
 
     @cached_property
     def transfer_by_phase(self) -> dict[str, float]:

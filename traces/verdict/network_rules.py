@@ -132,8 +132,7 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
     """The exchange is the largest part of the step, and no one's port in particular."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
-    # Ranks that begin their steps at different times need longer together than a step of one of them.
-    share, phase = min(1.0, evidence.transfer_s / evidence.step_s), evidence.transfer_phase
+    share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
     amounts = evidence.node_bytes
     if len(evidence.run.nodes) == 1:
         text = f"the ranks share one node, and exchanging takes {share:.0%} of the step, longest in {phase}"
@@ -160,7 +159,7 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
         return []
-    share = min(1.0, evidence.transfer_s / evidence.step_s)
+    share = evidence.transfer_s / evidence.step_s
     text = (
         f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {share:.0%} of it, their bytes would need "
         f"{seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: exchange more at once"

@@ -46,7 +46,7 @@ def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | N
         diagnosis = find_bottleneck(run, times, predict(run))
         evidence = diagnosis.evidence
         label = run.label if labels.count(run.label) == 1 else f"{run.label} ({run.path.resolve().name})"
-        figures = {"label": label, "exchanging_share": min(1.0, evidence.transfer_s / evidence.step_s)}
+        figures = {"label": label, "exchanging_share": evidence.transfer_s / evidence.step_s}
         measured.append(TimedRun(run, times, summary(run, times) | figures, diagnosis))
     return measured
 
