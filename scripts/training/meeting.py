@@ -9,6 +9,10 @@ from dist.world import end_with_one_line
 from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
+GPU_ASKED_EACH = (
+    16  # meetings: a question to CUDA's driver takes up to a millisecond, and what is in use changes slowly
+)
+
 
 class Meeting(NamedTuple):
     """What all ranks know when they have met, the same on each of them.
@@ -18,7 +22,7 @@ class Meeting(NamedTuple):
     or has skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s:
     that its gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of
     its part of a checkpoint is on disk (Checkpointing.written). memory_bytes: the most that it has held in host memory
-    so far. gpu_bytes: of its GPU's memory, in use; 0 without one.
+    so far. gpu_bytes: of its GPU's memory, in use when it was last asked; 0 without one.
     """
 
     loss: float
@@ -47,6 +51,7 @@ class MeetingPoint:
         self.comm, self.worker, self.asking = comm, worker, asking
         self.checkpoints, self.failures = checkpoints, failures
         self.tracer, self.slow_steps, self.device = tracer, SlowSteps(), device
+        self._met, self._gpu_bytes = 0, 0
 
     def meet(self, loss_part: float, norm: float | None) -> Meeting:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
@@ -75,9 +80,15 @@ class MeetingPoint:
         return meeting
 
     def memory(self) -> tuple[int, int]:
-        """(most bytes that this process has held in host memory, bytes of its GPU that are in use)."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return peak, self.device.used_bytes() if self.device else 0
+        """(most bytes that this process has held in host memory, bytes of its GPU that are in use).
+
+        The GPU is asked at the first meeting, and then at each GPU_ASKED_EACH-th. Memory that CuPy has taken it keeps,
+        so what the steps between have needed is in the next answer.
+        """
+        if self.device and self._met % GPU_ASKED_EACH == 0:
+            self._gpu_bytes = self.device.used_bytes()
+        self._met += 1
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._gpu_bytes
 
 
 def end_if_diverged(world, step: int, meeting: Meeting, val_loss: float = 0.0) -> None:

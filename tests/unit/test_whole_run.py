@@ -1,13 +1,14 @@
 """The picture of a whole run: what it draws of a log, where it marks restarts, what it leaves out."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import starts_text
-from scripts.training.meeting import Meeting
+from scripts.training.meeting import Meeting, MeetingPoint
 from scripts.training.step_records import StepRecords
 from tests.support.drawn import is_inside, top_of
 from tests.support.make_run import simulate, write_run
@@ -128,6 +129,17 @@ def test_memory_is_noted_at_the_start_and_where_it_has_grown():
         assert "gpu_memory_bytes" not in record
         noted.append(record.get("peak_memory_bytes"))
     assert noted == [5e9, None, 6e9]
+
+
+def test_a_gpu_is_asked_for_its_memory_now_and_then():
+    asked = []
+    device = SimpleNamespace(used_bytes=lambda: asked.append(len(told)) or 1000 * len(asked))
+    point, told = MeetingPoint(None, None, [], None, None, None, device), []
+    for _ in range(40):
+        told.append(point.memory()[1])
+    assert asked == [0, 16, 32]
+    assert told == [1000] * 16 + [2000] * 16 + [3000] * 8
+    assert MeetingPoint(None, None, [], None, None, None).memory()[1] == 0
 
 
 def test_each_start_s_steps_ranks_and_seconds():
