@@ -2,9 +2,12 @@
 
     python scripts/diagnose.py runs/sliced
     python scripts/diagnose.py runs/sliced --json
+    python scripts/diagnose.py runs/sliced --start 2        of a run that was taken up again, its second start
 
 Reads what scripts/train.py --out wrote; nothing is run or measured. --json prints one object: verdict, bottleneck,
-evidence, advice. A run that crashed is diagnosed from what it left, and what is missing is said.
+evidence, advice. A run that crashed is diagnosed from what it left, and what is missing is said. Of a run that was
+taken up again the verdict is that of its last start, or of the one that --start names; the lines `starts` say of each
+in short what held it up.
 """
 
 import argparse
@@ -22,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used."""
     settings = parse(arguments)
     try:
-        answer = diagnose(read_run(settings.run, allow_missing=True))
+        answer = diagnose(read_run(settings.run, allow_missing=True, start=settings.start))
     except RunError as error:
         print(f"diagnose.py: error: {error}", file=sys.stderr)
         return 2
@@ -34,6 +37,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
     parser.add_argument("--json", action="store_true", help="one object instead of text")
+    parser.add_argument(
+        "--start", type=int, metavar="K", help="of a run that was taken up again: which start (the last)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -27,7 +27,7 @@ from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.read.runs import read_config, read_log
+from traces.read.run_files import read_config, read_log
 
 TRACES = ("paraver", "perfetto", "otf2")
 FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")

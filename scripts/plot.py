@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 2 where a run folder cannot be used, or a file not be written."""
     settings = parse(arguments)
     try:
-        runs = [read_run(path, allow_missing=True) for path in settings.runs]
+        runs = [read_run(path, allow_missing=True, start=settings.start) for path in settings.runs]
         measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs, own_schedule)
         of_one = len(measured) == 1
         folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
@@ -63,9 +63,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the runs are R rounds of the same strategies, one round after another: show each strategy once, with the "
         "rounds' medians and what they differ by (1)",
     )  # fmt: skip
+    which = (
+        "which start of a run that was taken up again, counted from 1 (the last one); to RUN/plots/start-K, or --out"
+    )
+    parser.add_argument("--start", metavar="K", type=int, help=which)
     settings = parser.parse_args(arguments)
     if settings.rounds < 1:
         parser.error(f"--rounds {settings.rounds}: expected 1 or more")
+    if settings.start is not None:
+        if len(settings.runs) > 1:
+            parser.error(f"--start {settings.start}: expected one RUN, {len(settings.runs)} were given")
+        settings.out = settings.out or settings.runs[0] / "plots" / f"start-{settings.start}"
     return settings
 
 

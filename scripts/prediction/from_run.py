@@ -30,7 +30,8 @@ from scripts.prediction.predictor import (
 from strategies import Strategy, of_run
 from strategies.checks import worker_count
 from traces.read.analysis import measure
-from traces.read.runs import label_of, read_config, read_links, read_log, read_run
+from traces.read.run_files import Gaps, read_config, read_log
+from traces.read.runs import label_of, read_links, read_run
 from traces.record.files import RunError
 from traces.verdict.evidence import gather
 
@@ -244,7 +245,7 @@ def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None
 
 def logged_step(path: Path, notes: list[str]) -> MeasuredStep | None:
     """The same from log.jsonl: what is not exchange counts as work."""
-    rows = [row for row in read_log(path, allow_missing=True) if {"step_s", "exposed_exchange_s"} <= row.keys()]
+    rows = [row for row in read_log(path, Gaps(allowed=True)) if {"step_s", "exposed_exchange_s"} <= row.keys()]
     if not rows:
         return None
     notes.insert(0, "no step is complete in the traces: from log.jsonl, what is not exchange counts as computing")

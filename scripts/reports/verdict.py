@@ -3,18 +3,46 @@
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.of_cut_run import cut_facts, is_cut_run
 from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
+from traces import RunError, read_run
 from traces.read.analysis import measure
 from traces.read.runs import Run
-from traces.read.starts import starts_of
+from traces.read.starts import number_of
 from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
+from traces.verdict.headlines import headline
 
-STARTS_SHOWN = 4  # of a run that was taken up again, the last ones
+STARTS_SHOWN = 10  # of a run that was taken up again, the last ones
+# What is read of the traces of other starts than the one that is diagnosed: of a rank; of all; of a rank in any case.
+TRACE_BYTES, ALL_TRACES_BYTES, LEAST_BYTES = 256_000, 16_000_000, 32_000
 
 
 def diagnose(run: Run) -> dict:
-    """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete."""
-    return answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
+    """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete.
+
+    Of the other starts of the run, it says by the last steps of each what held that start up.
+    """
+    answer = answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
+    others = judged(run, answer["evidence"]["start"])
+    answer["evidence"]["starts"] = [one | others.get(one["start"], {}) for one in answer["evidence"]["starts"]]
+    return answer
+
+
+def judged(run: Run, own: int) -> dict[int, dict]:
+    """{number: {"kind", "headline"}} of the starts that are shown and have traces, the run's `own` left out."""
+    shown = run.starts[-STARTS_SHOWN:]
+    shared = ALL_TRACES_BYTES // max(1, sum(one["ranks"] for one in shown))
+    most_bytes, found = max(LEAST_BYTES, min(TRACE_BYTES, shared)), {}
+    for number in (one["start"] for one in shown if one["start"] != own):
+        try:
+            one = read_run(run.path, allow_missing=True, most_bytes=most_bytes, start=number)
+            found[number] = _in_short(find_bottleneck(one, measure(one), own_schedule(one)))
+        except RunError:  # they were not kept, or no step of them is complete on all ranks
+            continue
+    return found
+
+
+def _in_short(diagnosis: Diagnosis) -> dict:
+    return {"kind": diagnosis.finding.kind, "headline": headline(diagnosis)}
 
 
 def answer_of(diagnosis: Diagnosis) -> dict:
@@ -25,7 +53,12 @@ def answer_of(diagnosis: Diagnosis) -> dict:
     else:
         advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
         answer = diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
-    answer["evidence"]["starts"] = starts_of(run.config, run.log)
+    number = number_of(run.config)
+    answer["evidence"]["start"] = number
+    answer["evidence"]["starts"] = [
+        one | (_in_short(diagnosis) if one["start"] == number else {"kind": None, "headline": None})
+        for one in run.starts
+    ]
     answer["evidence"]["strategy"] = {"label": run.label, "by_auto": bool(run.config.get("auto"))}
     return answer
 
@@ -37,21 +70,28 @@ def as_text(answer: dict) -> str:
     lines += [f"strategy    {strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}"]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
     lines += _node_lines(evidence["nodes"])
-    lines += [f"starts      {starts_text(evidence['starts'])}"] if len(evidence["starts"]) > 1 else []
+    lines += [f"{'' if number else 'starts':<11} {line}" for number, line in enumerate(_start_lines(evidence))]
     lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
     lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
     lines += [f"after that: {sentence}" for sentence in other_findings(evidence, 2)]
     return "\n".join(lines)
 
 
-def starts_text(starts: list[dict]) -> str:
-    """ "3, all above is of the last one: steps 1 to 80 on 4 ranks, 31 ms a step; 81 to ...", the last few of them."""
-    shown = [
-        f"steps {one['first']} to {one['last']} on {count_text(one['ranks'], 'rank')}"
-        + (f", {seconds_text(one['step_s'])} a step" if one["step_s"] is not None else "")
-        for one in starts[-STARTS_SHOWN:]
-    ]
-    return f"{len(starts)}, all above is of the last one: {'; '.join(shown)}"
+def _start_lines(evidence: dict) -> list[str]:
+    """Of a run that was taken up again, whose verdict this is, and a line for each of the last starts; else none."""
+    starts, own = evidence["starts"], evidence["start"]
+    if len(starts) < 2 and own == 1:
+        return []
+    shown = starts[-STARTS_SHOWN:]
+    count = f"the last {len(shown)} of {len(starts)}" if len(shown) < len(starts) else f"{len(starts)}"
+    return [f"{count}; all above is of start {own}, --start K gives another", *map(start_text, shown)]
+
+
+def start_text(start: dict) -> str:
+    """ "2: steps 81 to 160 on 4 ranks, 31 ms a step: the port of node2 is slow, and every exchange waits for it"."""
+    text = f"{start['start']}: steps {start['first']} to {start['last']} on {count_text(start['ranks'], 'rank')}"
+    text += f", {seconds_text(start['step_s'])} a step" if start["step_s"] is not None else ""
+    return f"{text}: {start['headline'] or 'its traces are not there'}"
 
 
 def _other_lines(answer: dict) -> list[str]:

@@ -14,6 +14,7 @@ from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from scripts.training.report import warn
 from strategies import find
+from traces.read.starts import EARLIER
 
 RUNS = Path("runs")
 
@@ -23,7 +24,8 @@ class RunFolder:
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
     new run, else the step after which the run goes on. The log then keeps the lines up to that step and drops the later
-    ones; all traces so far move to earlier-traces/. tensorboard: whether the log is also written to RUN/tensorboard.
+    ones; all traces so far move to earlier-traces/, with their config.json. tensorboard: whether the log is also
+    written to RUN/tensorboard.
     """
 
     def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
@@ -57,7 +59,11 @@ class RunFolder:
         if config.exists():
             self._earlier = _earlier_runs(config)
         if traces.exists():
-            earlier = self.path / "earlier-traces"
+            if config.exists():
+                # It says whose traces these are, and what they were measured on (traces/read/starts.py).
+                with replacing(traces / "config.json") as file:
+                    file.write(read_bytes(config))
+            earlier = self.path / EARLIER
             earlier.mkdir(exist_ok=True)
             # Several starts may go on from the same step: the traces of each are kept.
             name = f"to-{checkpoints.folder_name(step)}"

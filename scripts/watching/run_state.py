@@ -19,7 +19,8 @@ from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
 from scripts.training.lock import LOCK, Seen, look
 from scripts.training.lock_file import OLD_S
-from traces.read.runs import read_config, read_log, read_run
+from traces.read.run_files import Gaps, read_config, read_log
+from traces.read.runs import read_run
 from traces.read.tails import sizes
 from traces.record.files import RunError
 from traces.record.phases import EXCHANGE, PHASES
@@ -75,7 +76,7 @@ class Watcher:
         """RunError: this is no run folder, nor one that a run has just begun to fill."""
         lives, lock = self._lives()
         config = {} if lives and not (self.path / "config.json").exists() else read_config(self.path)
-        log = read_log(self.path, allow_missing=True, most_bytes=LOG_BYTES)
+        log = read_log(self.path, Gaps(allowed=True), most_bytes=LOG_BYTES)
         times = Times.of(self.path, config, log, lock if lives else None)
         stall = times.stall() if lives else ""
         held_by = self._positions.look(config)  # at every look: it compares them

@@ -32,6 +32,7 @@ class Setting:
     strategy: str = "hierarchical"
     nodes: list = field(default_factory=lambda: NODES)
     steps: int = 42
+    first: int = 1  # step
     compute_ms: float = 100.0
     rate: float = 50e6
     vector: float = 10e6
@@ -51,7 +52,7 @@ def make(folder, **changes):
         return make_shared(folder, **changes)
     setting = Setting(**changes)
     cluster = PortCluster(setting)
-    for step in range(1, setting.steps + 1):
+    for step in range(setting.first, setting.first + setting.steps):
         cluster.step(step, cluster.train)
     links = cluster.links() if len(set(setting.nodes)) > 1 else None
     samples = cluster.samples if setting.counted else None

@@ -19,7 +19,7 @@ from scripts.training.meeting import Meeting, end_if_diverged
 from scripts.training.start import restore
 from tests.support.one_rank import WORLD, one_rank
 from tests.support.safetensors_file import CONFIG
-from traces.read.runs import read_log
+from traces.read.run_files import read_log
 
 PLACES = [{"rank": rank, "host": f"cn{rank}"} for rank in range(4)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import faulty_runs
 from traces import read_run
-from traces.read.runs import read_log
+from traces.read.run_files import read_log
 from traces.read.tails import from_a_whole_step, read_lines, sizes
 from traces.record.files import COUNTERS, RECORD, trace_path
 from traces.record.phases import INDEX, STEP

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scripts.prediction.of_run import own_schedule
-from scripts.reports.verdict import starts_text
+from scripts.reports.verdict import start_text
 from scripts.training.meeting import Meeting, MeetingPoint
 from scripts.training.step_records import StepRecords
 from tests.support.drawn import is_inside, top_of
@@ -148,16 +148,13 @@ def test_each_start_s_steps_ranks_and_seconds():
     config = {"earlier": earlier, "resumed_step": 5, "ranks": [{}]}
     log = [{"step": step, "step_s": seconds} for step, seconds in enumerate([9, 9, 1, 8, 2, 9, 9, 3, 4, 5], 1)]
     assert starts_of(config, log) == [
-        {"first": 1, "last": 3, "ranks": 2, "step_s": 1},
-        {"first": 4, "last": 5, "ranks": 4, "step_s": 5},
-        {"first": 6, "last": 10, "ranks": 1, "step_s": 4},
+        {"start": 1, "first": 1, "last": 3, "ranks": 2, "step_s": 1},
+        {"start": 2, "first": 4, "last": 5, "ranks": 4, "step_s": 5},
+        {"start": 4, "first": 6, "last": 10, "ranks": 1, "step_s": 4},
     ]
     taken_back = config | {"earlier": [earlier[0], {"resumed_step": 7, "ranks": 4}], "resumed_step": 3}
-    found = [(one["first"], one["last"], one["ranks"]) for one in starts_of(taken_back, log)]
-    assert found == [(1, 3, 2), (4, 10, 1)], "from an older checkpoint: nothing is left of the second start"
-    assert starts_of({"ranks": [{}, {}]}, [{"step": 7}]) == [{"first": 7, "last": 7, "ranks": 2, "step_s": None}]
-    text = starts_text(starts_of(config, log))
-    assert text.startswith(
-        "3, all above is of the last one: steps 1 to 3 on 2 ranks, 1.00 s a step; steps 4 to 5 on 4 ranks"
-    )
-    assert text.endswith("steps 6 to 10 on 1 rank, 4.00 s a step")
+    found = [(one["start"], one["first"], one["last"], one["ranks"]) for one in starts_of(taken_back, log)]
+    assert found == [(1, 1, 3, 2), (3, 4, 10, 1)], "from an older checkpoint: nothing is left of the second start"
+    (row,) = starts_of({"ranks": [{}, {}]}, [{"step": 7}])
+    assert row == {"start": 1, "first": 7, "last": 7, "ranks": 2, "step_s": None}
+    assert start_text(row | {"headline": None}) == "1: steps 7 to 7 on 2 ranks: its traces are not there"

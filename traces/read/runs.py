@@ -1,15 +1,14 @@
 """The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from traces.read import checks
 from traces.read.checks import PLACE
 from traces.read.mesh import Mesh, mesh_of
-from traces.read.tails import read_lines
-from traces.read.trace_files import NodeCounters, RankTrace, read_at_end, read_calls, read_counters, read_trace
+from traces.read.run_files import Gaps, read_config, read_log, read_measured_at_end
+from traces.read.starts import folder_of, number_of, rows_of, starts_of
+from traces.read.trace_files import NodeCounters, RankTrace, read_calls, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
 
 
@@ -18,7 +17,8 @@ class Run:
     """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
 
     counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each;
-    end_links: the links by node as measured after the last step, of a run that came to its end.
+    end_links: the links by node as measured after the last step, of a run that came to its end. starts: as starts_of,
+    of the whole run. Where it was taken up again, all else is of one start, the last one unless another was asked for.
     """
 
     path: Path
@@ -28,6 +28,7 @@ class Run:
     counters: list[NodeCounters] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     end_links: dict[int, dict] = field(default_factory=dict)
+    starts: list[dict] = field(default_factory=list)
 
     @property
     def strategy(self) -> str:
@@ -94,7 +95,7 @@ def _better(link: dict, other: dict) -> dict:
 
 def read_links(path, config: dict) -> list[dict]:
     """`Run.links`, of a run that need not have been traced. config: its config.json."""
-    end = _read_at_end(Path(path) / "traces", END_LINKS, _Gaps(True))
+    end = read_measured_at_end(Path(path) / "traces", END_LINKS, Gaps(True))
     return list(better_links({link["node"]: link for link in config.get("links") or []}, end).values())
 
 
@@ -114,46 +115,27 @@ def label_of(settings: dict) -> str:
     return " ".join([strategy_name(settings), *(option for option, given in options.items() if given)])
 
 
-class _Gaps:
-    """What to do where a part of a run is missing: end with a RunError or, if that is allowed, keep it in `found`."""
-
-    def __init__(self, allowed: bool):
-        self.allowed, self.found = allowed, []
-
-    def add(self, problem: str) -> None:
-        if not self.allowed:
-            raise RunError(problem)
-        self.found.append(problem)
-
-    def left_out(self, path: Path, error: Exception) -> None:
-        """For a file that a run can do without: say that it was not used."""
-        self.found.append(f"{path} is damaged and left out: {error}")
-
-
-def read_run(path, allow_missing: bool = False, most_bytes: int | None = None) -> Run:
+def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, start: int | None = None) -> Run:
     """Read a run folder; RunError with one line where something is missing or broken.
 
     allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
     left at all, or config.json is another run's. most_bytes: of a longer file that grows only a part is read, in so
-    many bytes: the last steps of traces and counters, and of the log lines from all of it (tails.py).
+    many bytes: the last steps of traces and counters, and of the log lines from all of it (tails.py). start: of a run
+    that was taken up again which of its starts, counted from 1 (starts.py); None for the last one.
     """
-    path, gaps = Path(path), _Gaps(allow_missing)
-    config, log = read_config(path, gaps), _read_log(path, gaps, most_bytes)
-    end_clocks, end_links = (_read_at_end(path / "traces", name, gaps) for name in (END_CLOCKS, END_LINKS))
-    ranks = _read_traces(path / "traces", end_clocks, gaps, most_bytes)
-    ranks = [_with_calls(path / "traces", trace, end_clocks, gaps, most_bytes) for trace in ranks]
+    path, gaps = Path(path), Gaps(allow_missing)
+    config, log = read_config(path, gaps), read_log(path, gaps, most_bytes)
+    starts, of_config, folder = starts_of(config, log), path, path / "traces"
+    if start is not None and start != number_of(config):
+        of_config = folder = folder_of(path, config, start)
+        config, log = read_config(folder), rows_of(starts, start, log)
+    end_clocks, end_links = (read_measured_at_end(folder, name, gaps) for name in (END_CLOCKS, END_LINKS))
+    ranks = _read_traces(folder, end_clocks, gaps, most_bytes)
+    ranks = [_with_calls(folder, trace, end_clocks, gaps, most_bytes) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
-    _check_places(path, config, ranks)
-    counters = _read_all_counters(path / "traces", end_clocks, ranks, gaps, most_bytes)
-    return Run(path, config, log, ranks, counters, gaps.found, end_links)
-
-
-def read_log(path, allow_missing: bool = False, most_bytes: int | None = None) -> list[dict]:
-    """The rows of log.jsonl by step, of a run that need not have been traced. RunError with one line.
-
-    allow_missing: without a log there are no rows, and damaged lines are left out. most_bytes: as read_run's.
-    """
-    return _read_log(Path(path), _Gaps(allow_missing), most_bytes)
+    _check_places(of_config / "config.json", config, ranks)
+    counters = _read_all_counters(folder, end_clocks, ranks, gaps, most_bytes)
+    return Run(path, config, log, ranks, counters, gaps.found, end_links, starts)
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
@@ -165,24 +147,16 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
             place = places[identity["rank"]] if identity["ranks"] == len(places) else {}
         if identity.get("strategy", strategy) != strategy or any(place.get(name) != identity[name] for name in PLACE):
             raise RunError(
-                f"{path / 'config.json'} and the trace of rank {identity['rank']} are from different runs, or one is "
+                f"{path} and the trace of rank {identity['rank']} are from different runs, or one is "
                 f"damaged: strategy, or where the rank sat, is another; restore both from one run"
             )
 
 
-def _read_at_end(folder: Path, name: str, gaps: _Gaps) -> dict[int, dict]:
-    try:
-        return read_at_end(folder, name)
-    except (OSError, ValueError) as error:
-        gaps.left_out(folder / name, error)
-        return {}
-
-
-def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps, most_bytes: int | None) -> list[RankTrace]:
+def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: Gaps, most_bytes: int | None) -> list[RankTrace]:
     """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
-        if not (folder.parent / "config.json").exists():
+        if not any((place / "config.json").exists() for place in (folder, folder.parent)):
             raise RunError(
                 f"{folder.parent} has no config.json and no traces, so it is no run folder; give what --out named"
             )
@@ -213,7 +187,7 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: _Gaps, most_by
     return list(traces.values())
 
 
-def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: _Gaps, most_bytes) -> RankTrace:
+def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: Gaps, most_bytes) -> RankTrace:
     """The trace with its rank's calls, where there is a file of them."""
     path = calls_path(folder, trace.identity["rank"])
     if not path.exists():
@@ -229,7 +203,7 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
 
 
 def _read_all_counters(
-    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: _Gaps, most_bytes: int | None
+    folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: Gaps, most_bytes: int | None
 ) -> list[NodeCounters]:
     """The counters of the nodes that have them. Nothing is said where there are none: a run needs none."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
@@ -245,48 +219,3 @@ def _read_all_counters(
         if one.node in hosts:
             counters.append(one)
     return counters
-
-
-def read_config(path, gaps: _Gaps | None = None) -> dict:
-    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line.
-
-    {} where it is missing or damaged and `gaps` allows that. What is no folder is never allowed.
-    """
-    folder, gaps = Path(path), gaps or _Gaps(allowed=False)
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
-    path = folder / "config.json"
-    try:
-        config = checks.parse(checks.read_bytes(path))
-        checks.check_config(config)
-        return config
-    except FileNotFoundError:
-        gaps.add(f"{path} is missing, so {folder} is not a run folder; give what --out named")
-    except (OSError, ValueError) as error:
-        gaps.add(f"{path} is not what scripts/train.py writes (JSON with settings.strategy): {error}; restore it")
-    return {}
-
-
-def _read_log(folder: Path, gaps: _Gaps, most_bytes: int | None = None) -> list[dict]:
-    """The log's lines by step. A torn last line is dropped; of a step written twice (--resume) the later one counts.
-
-    What is null as it is no number any more becomes nan.
-    """
-    path = folder / "log.jsonl"
-    try:
-        lines = read_lines(path, most_bytes)
-    except FileNotFoundError:
-        gaps.add(f"{path} is missing; a training run writes it from its first step on")
-        return []
-    except OSError as error:
-        gaps.add(f"{path} cannot be read ({error.strerror}); check its permissions and the disk")
-        return []
-    rows = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = checks.parse(line)
-            checks.check_fields("it", row, {"step": checks.STEP_NUMBER}, checks.LOG_ROW)
-            rows[row["step"]] = row | {name: math.nan for name in checks.DIVERGING if row.get(name, 0) is None}
-        except ValueError as error:
-            gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
-    return [rows[step] for step in sorted(rows)]
