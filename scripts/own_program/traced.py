@@ -20,20 +20,25 @@ from pathlib import Path
 from dist.probe.links import clock_offset, probe_links
 from dist.probe.ports import Ports
 from dist.world import World, library_name
-from gpt2.files import as_json
+from gpt2.errors import UserError, file_errors
+from gpt2.files import as_json, write_json
 from scripts.machine.host import machine, versions
 from scripts.training.report import TraceFailures
+from scripts.training.run_lock import RunLock
 from traces import RunError, Tracer
 from traces.read.checks import NAME
 from traces.record.files import END_CLOCKS, END_LINKS, CounterFile, write_at_end
 
 
 class ProgramTracer(Tracer):
-    """A Tracer that writes a line of log.jsonl for each step, too. log: rank 0's open file, None on the others."""
+    """A Tracer that writes a line of log.jsonl for each step, too. log: rank 0's open file, None on the others.
+
+    made: how many steps have been made.
+    """
 
     def __init__(self, log, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._log, self._noted = log, {}
+        self._log, self._noted, self.made = log, {}, 0
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -41,6 +46,7 @@ class ProgramTracer(Tracer):
         self._noted = {}
         with super().step(number):
             yield
+        self.made += 1
         if self._log is not None:
             self._log.write(as_json(self._noted | {"step": number, "step_s": self.seconds("step")}) + "\n")
 
@@ -54,28 +60,38 @@ def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
     """The tracer of this rank, and around the block what is measured before and after it: clocks and links. Collective.
 
     out: the run folder, which must not hold a run; name: of the program, for titles, without spaces. A mistake in
-    either ends the job with one line. If the block raises, nothing is measured any more, as the other ranks may never
-    come; what was traced until then can be read.
+    either ends the job with one line. The folder is locked meanwhile, so that watch.py sees that the program runs; a
+    summary.json says that it came to the end of the block. If the block raises, there is none, and nothing is measured
+    any more, as the other ranks may never come; what was traced until then can be read.
     """
-    folder, traces, log = Path(out), Path(out) / "traces", None
-    links, clock = probe_links(world), clock_offset(world)
-    with world.together(RunError):
-        if world.rank == 0:
-            log = _begin(folder, name, world, links)
-    tracer = _new_tracer(world, traces, name, clock, log)
-    try:
-        yield tracer
-    finally:
-        tracer.close()
-        if log is not None:
-            log.close()
-    failures = TraceFailures(world, traces, tracer)
+    with RunLock(world) as lock:
+        lock.take(Path(out), anyway=False)
+        links, clock, log = probe_links(world), clock_offset(world), None
+        with world.together(RunError):
+            if world.rank == 0:
+                log = _begin(Path(out), name, world, links)
+        tracer = _new_tracer(world, Path(out) / "traces", name, clock, log)
+        try:
+            yield tracer
+        finally:
+            tracer.close()
+            if log is not None:
+                log.close()
+        _end(world, Path(out), tracer)
+
+
+def _end(world: World, folder: Path, tracer: ProgramTracer) -> None:
+    """Measure once more, and say in summary.json that all is done. Collective."""
+    failures = TraceFailures(world, folder / "traces", tracer)
     failures.tell(world.comm.gather(failures.own()), at_end=True)
     nodes = world.comm.gather({"node": world.node} | clock_offset(world))
     links = probe_links(world)
-    if world.rank == 0 and world.node_count > 1:
-        write_at_end(traces, END_CLOCKS, nodes)
-        write_at_end(traces, END_LINKS, links)
+    with world.together(UserError), file_errors(folder, "see to the disk; what was traced can be read"):
+        if world.rank == 0 and world.node_count > 1:
+            write_at_end(folder / "traces", END_CLOCKS, nodes)
+            write_at_end(folder / "traces", END_LINKS, links)
+        if world.rank == 0:
+            write_json(folder / "summary.json", {"steps": tracer.made})
 
 
 def _begin(folder: Path, name: str, world: World, links: list[dict]):
@@ -90,7 +106,6 @@ def _begin(folder: Path, name: str, world: World, links: list[dict]):
         "machine": machine(), "mpi_library": library_name(), "ranks": world.places, "links": links,
     }  # fmt: skip
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(as_json(config, indent=1) + "\n")
         return open(folder / "log.jsonl", "w", buffering=1)
     except OSError as error:

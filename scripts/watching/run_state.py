@@ -59,7 +59,7 @@ class RunState:
 
     @property
     def steps(self) -> int | None:
-        """How many the run is to have."""
+        """How many the run is to have; None of a program that does not say it."""
         return self.config.get("settings", {}).get("steps")
 
 
@@ -85,7 +85,8 @@ class Watcher:
         if lives:
             word = STALLED if stall else TRAINING if times.made else STARTING
         else:
-            word = FINISHED if times.made and times.left == 0 and self._has_summary() else ENDED
+            is_done = times.left in (0, None)  # of another program nothing says how many steps it is to make
+            word = FINISHED if times.made and is_done and self._has_summary() else ENDED
         elapsed_s, remaining_s = times.elapsed_s(), None if word in (FINISHED, ENDED) else times.remaining_s()
         return RunState(self.path, config, log, word, elapsed_s, remaining_s, stall, *self._measure(config))
 

@@ -76,10 +76,10 @@ def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
 
 def _progress(state: RunState, columns: int, signs: Signs) -> str:
     step = state.log[-1]["step"] if state.log else 0
-    if state.steps is None:
-        return f"step {step}" if step else "no step yet"
     resumed = state.config.get("resumed_step")
     times = [f"{duration_text(state.elapsed_s)} elapsed" if state.elapsed_s is not None else ""]
+    if state.steps is None:
+        return ", ".join(filter(None, [f"step {step}" if step else "no step yet", *times]))
     times += [f"since step {resumed}" if resumed and times[0] else ""]
     times += [f"about {duration_text(state.remaining_s)} left" if state.remaining_s is not None else ""]
     done = step / max(1, state.steps)

@@ -11,6 +11,7 @@ import pytest
 from dist.host.allreduce import HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from dist.world import world_of
 from scripts.own_program.traced import traced
+from scripts.watching.run_state import FINISHED, Watcher
 from tests.ranks.test_own_strategy import answer
 from tests.support.launch import launch
 from traces import read_run
@@ -58,11 +59,14 @@ def test_a_run_folder_holds_steps_and_what_the_program_notes(comm, tmp_path):
             with tracer.step(step):
                 with tracer.phase("compute"):
                     sum(range(20_000))
+                    locked = (out / "run" / "lock.json").exists()
                 if step < 5:
                     tracer.note(loss=np.float32(1 / step))
     comm.Barrier()
     run = read_run(out / "run")
     assert (run.missing, run.label, len(run.ranks)) == ([], "mine", 2)
+    assert (locked, (out / "run" / "lock.json").exists()) == (True, False)
+    assert json.loads((out / "run" / "summary.json").read_text()) == {"steps": 5}
     assert [row.get("loss") for row in run.log] == [*(float(np.float32(1 / step)) for step in range(1, 5)), None]
     assert check_sums(run, measure(run), 0.2) == []
     for folder, name in (("run", "mine"), ("new", "my own")):  # it holds a run; a name with a space
@@ -87,4 +91,6 @@ def test_the_page_shows_the_example_and_every_program_reads_its_run(tmp_path):
     assert set(answered["evidence"]["exchange_by_phase_s"]) == {"allreduce"}
     assert answered["evidence"]["model"]["reason"].startswith("it is a program of your own")
     assert "gradient-descent" in answer("plot.py", run)
+    watched = Watcher(run).look()
+    assert (watched.word, watched.log[-1]["step"]) == (FINISHED, 20)
     assert (run / "plots" / "loss.png").exists()

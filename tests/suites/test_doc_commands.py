@@ -131,6 +131,7 @@ ELSEWHERE = {
     "mpirun -n 4 python docs/examples/gradient_descent.py runs/descent": "tests/ranks/test_own_program.py",
     "python scripts/diagnose.py runs/descent": "tests/ranks/test_own_program.py",
     "python scripts/plot.py runs/descent": "tests/ranks/test_own_program.py",
+    "python scripts/watch.py runs/descent": "tests/ranks/test_own_program.py",
     "sudo python scripts/virtual_cluster.py run --nodes 4 --rate 1gbit --ranks 4 --slow node2:100mbit -- python "
     "docs/examples/gradient_descent.py runs/slow": "tests/suites/test_own_program.py",
     "make test-gpu PYTHON=python3": "tests/gpu/test_gpu_commands.py",

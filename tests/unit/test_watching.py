@@ -119,6 +119,23 @@ def test_runs_that_are_over(folder):
     assert Watcher(folder).look().word == ENDED, "it was killed behind its last step, before its last checkpoint"
 
 
+@needs_rich
+def test_a_program_that_does_not_say_how_many_steps_it_makes(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["settings"]["steps"]
+    (folder / "config.json").write_text(json.dumps(config))
+    set_times(folder)
+    state = Watcher(folder).look()
+    assert (state.word, state.remaining_s) == (TRAINING, None)
+    assert shown(state)[1] == f"step {STEPS}, 1:09 elapsed"
+    (folder / "lock.json").unlink()
+    assert Watcher(folder).look().word == ENDED
+    (folder / "summary.json").write_text('{"steps": 24}')
+    assert Watcher(folder).look().word == FINISHED
+    (folder / "log.jsonl").write_text("")
+    assert Watcher(folder).look().word == ENDED, "it has made no step"
+
+
 def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
