@@ -24,7 +24,8 @@ from traces import read_run
 NODES = 5
 SUITES = Path(__file__).parent
 SCRIPTS = SUITES.parents[1] / "scripts"
-TRAIN = ("--eval-every", 0, "--steps", 42)
+STEPS = 42  # of a start
+TRAIN = ("--eval-every", 0, "--steps", STEPS)
 MODEL = ("--n-layer", 2, "--n-head", 4, "--n-embd", 160, "--context", 64, "--seq-len", 64, "--batch-size", 12, *TRAIN)
 TINY = ("--n-layer", 1, "--n-head", 2, "--n-embd", 32, "--context", 32, "--seq-len", 32, "--batch-size", 1, *TRAIN)
 # Four stages of two equal layers, with a vocabulary so small that the head is nothing beside them: bytes.
@@ -35,7 +36,10 @@ RATE, LOW_RATE, QUARTER = "400mbit", "40mbit", "100mbit"
 
 @dataclass(frozen=True)
 class Case:
-    """What is done to a run, and what the verdict is to say of it: one of `kinds`, and whose node, rank, direction."""
+    """What is done to a run, and what the verdict is to say of it: one of `kinds`, and whose node, rank, direction.
+
+    starts: how often it is started, each time for STEPS steps more. What is slow is so in the last start alone.
+    """
 
     says: str
     kinds: tuple[str, ...]
@@ -48,6 +52,7 @@ class Case:
     ranks: int = NODES
     nodes: int = NODES
     cluster: tuple[str, ...] = ()  # more flags of virtual_cluster.py
+    starts: int = 1
     train: tuple[str, ...] = ("--strategy", "hierarchical-sharded", *MODEL)
 
 
@@ -91,6 +96,8 @@ FOR_PICTURES = {
                         rate="200mbit", train=("--strategy", "reduce-bcast", *MODEL)),
     "high-lr": Case("--lr 0.3, three hundred times too much", ACCUSES_NOBODY,
                     train=("--strategy", "hierarchical-sharded", *MODEL, "--lr", 0.3)),
+    "restarted": Case("taken up again twice, the second time with node 1's port at a quarter of the rate",
+                      ("slow-link",), 1, None, "both", slow=(f"node1:{QUARTER}",), starts=3),
 }  # fmt: skip
 ALL = CASES | FOR_PICTURES
 
@@ -118,14 +125,21 @@ def parse():
 
 def run(case: Case, folder: Path) -> None:
     """Train on a virtual cluster with the case's fault; the run goes to `folder`."""
+    for start in range(1, case.starts + 1):
+        more = ("--steps", start * STEPS, "--lr-steps", case.starts * STEPS) if case.starts > 1 else ()
+        train_once(case, case.slow if start == case.starts else (), folder, *more, *(["--resume"] if start > 1 else []))
+    truth = {"kind": case.kinds[0], "node": case.node, "rank": case.rank, "direction": case.direction}
+    (folder / "truth.json").write_text(json.dumps(truth) + "\n")
+
+
+def train_once(case: Case, slow: tuple[str, ...], folder: Path, *flags: object) -> None:
+    """One start of a run on a virtual cluster. slow: ports, as virtual_cluster.py takes them."""
     cluster = [sys.executable, SCRIPTS / "virtual_cluster.py", "run", "--nodes", case.nodes, "--ranks", case.ranks]
-    cluster += ["--rate", case.rate, *(word for port in case.slow for word in ("--slow", port)), *case.cluster, "--"]
-    command = [sys.executable, SUITES / "faulty_train.py", case.fault, *case.train, "--out", folder]
+    cluster += ["--rate", case.rate, *(word for port in slow for word in ("--slow", port)), *case.cluster, "--"]
+    command = [sys.executable, SUITES / "faulty_train.py", case.fault, *case.train, *flags, "--out", folder]
     done = subprocess.run([str(word) for word in cluster + command], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"fault_suite.py: error: {folder}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    truth = {"kind": case.kinds[0], "node": case.node, "rank": case.rank, "direction": case.direction}
-    (folder / "truth.json").write_text(json.dumps(truth) + "\n")
 
 
 def judge(name: str, number: int, folder: Path) -> dict:

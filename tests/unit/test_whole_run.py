@@ -84,6 +84,15 @@ def test_restarts_are_marked_behind_the_step_they_go_on_from(tmp_path):
     assert is_inside(figure)
 
 
+def test_what_changes_at_a_restart_does_not_change_before_it(tmp_path):
+    log = log_of(60, **{f"step_{step}": {"tokens_per_s": 1e4} for step in range(41, 61)})
+    axes = panels(drawn(tmp_path / "run", log, resumed=(20, 40)))["tokens/s"]
+    smoothed = axes.lines[1].get_ydata()
+    assert smoothed.tolist() == [5e4] * 40 + [1e4] * 20
+    assert whole_run.smooth_between(np.arange(1, 4), np.ones(3), ()).tolist() == [1, 1, 1]
+    assert whole_run.smooth_between(np.arange(5, 8), np.ones(3), (2, 2, 9)).tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("resumed", "expected"),
     [

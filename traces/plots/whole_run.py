@@ -43,7 +43,7 @@ def draw(measured: TimedRun) -> Figure:
                 values = np.where(is_skipped, np.nan, values)  # crosses, and no part of the mean
             known = np.isfinite(values)
             if known.any():
-                _draw_panel(axes, name, steps[known], values[known], colour)
+                _draw_panel(axes, name, steps[known], values[known], colour, restarts)
             axes.set_ylabel(label, rotation=0, ha="left", va="center", labelpad=62)
             for step in restarts:
                 axes.axvline(step + 0.5, color=look.INK, linewidth=0.7, linestyle=(0, (4, 3)))
@@ -67,14 +67,14 @@ def _column(log: list[dict], name: str) -> np.ndarray:
     return values
 
 
-def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: str) -> None:
+def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: str, restarts) -> None:
     at, least, mean, most = in_columns(steps, values)
     if name in (*HELD, "lr"):
         axes.plot(at, mean, color=colour, linewidth=1.4, drawstyle="default" if name == "lr" else "steps-mid")
     else:
         axes.fill_between(at, least, most, color=colour, alpha=0.25, linewidth=0)
         axes.plot(at, mean, color=colour, alpha=0.35, linewidth=0.8)
-        axes.plot(at, smooth(mean, smoothing_width(mean)), color=colour, linewidth=1.6)
+        axes.plot(at, smooth_between(at, mean, restarts), color=colour, linewidth=1.6)
     if len(at) <= FEW_STEPS:
         axes.plot(at, mean, "o", color=colour, markersize=4)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
@@ -85,6 +85,12 @@ def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: 
         axes.set_yscale("log")
     elif name == "loss":
         _leave_start_out(axes, values)
+
+
+def smooth_between(at: np.ndarray, values: np.ndarray, restarts) -> np.ndarray:
+    """A running mean of each start's values by itself: what changes at a restart does so there, and not before it."""
+    parts = np.split(values, np.searchsorted(at, np.array(sorted(restarts)) + 0.5))
+    return np.concatenate([smooth(part, smoothing_width(values)) for part in parts])
 
 
 def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
