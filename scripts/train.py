@@ -34,7 +34,7 @@ from scripts.training.run_lock import RunLock
 def main():
     settings = parse_settings(__doc__)
     if settings.restarts:
-        sys.exit(supervise(settings.restarts, settings.launcher, settings.out, sys.argv[1:]))
+        sys.exit(supervise(settings.restarts, settings.launcher, settings.out, settings.restart_after, sys.argv[1:]))
     sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
 
 

@@ -202,6 +202,7 @@ def check_numbers(settings: Settings) -> None:
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
         "keep_every": 0, "check_replicas": 0, "minutes": 0, "checkpoint_minutes": 0, "tokens": 1, "restarts": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
+        "restart_after": 0,
     }  # fmt: skip
     highest = {"seed": 2**64 - 1, "tokens": MOST_TOKENS, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
     for name, low in lowest.items():

@@ -2,11 +2,12 @@
 
     python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN --checkpoint-minutes 10 ...
 
-Each start goes on from the newest checkpoint (--resume), and a hang ends it (--end-on-stall). It ends when all is done,
-when a signal asked for the end, at a mistake (exit code 2), after K restarts, or when a start has failed at the same
-step as the one before with no checkpoint in between: then it would fail there for ever. So it would where two starts
-come to no step at all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each
-start has a line in RUN/restarts.jsonl (docs/formats.md).
+Each start goes on from the newest checkpoint (--resume), and a hang ends it: by the ranks themselves (--end-on-stall),
+else by this process (launched.py). It ends when all is done, when a signal asked for the end, at a mistake (exit code
+2), after K restarts, or when a start has failed at the same step as the last one that made a step, with no checkpoint
+in between: then it would fail there for ever. So it would where two starts, one after the other, come to no step at
+all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each start has a line in
+RUN/restarts.jsonl (docs/formats.md).
 
 Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
 """
@@ -14,29 +15,24 @@ Nothing of MPI runs in this process. Signals to it are handed on in the form tha
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from dist.console import BY_CTRL_C, say
-from dist.probe.programs import RANKS, is_first, is_open_mpi, tool_output
+from dist.probe.programs import RANKS, is_first, tool_output
 from dist.world import USER_MISTAKE, end_without_mpi
 from gpt2.formats.checkpoints import newest_first
-from scripts.training.signals import INTERRUPTED, WAITING
+from scripts.training.launched import LOG, SUMMARY, Ranks
+from scripts.training.signals import INTERRUPTED
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 OWN_FLAGS = "--restarts", "--launcher"  # which the ranks do not get
-LOG, SUMMARY = "log.jsonl", "summary.json"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
-# What asks for the end: SIGHUP, too, of a terminal that is closed, but under nohup. SIGUSR1 asks for a checkpoint.
-ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP
 NOT_THERE = "down,drain,fail,no_respond"  # states of SLURM's nodes
 
 
@@ -47,23 +43,24 @@ class Progress(NamedTuple):
     checkpoint: int
 
 
-def supervise(restarts: int, launcher: str | None, out: str | None, words: list[str]) -> int:
+def supervise(restarts: int, launcher: str | None, out: str | None, limit_s: float, words: list[str]) -> int:
     """Start the ranks until the run is over; returns the exit code.
 
-    launcher, out: of the flags, None where they are missing. words: the command line of this process.
+    launcher, out: of the flags, None where they are missing. limit_s: --restart-after. words: the command line of this
+    process.
     """
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
     folder, starts = Path(out), shlex.split(launcher)
     command = [sys.executable, str(TRAIN), *without_own_flags(words), "--resume", "--end-on-stall"]
-    ranks, before, pause_s = Ranks(starts[0]), None, FIRST_PAUSE_S
+    ranks, earlier, pause_s = Ranks(starts[0], folder, limit_s), [], FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
         begun, newest = time.time(), newest_step(folder)
         summary, log = written_at(folder, SUMMARY), written_at(folder, LOG)
         code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command])
         is_done = code == 0 and written_at(folder, SUMMARY) != summary
         after = Progress(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
-        why = why_it_ends(code, is_done, ranks.has_ended, before, after, left)
+        why = why_it_ends(code, is_done, ranks.has_ended, earlier, after, left)
         keep(folder, {"began": begun, "ended": time.time(), "code": code, **after._asdict(), "ends": why})
         if why is not None:
             say(f"{TRAIN.name}: {why}")
@@ -74,7 +71,8 @@ def supervise(restarts: int, launcher: str | None, out: str | None, words: list[
         say(f"{TRAIN.name}: {ended}: they start again in {pause_s:.0f} s, from {where}")
         if ranks.ends_within(pause_s):
             return INTERRUPTED
-        before, pause_s = after, min(2 * pause_s, LONGEST_PAUSE_S)
+        earlier.append(after)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     raise AssertionError("the last start always ends it")
 
 
@@ -88,10 +86,10 @@ def misused(launcher: str | None, out: str | None, environment) -> str | None:
     return None
 
 
-def why_it_ends(code: int, is_done: bool, was_asked: bool, before: Progress | None, after: Progress, left: int):
+def why_it_ends(code: int, is_done: bool, was_asked: bool, earlier: list[Progress], after: Progress, left: int):
     """In words, after a start that ended with this exit code; None if another start follows.
 
-    is_done: it has left a summary.json of its own. was_asked: a signal came. before, after: what the start before and
+    is_done: it has left a summary.json of its own. was_asked: a signal came. earlier, after: what the starts before and
     this one had reached when they ended. left: restarts that are left.
     """
     if is_done:
@@ -100,7 +98,9 @@ def why_it_ends(code: int, is_done: bool, was_asked: bool, before: Progress | No
         return f"a signal ended the run {when(after)}: the same command goes on"
     if code == USER_MISTAKE:
         return "no restart, as exit code 2 says that what was given does not do: see the line of the error above"
-    if before == after:
+    # That a start came to no step says nothing of the step at which others fail: those are compared with each other.
+    alike = [each for each in earlier if each.step] if after.step else earlier
+    if alike[-1:] == [after]:
         return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
     if not left:
         return f"the run has failed {when(after)}, and no restarts are left: raise --restarts"
@@ -161,49 +161,3 @@ def without_lost_nodes(launcher: str) -> list[str]:
     flags = "--noheader", "--Node", f"--nodes={nodes}", f"--states={NOT_THERE}", "--format=%N"
     lost = sorted({*(tool_output("sinfo", *flags) or "").split()})
     return [f"--exclude={','.join(lost)}", "--overlap"] if lost else []
-
-
-class Ranks:
-    """The ranks under their launcher, one start at a time, and the signals that this process gets for them."""
-
-    def __init__(self, launcher: str):
-        # A queue, as a second signal may interrupt the handler of the first: an Event would wait for itself there.
-        self._process, self._ended, self.has_ended = None, SimpleQueue(), False
-        # srun answers SIGTERM by killing the ranks, Open MPI's mpirun by killing its daemons, and both keep Ctrl-C for
-        # themselves; MPICH's mpirun dies of SIGUSR2.
-        self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
-        for number in (*ENDING, signal.SIGUSR1):
-            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
-                signal.signal(number, self._pass_on)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
-
-    def run(self, command: list[str]) -> int:
-        """Start them, and wait for their end: the launcher's exit code, as a shell gives it."""
-        try:
-            # A session of its own: the terminal's Ctrl-C comes from here alone, and once.
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        except OSError as error:
-            end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
-        if self.has_ended:  # a signal came while this start was prepared, and had nobody to be handed to
-            self._process.send_signal(self._end_signal())
-        code = self._process.wait()
-        self._process = None
-        return code if code >= 0 else 128 - code
-
-    def ends_within(self, seconds: float) -> bool:
-        """Wait so long, or until a signal asks for the end: whether one did."""
-        with suppress(Empty):
-            self._ended.get(timeout=seconds)
-        return self.has_ended
-
-    def _pass_on(self, number, frame) -> None:
-        is_second = number == signal.SIGINT and self.has_ended
-        if number in ENDING:
-            self.has_ended = True
-            self._ended.put(number)
-            number = number if self._is_hydra and number == signal.SIGINT else self._end_signal()
-        with suppress(AttributeError, ProcessLookupError):  # between two starts there are none
-            self._process.send_signal(signal.SIGKILL if is_second else number)
-
-    def _end_signal(self) -> int:
-        return signal.SIGTERM if self._is_hydra else signal.SIGUSR2

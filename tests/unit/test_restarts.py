@@ -2,15 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from gpt2.errors import UserError
+from scripts.training import launched
 from scripts.training import restarts as module
+from scripts.training.launched import GONE_S, Signs
+from scripts.training.lock import LOCK, own_lock
 from scripts.training.restarts import last_step, misused, newest_step, supervise, without_lost_nodes, without_own_flags
+from tests.suites.faults.processes import is_zombie, wait_until
 
 pytestmark = pytest.mark.any_mpi
 # Plays one line of the plan a start: {"step", "checkpoint", "code", "summary", "wait"}; notes its words and signals.
@@ -45,6 +52,10 @@ if now.get("checkpoint"):
 if now.get("summary"):
     (run / "summary.json").write_text("{{}}")
 (folder / "plays").touch()
+if "deaf" in now:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if child := os.fork():
+        (folder / "rank").write_text(str(child))
 time.sleep(now.get("wait", 0))
 if now["code"] < 0:
     os.kill(os.getpid(), -now["code"])
@@ -55,7 +66,7 @@ raise SystemExit(now["code"])
 @pytest.fixture
 def play(tmp_path, monkeypatch, capsys):
     """play(starts, restarts): the exit code, what was said, and the pauses between starts."""
-    numbers = (*module.ENDING, signal.SIGUSR1)
+    numbers = (*launched.ENDING, signal.SIGUSR1)
     before, mask = (
         {number: signal.getsignal(number) for number in numbers},
         signal.pthread_sigmask(signal.SIG_BLOCK, []),
@@ -65,13 +76,13 @@ def play(tmp_path, monkeypatch, capsys):
     pauses, wait = [], module.Ranks.ends_within
     monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01)))
 
-    def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun"):
+    def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun", limit_s=0.0):
         program = tmp_path / launcher
         program.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path), version=version))
         program.chmod(0o755)
         (tmp_path / "plan.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
         words = ["--restarts", "5", "--steps", "9", "--launcher=x", "--out", "run"]
-        code = supervise(restarts, f"{program} -n 2", str(tmp_path / "run"), words)
+        code = supervise(restarts, f"{program} -n 2", str(tmp_path / "run"), limit_s, words)
         return code, capsys.readouterr().out, pauses
 
     yield play
@@ -118,6 +129,14 @@ def test_starts_that_come_to_no_step_are_not_tried_for_ever(play):
     code, said, _ = play([start(7, 1, 6), start(0, 1, silent=True), start(0, 9, silent=True)])
     assert code == 9
     assert "has failed twice before its first step" in said
+
+
+def test_starts_without_a_step_between_two_failures_at_the_same_step_do_not_hide_them(play):
+    silent = start(0, 9, silent=True)
+    code, said, _ = play([start(7, 1, 6), silent, start(7, 255, 6), start(9, 0, summary=True)])
+    assert code == 255
+    assert "has failed twice after step 7" in said
+    assert play([start(7, 1, 6), silent, start(7, 1, 7), silent, start(9, 0, summary=True)])[0] == 0
 
 
 def test_the_same_step_with_a_newer_checkpoint_is_no_second_failure(play):
@@ -190,7 +209,7 @@ def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, ve
 
 def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play):
     """At every line that the first handler runs, the library's included."""
-    ranks, lines = module.Ranks("srun"), []
+    ranks, lines = module.Ranks("srun", Path("run"), 0.0), []
 
     def interrupt(frame, event, argument):
         if event == "line":
@@ -261,3 +280,72 @@ def test_progress_is_read_from_whole_lines(tmp_path):
     assert last_step(tmp_path) == 2
     (tmp_path / "log.jsonl").write_text('{"ste')
     assert last_step(tmp_path) == 0
+
+
+def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_failed_one(play, tmp_path, monkeypatch):
+    monkeypatch.setattr(launched, "LOOK_S", 0.05)
+    monkeypatch.setattr(launched, "TO_END_S", 0.3)
+    code, said, pauses = play([start(5, 0, 4, wait=60, deaf=True), start(9, 0, summary=True)], limit_s=1.5)
+    assert (code, pauses) == (0, [5])
+    assert re.search(rf"this start has written nothing to {tmp_path}/run for [12] s \(--restart-after\): it is", said)
+    assert "ended with code 124 after step 5: they start again in 5 s, from the checkpoint of step 4" in said
+    assert wait_until(lambda: is_zombie(int((tmp_path / "rank").read_text())), 5), (
+        "it would write beside the next ranks"
+    )
+
+
+def test_a_start_that_ends_on_the_way_is_none_that_a_signal_ended(play, tmp_path, monkeypatch):
+    """Ranks that answer the SIGTERM by a checkpoint: exit code 75."""
+    monkeypatch.setattr(launched, "LOOK_S", 0.05)
+    code, said, _ = play([start(5, 0, 4, wait=20), start(9, 0, summary=True)], limit_s=1.5)
+    assert (code, (tmp_path / "signals").read_text()) == (0, "SIGTERM\n")
+    assert "ended with code 124" in said
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "checkpoints" / "step-00000008.part").mkdir(parents=True)
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    (tmp_path / LOCK).write_bytes(own_lock().content())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "written", ["log.jsonl", "config.json", "checkpoints/step-00000008.part/rank-00001.safetensors"]
+)
+def test_what_a_run_writes_is_a_sign_that_it_moves_on(run, written):
+    signs = Signs(run, 100)
+    for look in range(30):
+        assert signs.why_over(60) is None
+        (run / written).write_text("." * look)
+        assert signs.why_over(60) is None
+    assert signs.why_over(60) is None
+    assert "has written nothing" in signs.why_over(60)
+
+
+def test_rank_0_s_life_is_none_but_the_lack_of_it_says_that_the_ranks_are_gone(run):
+    beating, silent = Signs(run, 3 * GONE_S), Signs(run, 3 * GONE_S)
+    assert [silent.why_over(GONE_S) for _ in range(2)] == [None] * 2, "the lock is an earlier start's"
+    for beat in range(2):
+        os.utime(run / LOCK, (beat, beat))
+        assert beating.why_over(GONE_S) is None
+    os.utime(run / LOCK, (9, 9))
+    assert "has written nothing" in beating.why_over(GONE_S)
+    gone = Signs(run, 3 * GONE_S)
+    (run / LOCK).unlink()
+    assert gone.why_over(GONE_S) is None
+    assert "rank 0's last sign of life" in gone.why_over(GONE_S)
+
+
+def test_no_limit_and_a_file_system_with_a_fault_end_nothing(run, monkeypatch):
+    def fail(path):
+        raise UserError(f"{path}: Input/output error")
+
+    never, signs = Signs(run, 0), Signs(run, 10)
+    os.utime(run / LOCK, (1, 1))
+    assert [never.why_over(1e9) for _ in range(3)] == [None] * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(launched, "look", fail)
+        assert [signs.why_over(1e9) for _ in range(3)] == [None] * 3
+    assert signs.why_over(5) is None
+    assert signs.why_over(10) is not None
