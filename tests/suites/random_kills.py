@@ -3,6 +3,7 @@
     python tests/suites/random_kills.py --minutes 30 --every 60 --out runs/kills
     sudo python tests/suites/random_kills.py --minutes 60 --ranks 1,2,3,4 --faults all
     nice -n 19 python tests/suites/random_kills.py --minutes 5 --every 30
+    python tests/suites/random_kills.py --minutes 10 --restarts
 
 Two runs of the same settings train side by side. One of them meets a fault at random moments, of these:
 
@@ -12,11 +13,14 @@ usr1        SIGUSR1 to one rank: it goes on, after a checkpoint
 disk        the run's disk, a small one of its own, is full for a while (as root)
 second      another job is started in the same folder: it ends at once, with code 2, and the first goes on
 
-Where it has ended it is started again with --resume at once. When the minutes are over, SIGTERM ends the other run
-after some step R, from a single start; the disturbed run is taken up for the last time and told to end with step R,
-too. Then all losses, norms and the last state must be equal, bit for bit. With several numbers in --ranks each start
-draws one of them: sums are then made in another order, so that losses must agree to 1e-6 of themselves. How fast the
-machine is decides only how many steps that are. Exit code 1: they do not agree, or a run ended as it should not have.
+Where it has ended it is started again with --resume at once. With --restarts nobody does that: train.py --restarts
+starts the ranks, one of which is killed by SIGKILL each time or, once in four times, stopped by SIGSTOP.
+
+When the minutes are over, SIGTERM ends the other run after some step R, from a single start; the disturbed run is taken
+up for the last time and told to end with step R, too. Then all losses, norms and the last state must be equal, bit for
+bit. With several numbers in --ranks each start draws one of them: sums are then made in another order, so that losses
+must agree to 1e-6 of themselves. How fast the machine is decides only how many steps that are. Exit code 1: they do not
+agree, or a run ended as it should not have.
 """
 
 import argparse
@@ -41,6 +45,7 @@ from tests.suites.faults.job import CATCH_UP_S, ENDLESS, Failed, Job, Settings
 from tests.suites.faults.log import curve, last_step, newest_step
 from tests.suites.faults.processes import rank_processes, send, wait_until
 from tests.suites.faults.suite import names_in
+from tests.suites.faults.supervised import Supervised
 
 # A learning rate that does not depend on --steps, which nobody knows yet; waiting ranks of zero-2 leave their core.
 TRAINING = ("--strategy", "zero-2", "--schedule", "constant", "--eval-every", 0, "--trace", "off", "--threads", 1)
@@ -58,6 +63,7 @@ AHEAD = 5  # steps that the undisturbed run is to be ahead of the other, for tha
 
 def main():
     arguments = parse()
+    print(f"--seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
             facts = compare_runs(arguments, Path(arguments.out or folder).absolute())
@@ -74,10 +80,16 @@ def parse():
     parser.add_argument("--every", type=float, default=60, metavar="S", help="seconds between faults, on average (60)")
     parser.add_argument("--ranks", type=rank_counts, default=[2], help="of each start one of these is drawn (2)")
     parser.add_argument("--faults", type=fault_names, default=["kill"], help=f"of {', '.join(FAULTS)}, or all (kill)")
-    parser.add_argument("--seed", type=int, help="of the moments and the victims (other ones each time)")
+    parser.add_argument("--restarts", action="store_true", help="kill or stop ranks that train.py --restarts starts")
+    parser.add_argument("--seed", type=int, help="of moments and victims (each time another, which is printed)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep both runs in this new folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary's numbers to this file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.restarts and (len(arguments.ranks) > 1 or arguments.faults != ["kill"]):
+        parser.error("--restarts with --faults or several numbers in --ranks, expected without")
+    if arguments.seed is None:
+        arguments.seed = random.SystemRandom().randrange(10**6)
+    return arguments
 
 
 def rank_counts(text: str) -> list[int]:
@@ -98,7 +110,7 @@ def compare_runs(arguments, folder: Path) -> dict:
     chance = random.Random(arguments.seed)
     with own_disk(folder / "disturbed", DISK, keep=arguments.out) if "disk" in faults else nullcontext():
         quiet = Job(folder / "undisturbed", settings, arguments.ranks[0], ENDLESS)
-        disturbed = Disturbed(folder / "disturbed", settings, chance, arguments.ranks, faults, arguments.every)
+        disturbed = new_disturbed(arguments, folder / "disturbed", settings, chance, faults)
         try:
             disturbed.until(time.monotonic() + 60 * arguments.minutes, quiet)
             steps = end_both(quiet, disturbed)
@@ -110,8 +122,16 @@ def compare_runs(arguments, folder: Path) -> dict:
         difference = largest_difference(quiet.run, disturbed.run, steps)
     return disturbed.facts() | {
         "minutes": arguments.minutes, "steps": steps, "last_loss": curve(quiet.run)[-1][1], "ranks": arguments.ranks,
-        "difference": difference, "is_exact": is_exact, "machine": machine() | versions("numpy", "mpi4py"),
+        "difference": difference, "is_exact": is_exact, "seed": arguments.seed,
+        "machine": machine() | versions("numpy", "mpi4py"),
     }  # fmt: skip
+
+
+def new_disturbed(arguments, folder: Path, settings: Settings, chance, faults: list[str]) -> Disturbed:
+    if arguments.restarts:
+        return Supervised(folder, settings, chance, arguments.ranks, arguments.every)
+    named = {name: FAULTS[name] for name in faults}
+    return Disturbed(folder, settings, chance, arguments.ranks, named, arguments.every)
 
 
 def possible(faults: list[str]) -> list[str]:
@@ -124,8 +144,7 @@ def possible(faults: list[str]) -> list[str]:
 
 def end_both(quiet: Job, disturbed: Disturbed) -> int:
     """End both runs after the same step, and return it. Failed."""
-    if not disturbed.job.ended():  # of a fault that it survives
-        disturbed.job.kill()
+    disturbed.end()
     wait_until(lambda: quiet.ended() or last_step(quiet.run) > last_step(disturbed.run) + AHEAD, CATCH_UP_S)
     send(signal.SIGTERM, *rank_processes(quiet.run).values())
     quiet.expect(INTERRUPTED)
@@ -168,8 +187,11 @@ def summary(facts: dict) -> str:
     kinds = ", ".join(f"{name} {count}" for name, count in facts["faults"].items())
     *others, last = map(str, facts["ranks"])
     ranks = f" on {', '.join(others)} or {last} ranks" if others else ""
+    taken_up = "taken up again each time"
+    if "restarts" in facts:
+        taken_up = f"and no hand: --restarts took the run up {facts['restarts']} times"
     text = (
-        f"{sum(facts['faults'].values())} faults in {facts['minutes']:g} minutes ({kinds}), taken up again each time"
+        f"{sum(facts['faults'].values())} faults in {facts['minutes']:g} minutes ({kinds}), {taken_up}"
         f"{ranks}; {facts['lost_steps']} steps lost, at most {facts['most_lost']} by a fault; "
     )
     if facts["second_s"]:

@@ -17,9 +17,13 @@ LEAD = 100  # steps: an undisturbed run that is farther ahead waits
 
 
 class Disturbed:
-    """run: its folder. ranks: each start draws one of these numbers. faults: names in FAULTS. every_s: on average."""
+    """run: its folder. ranks: each start draws one of these numbers. faults: of FAULTS. every_s: on average."""
 
-    def __init__(self, run: Path, settings: Settings, chance: random.Random, ranks: list[int], faults, every_s: float):
+    new_job = Job
+
+    def __init__(
+        self, run: Path, settings: Settings, chance: random.Random, ranks: list[int], faults: dict, every_s: float
+    ):
         self.run, self._settings, self._chance, self._ranks = run, settings, chance, ranks
         self._faults, self._every_s = faults, every_s
         self.happened, self.second_s, self.lost_steps, self.most_lost, self._step_before = [], [], 0, 0, 0
@@ -27,15 +31,15 @@ class Disturbed:
 
     def start(self, steps: int) -> None:
         self._started_at = last_step(self.run)
-        self.job = Job(self.run, self._settings, self._chance.choice(self._ranks), steps)
+        self.job = self.new_job(self.run, self._settings, self._chance.choice(self._ranks), steps)
 
     def until(self, deadline: float, quiet: Job) -> None:
         """Disturb the job, and start it again where it has ended, until the deadline; the last fault is then."""
         while (now := time.monotonic()) < deadline:
             pause_s = self._every_s * self._chance.uniform(0.5, 1.5)
             self._wait(min(pause_s, deadline - now), quiet)
-            name = self._chance.choice(self._faults)
-            said, ranks = FAULTS[name](self), self.job.ranks
+            happens = self._chance.choice([*self._faults.values()])
+            said, ranks = happens(self), self.job.ranks
             self.happened.append(said)
             self._account(f"{said} ({ranks} ranks)")
             if self.job.ended() and time.monotonic() < deadline:
@@ -53,6 +57,15 @@ class Disturbed:
                 stopped = not stopped
                 send(signal.SIGSTOP if stopped else signal.SIGCONT, *rank_processes(quiet.run).values())
         send(signal.SIGCONT, *rank_processes(quiet.run).values())
+
+    def has_failed(self) -> bool:
+        """Whether the last fault has ended the ranks."""
+        return self.job.ended()
+
+    def end(self) -> None:
+        """End the job that is left when the time is over."""
+        if not self.job.ended():  # of a fault that it survives
+            self.job.kill()
 
     def end_at(self, steps: int) -> None:
         """Bring the run to its end after that step. Failed."""
@@ -136,7 +149,7 @@ class Disturbed:
 
     def _account(self, what: str) -> None:
         step = last_step(self.run)
-        ended = self.job.ended() and step != self._step_before  # else it was not so far yet: counted before
+        ended = self.has_failed() and step != self._step_before  # else it was not so far yet: counted before
         lost = step - newest_step(self.run) if ended else 0
         self.lost_steps, self.most_lost = self.lost_steps + lost, max(self.most_lost, lost)
         self._step_before = step

@@ -47,12 +47,15 @@ class Job:
 
     def __init__(self, run: Path, settings: Settings, ranks: int, steps: int, name: str | None = None):
         self.run, self.ranks, self._output = run, ranks, run.with_name(f"{name or run.name}.txt")
-        train = [*as_nice_as_this(), sys.executable, TRAIN, *settings.of(ranks), "--steps", steps, "--resume"]
+        command = self.command(ranks, [*settings.of(ranks), "--steps", steps, "--resume", "--out", run])
         with open(self._output, "w") as output:
             self._process = subprocess.Popen(
-                [str(word) for word in [*mpirun_command(ranks), *train, "--out", run]],
+                [str(word) for word in command],
                 env=mpirun_environment(ranks), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
+
+    def command(self, ranks: int, flags: list) -> list:
+        return [*mpirun_command(ranks), *as_nice_as_this(), sys.executable, TRAIN, *flags]
 
     @property
     def launcher(self) -> int:
