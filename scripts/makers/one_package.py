@@ -4,7 +4,7 @@ In the repository gpt2, dist, strategies, traces and scripts lie side by side. I
 `traces` would lie at the top of site-packages, where they hide others, or are hidden. So setuptools builds the wheel,
 and its files move: dist/world.py becomes gpt2_mpi/dist/world.py. All imports in it are absolute and of one form, and
 are written anew: "from dist.world import World" becomes "from gpt2_mpi.dist.world import World". What texts call
-"python scripts/train.py" is called "gpt2-mpi train" there.
+"python scripts/train.py" is called "gpt2-mpi train" there, and job scripts call it by `-m gpt2_mpi.scripts train`.
 
 Other ways were worse. A hook that finds `dist` within gpt2_mpi leaves two names for one module, and tools that read
 the code find neither. With relative imports `python scripts/train.py` would not run from the repository any more.
@@ -58,6 +58,8 @@ def in_one_package(files: dict[str, bytes]) -> dict[str, bytes]:
             moved[name] = content
         elif name.endswith(".py"):
             moved[f"{PACKAGE}/{name}"] = with_commands(with_imports(content.decode(), name), programs).encode()
+        elif name.endswith(".sbatch"):
+            moved[f"{PACKAGE}/{name}"] = with_modules(content.decode(), programs).encode()
         else:
             moved[f"{PACKAGE}/{name}"] = content
     entries = f"{folder}/entry_points.txt"
@@ -91,3 +93,13 @@ def with_commands(source: str, programs: set[str]) -> str:
     names = "|".join(sorted(programs))
     pattern = rf"(?:python )?\bscripts/({names})\.py"
     return re.sub(pattern, lambda found: f"gpt2-mpi {found[1].replace('_', '-')}", source)
+
+
+def with_modules(script: str, programs: set[str]) -> str:
+    """A job script's text with `"$python" scripts/train.py` as `"$python" -m gpt2_mpi.scripts train`.
+
+    Its other words are as with_commands has them, and other job scripts lie beside it.
+    """
+    calls = rf"""("\$python"\)? )scripts/({"|".join(sorted(programs))})\.py"""
+    script = re.sub(calls, rf"\1-m {PACKAGE}.scripts \2", script)
+    return with_commands(script.replace("scripts/slurm/", ""), programs)

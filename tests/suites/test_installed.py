@@ -103,10 +103,26 @@ def test_two_ranks_train_in_another_folder_and_the_run_is_diagnosed(installed):
     assert "usage: gpt2-mpi diagnose" in run([installed.command, "diagnose", "--help"], cwd=installed.at)
 
 
+def test_a_job_script_is_written_and_trains_by_what_is_installed(installed):
+    """Under --restarts, as it says; the launcher is a stand-in that starts one rank."""
+    script = run([installed.command, "job"], cwd=installed.at)
+    assert f"python={installed.python} " in script
+    script = re.sub("^launch=.*", "launch=(env) end_signal=TERM", script, flags=re.MULTILINE)
+    (installed.at / "train.sbatch").write_text(script)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node0", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"}
+    environment = os.environ | job | {"LD_LIBRARY_PATH": f"{sys.prefix}/lib"}
+    printed = run(["bash", "train.sbatch", "job", *TRAINING[1:-2]], cwd=installed.at, env=environment)
+    assert "the run has ended well" in printed
+    assert "ended with exit code 0" in printed
+    assert "bash train.sbatch" in run([installed.command, "job", "--sweep"], cwd=installed.at)
+
+
 def test_every_program_is_listed_and_says_how_it_is_called_here(installed):
     listed = re.findall(r"^  (\S+)", run([installed.command, "--help"], cwd=installed.at), re.MULTILINE)
     assert listed == sorted(commands())
-    assert {"train", "prepare", "sample", "evaluate", "export", "plot", "diagnose", "advise", "doctor"} < {*listed}
+    assert {"train", "prepare", "sample", "evaluate", "export", "plot", "diagnose", "advise", "doctor", "job"} < {
+        *listed
+    }
     assert {"bench-exchange", "bench-step", "bench-training", "compare", "watch"} < {*listed}
     texts = [path.read_text() for path in (installed.site / PACKAGE).rglob("*.py")]
     assert not [text for text in texts if re.search(r"python scripts/(train|plot|doctor|bench_step)\.py", text)]

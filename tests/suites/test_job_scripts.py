@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts import job
+
 pytestmark = pytest.mark.any_mpi
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
+SWEEP = SCRIPT.with_name("sweep.sbatch")
 TIME_LIMIT_S = 30
 # The launcher: its first word, then the shell commands that are to happen, then the command line it was given.
 STAND_IN = """#!/bin/bash
@@ -226,3 +229,34 @@ def test_a_run_that_has_ended_keeps_its_exit_code(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path).returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "on"),
+    [
+        ("mpirun (Open MPI) 5.0.1", [], "launch=(srun --mpi=pmix --kill-on-bad-exit=1) end_signal=USR2"),
+        ("HYDRA build details", [], "launch=(srun --mpi=pmi2 --kill-on-bad-exit=1) end_signal=USR2"),
+        ("PRRTE 3", ["--launcher", "mpirun"], 'launch=(mpirun -n "$SLURM_NTASKS") end_signal=USR2'),
+        ("HYDRA", ["--launcher", "mpirun"], 'launch=(mpirun -n "$SLURM_NTASKS") end_signal=TERM'),
+        (None, [], "launch=(srun --mpi=pmix --kill-on-bad-exit=1) end_signal=USR2"),
+    ],
+)
+def test_job_py_writes_it_for_this_python_and_its_mpi(version, flags, on, monkeypatch, capsys):
+    monkeypatch.setattr(job, "tool_output", lambda *command, limit_s: version)
+    monkeypatch.setattr(job, "find_mpirun", lambda: "mpirun")
+    monkeypatch.setattr(sys, "executable", "/my venv/python")
+    assert job.main(flags) == 0
+    said = capsys.readouterr()
+    launch = [line.partition("  #")[0].rstrip() for line in said.out.splitlines() if line.startswith("launch=")]
+    assert launch == [on]
+    assert "\npython='/my venv/python' " in said.out
+    assert ("no mpirun says" in said.err) == (version is None)
+    changed = {*said.out.splitlines()} ^ {*SCRIPT.read_text().splitlines()}
+    assert {line.lstrip("# ").partition("=")[0] for line in changed} <= {"python", "launch"}
+
+
+def test_job_py_writes_the_sweep_for_this_python(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", "/venv/python")
+    assert job.main(["--sweep"]) == 0
+    said = capsys.readouterr().out
+    assert said == re.sub("^python=.venv/bin/python", "python=/venv/python", SWEEP.read_text(), flags=re.MULTILINE)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from scripts import __main__ as module
-from scripts.makers.one_package import in_one_package, with_commands, with_imports
+from scripts.makers.one_package import in_one_package, with_commands, with_imports, with_modules
 
 pytestmark = pytest.mark.any_mpi
 
@@ -41,14 +41,24 @@ def test_programs_are_called_by_their_commands():
     )
 
 
+def test_job_scripts_call_what_is_installed_and_each_other_where_they_are_submitted():
+    script = '# scripts/plot.py\n"$python" scripts/bench_step.py\n$(printf %q "$python") scripts/plot.py\n'
+    assert with_modules(f"{script}bash scripts/slurm/train.sbatch scripts/other.py\n", {"plot", "bench_step"}) == (
+        '# gpt2-mpi plot\n"$python" -m gpt2_mpi.scripts bench_step\n$(printf %q "$python") -m gpt2_mpi.scripts plot\n'
+        "bash train.sbatch scripts/other.py\n"
+    )
+
+
 def test_a_wheel_s_files_move_into_one_package():
     files = {
         "dist/world.py": b"from gpt2 import files\n", "scripts/train.py": b"", "gpt2/a.cu": b"from dist import x",
+        "scripts/slurm/a.sbatch": b'"$python" scripts/train.py',
         "x-1.dist-info/entry_points.txt": b"[console_scripts]\nx = scripts.__main__:main\n",
         "x-1.dist-info/top_level.txt": b"dist\ngpt2\nscripts\n", "x-1.dist-info/RECORD": b"dist/world.py,,\n",
     }  # fmt: skip
     moved = in_one_package(files)
     assert moved["gpt2_mpi/dist/world.py"] == b"from gpt2_mpi.gpt2 import files\n"
+    assert moved["gpt2_mpi/scripts/slurm/a.sbatch"] == b'"$python" -m gpt2_mpi.scripts train'
     assert moved["gpt2_mpi/gpt2/a.cu"] == b"from dist import x"
     assert moved["x-1.dist-info/entry_points.txt"].endswith(b"\nx = gpt2_mpi.scripts.__main__:main\n")
     assert {name.partition("/")[0] for name in moved} == {"gpt2_mpi", "x-1.dist-info"}

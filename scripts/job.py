@@ -1,0 +1,60 @@
+"""Write a SLURM job script: with this Python, and with how the ranks of its MPI start.
+
+    python scripts/job.py > train.sbatch                       then: sbatch --nodes=4 train.sbatch RUN [FLAGS...]
+    python scripts/job.py --launcher mpirun > train.sbatch     where SLURM lacks what this MPI needs (docs/slurm.md)
+    python scripts/job.py --sweep > sweep.sbatch               several strategies, each by the train.sbatch beside it
+
+What only the site knows is in the block on top of the script: partition, nodes, ranks of a node, time, modules. The
+script says in its first lines what it does.
+"""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from dist.console import open_console, say
+from dist.probe.programs import find_mpirun, mpi_family, tool_output
+from scripts.settings.command_line import Parser
+
+FOLDER = Path(__file__).parent / "slurm"
+LAUNCHERS = {"srun": "", "mpirun": "'s mpirun"}  # and how the script calls a line of each, behind the MPI's name
+# One of the script's lines for how ranks start: whether it is off, what it does, and whose it is.
+LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    asked = parse(words)
+    script = with_python((FOLDER / f"{'sweep' if asked.sweep else 'train'}.sbatch").read_text(), sys.executable)
+    if not asked.sweep:
+        mpirun = find_mpirun()
+        family = mpi_family(tool_output(mpirun, "--version", limit_s=60) or "") if mpirun else None
+        if family is None:
+            say("job.py: no mpirun says which MPI this is: choose one of the script's launch lines", on_stderr=True)
+        else:
+            script = with_launch(script, family + LAUNCHERS[asked.launcher])
+    say(script, end="")
+    return 0
+
+
+def parse(words: list[str] | None):
+    parser = Parser(__doc__)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help="what starts the ranks (srun)")
+    parser.add_argument("--sweep", action="store_true", help="the script that trains with one strategy after another")
+    return parser.parse_args(words)
+
+
+def with_python(script: str, python: str) -> str:
+    """The script with this Python in its block: the programs are installed for it."""
+    return re.sub(r"^python=\S+", lambda found: f"python={shlex.quote(python)}", script, count=1, flags=re.MULTILINE)
+
+
+def with_launch(script: str, whose: str) -> str:
+    """The script with one of its launch lines on, and the others off. whose: "MPICH", or "MPICH's mpirun"."""
+    return LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
+
+
+if __name__ == "__main__":
+    open_console()
+    sys.exit(main())
