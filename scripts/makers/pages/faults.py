@@ -148,13 +148,13 @@ def shortened(line: str) -> str:
 
 
 def random_kills(part: Part, folder: Path) -> dict[str, str]:
-    """A run under random faults beside an undisturbed one, in each of the part's forms."""
+    """A run under random faults beside an undisturbed one, in each of the part's forms; the block is called as it is."""
     lines = []
     for number, flags in enumerate(part.flags):
         output_of("random_kills.py", "--json", folder / f"{number}.json", *flags.split())
         found = read(folder / f"{number}.json")
         lines.append(f"> {found['summary']}")
-    return {"random kills": "\n>\n".join(lines) + f"\n\nMade on {made_on(found['machine'])}."}
+    return {part.name.replace("_", " "): "\n>\n".join(lines) + f"\n\nMade on {made_on(found['machine'])}."}
 
 
 def pictures(part: Part, folder: Path) -> str:
