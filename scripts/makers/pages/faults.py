@@ -148,7 +148,7 @@ def shortened(line: str) -> str:
 
 
 def random_kills(part: Part, folder: Path) -> dict[str, str]:
-    """A run under random faults beside an undisturbed one, in each of the part's forms; the block is called as it is."""
+    """A run under random faults beside an undisturbed one, in each of the part's forms, in the block of its name."""
     lines = []
     for number, flags in enumerate(part.flags):
         output_of("random_kills.py", "--json", folder / f"{number}.json", *flags.split())
