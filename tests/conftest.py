@@ -11,7 +11,6 @@ Under pytest-xdist (`-n 2`: make test, make check) two processes share the tests
 import faulthandler
 import json
 import math
-import os
 import re
 import signal
 import sys
@@ -49,9 +48,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Where two processes add different dtypes of one loop at once, numba's index may name the other's machine code.
-    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).with_name("__pycache__") / f"numba-{worker}"))
     if config.option.under_mpirun:
         config.pluginmanager.register(OneOfTheRanks(config.option.outcomes))
     else:
