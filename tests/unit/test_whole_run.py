@@ -84,6 +84,11 @@ def test_restarts_are_marked_behind_the_step_they_go_on_from(tmp_path):
     assert is_inside(figure)
 
 
+def test_a_start_by_itself_has_no_restart(tmp_path):
+    figure = drawn(tmp_path / "run", log_of(60)[30:], resumed=(20, 30))
+    assert top_of(figure).splitlines()[0] == "sliced: steps 31 to 60"
+
+
 def test_what_changes_at_a_restart_does_not_change_before_it(tmp_path):
     log = log_of(60, **{f"step_{step}": {"tokens_per_s": 1e4} for step in range(41, 61)})
     axes = panels(drawn(tmp_path / "run", log, resumed=(20, 40)))["tokens/s"]

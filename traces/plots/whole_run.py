@@ -33,7 +33,9 @@ def draw(measured: TimedRun) -> Figure:
         np.array(column) for column in zip(*((row["step"], "skipped" in row) for row in log), strict=True)
     )
     panels = [(*panel, column) for panel in PANELS if np.isfinite(column := _column(log, panel[0]) / panel[2]).any()]
-    restarts = {step: times for step, times in restarts_of(measured.run.config).items() if step < steps[-1]}
+    # Of a start by itself (--start K) the log begins behind its own.
+    found = restarts_of(measured.run.config)
+    restarts = {step: times for step, times in found.items() if steps[0] <= step < steps[-1]}
     heights = [2.0 if name == "loss" else 1.0 for name, *_ in panels]
     with look.page(9, 1.05 * sum(heights) + 0.4, *_title(measured, restarts), notes=look.facts([measured])) as figure:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
