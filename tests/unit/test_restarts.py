@@ -285,7 +285,7 @@ def test_progress_is_read_from_whole_lines(tmp_path):
 def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_failed_one(play, tmp_path, monkeypatch):
     monkeypatch.setattr(launched, "LOOK_S", 0.05)
     monkeypatch.setattr(launched, "TO_END_S", 0.3)
-    code, said, pauses = play([start(5, 0, 4, wait=60, deaf=True), start(9, 0, summary=True)], limit_s=1.5)
+    code, said, pauses = play([start(5, 0, 4, wait=200, deaf=True), start(9, 0, summary=True)], limit_s=1.5)
     assert (code, pauses) == (0, [5])
     assert re.search(rf"this start has written nothing to {tmp_path}/run for [12] s \(--restart-after\): it is", said)
     assert "ended with code 124 after step 5: they start again in 5 s, from the checkpoint of step 4" in said
