@@ -226,7 +226,7 @@ class Settings:
     )
     launcher: str = setting(None, "with --restarts: what starts the ranks, such as 'mpirun -n 4'")
     restart_after: float = setting(
-        1800.0, "with --restarts: end a start that writes nothing to its run folder for so many seconds; 0: never"
+        3600.0, "with --restarts: end a start that writes nothing to its run folder for so many seconds; 0: never"
     )
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
 
