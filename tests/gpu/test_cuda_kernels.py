@@ -145,11 +145,11 @@ def test_compiles_without_spills(source, storage):
     for cubin in cubins:
         assert cubin.code.startswith(b"\x7fELF")
         kernels = KERNEL.findall((FOLDER / f"{source}.cu").read_text())
-        assert set(cubin.resources) == {name for _, name in kernels}
-        for threads, name in kernels:
+        assert set(cubin.resources) == {name for *_, name in kernels}
+        for threads, blocks, name in kernels:
             taken = cubin.resources[name]
             assert taken.spill_bytes == 0, name
-            assert taken.registers * int(threads) <= 65536, name
+            assert taken.registers * int(threads) * int(blocks or 1) <= 65536, name
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.cuda_shim.fake_cupy import ndarray
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
 from tests.gpu.cuda_shim.shim import Shim, lasting_build
+from tests.gpu.on_device.test_model import unsupported_is_said
 
 N, C, HIDDEN = 24, 16, 40
 B, T, HEADS, WIDTH = 2, 70, 2, 128
@@ -193,8 +195,30 @@ def test_attention(monkeypatch, new_device, way):
         assert_close(gpu, results[0][name], expected, "bfloat16", name)
     cudnn_ran = gpu.cudnn_attention is not None and len(gpu.cudnn_attention.workspace_bytes()) == 2
     assert cudnn_ran == (way in ("cudnn", "faster"))
+    assert all(fake_cudnn.Graph.deterministic), "training gets the same bits every time"
     theirs_ms = [theirs_ms for theirs_ms, _ in gpu.faster_of.times_ms.values()]
     assert theirs_ms == {"faster": [1 / 3, 1 / 3], "unsupported": [math.inf, math.inf]}.get(way, [])
+
+
+def test_a_cudnn_that_does_not_start_is_none(monkeypatch, new_device):
+    """Whatever its Python layer raises: attention is ours, and training goes on."""
+    fake_cudnn.install(monkeypatch)
+
+    def refuse(handle, stream):
+        raise AssertionError("of another context")
+
+    monkeypatch.setattr(sys.modules["cudnn"], "set_stream", refuse)
+    assert new_device().maker["cudnn"] is None
+    with pytest.raises(UserError, match=r"no cuDNN \(of another context\)"):
+        new_device(attention="cudnn")
+
+
+def test_an_epilogue_that_is_missing_fails_no_test_of_a_gpu(new_device):
+    """It is what training would take its own kernel for: said, as a skip."""
+    gpu = new_device(("dgelu",))
+    x, w, saved = (fake_cupy.aligned(shape, np.uint16) for shape in ((N, C), (C, HIDDEN), (N, HIDDEN)))
+    with pytest.raises(pytest.skip.Exception, match="unsupported: cuBLASLt has no algorithm"), unsupported_is_said():
+        gpu.matmul(gpu.empty(saved.shape, saved.dtype), x, w, dgelu_input=saved)
 
 
 def test_cudnn_that_is_asked_for_and_missing(new_device):

@@ -87,6 +87,14 @@ attention_forward_64(real* out, float* logsumexp, const real* qkv, int T, int H)
     forward<64>(out, logsumexp, qkv, T, H, shared);
 }
 
+// The same with registers for three blocks a multiprocessor: a candidate that bench_step.py times beside it. The backward
+// kernels of heads of 64 would spill over a kilobyte, and three blocks of heads of 128 have no room in shared memory.
+extern "C" __global__ void __launch_bounds__(128, 3)
+attention_forward_three_blocks_64(real* out, float* logsumexp, const real* qkv, int T, int H) {
+    DYNAMIC_SHARED(real, shared);
+    forward<64>(out, logsumexp, qkv, T, H, shared);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 attention_forward_128(real* out, float* logsumexp, const real* qkv, int T, int H) {
     DYNAMIC_SHARED(real, shared);

@@ -19,13 +19,10 @@ BLOCK = (128,)
 
 def attention_forward(device, out, logsumexp, qkv, head_count):
     """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values."""
-
-    def ours():
-        _launch(device, "attention", "forward", 1, KEYS, (out, logsumexp, qkv), out.shape, head_count)
-
+    arguments = out, logsumexp, qkv, head_count
+    ours = partial(own_forward, device, *arguments)
     if device.cudnn_attention is None:
         return ours()
-    arguments = out, logsumexp, qkv, head_count
     return device.faster_of("attention", out, partial(device.cudnn_attention.forward, *arguments), ours)
 
 
@@ -36,6 +33,12 @@ def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     if device.cudnn_attention is None:
         return ours()
     return device.faster_of("attention backward", dqkv, partial(device.cudnn_attention.backward, *arguments), ours)
+
+
+def own_forward(device, out, logsumexp, qkv, head_count, kernel="forward"):
+    """attention_forward by our own kernel. kernel: "forward", or, for heads of 64, the candidate
+    "forward_three_blocks"."""
+    _launch(device, "attention", kernel, 1, KEYS, (out, logsumexp, qkv), out.shape, head_count)
 
 
 def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):

@@ -11,21 +11,24 @@ QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1
 
 
 class CudnnAttention:
-    """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape."""
+    """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape.
 
-    def __init__(self, device):
-        self._device, self._graphs = device, {}
+    is_deterministic: backward gives the same bits every time, for which cuDNN adds up in a workspace.
+    """
+
+    def __init__(self, device, is_deterministic: bool = True):
+        self._device, self._is_deterministic, self._graphs = device, is_deterministic, {}
         try:
             import cudnn
 
-            self._handle = cudnn.create_handle()
+            self._handle, self.version = cudnn.create_handle(), int(cudnn.backend_version())
+            cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
         except Exception as error:  # the frontend is missing, or the library under it; it also asserts
             raise UserError(
                 f"no cuDNN ({error}), expected it and its frontend: pip install nvidia-cudnn-cu13 "
                 "nvidia-cudnn-frontend==1.28.0, or use the project's own attention"
             ) from None
-        self._cudnn, self.version = cudnn, int(cudnn.backend_version())
-        cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
+        self._cudnn = cudnn
 
     def forward(self, out, logsumexp, qkv, head_count) -> None:
         """As gpt2.kernels.cupy.attention.attention_forward."""
@@ -33,7 +36,7 @@ class CudnnAttention:
         self._execute("forward", out.shape, head_count, addresses)
 
     def backward(self, dqkv, dout, qkv, out, logsumexp, head_count) -> None:
-        """As gpt2.kernels.cupy.attention.attention_backward; the same bits every time."""
+        """As gpt2.kernels.cupy.attention.attention_backward."""
         addresses = _thirds(qkv, QUERIES) | _thirds(dqkv, DQUERIES)
         addresses |= {OUT: address(out), STATISTICS: address(logsumexp), DOUT: address(dout)}
         self._execute("backward", out.shape, head_count, addresses)
@@ -48,14 +51,14 @@ class CudnnAttention:
     def _execute(self, direction, shape, head_count, addresses):
         key = direction, shape, head_count
         if key not in self._graphs:
-            self._graphs[key] = self._build(direction == "backward", *shape, head_count)
+            self._graphs[key] = self._build(direction == "backward", shape, head_count)
         graph = self._graphs[key]
         workspace = self._device.scratch("cudnn", (graph.get_workspace_size(),), "uint8")
         graph.execute(addresses, address(workspace), handle=self._handle)
 
-    def _build(self, is_backward, B, T, C, head_count):
+    def _build(self, is_backward, shape, head_count):
         """A validated, planned graph: takes seconds."""
-        graph = new_graph(self._cudnn, is_backward, (B, T, C), head_count, handle=self._handle)
+        graph = new_graph(self._cudnn, is_backward, shape, head_count, self._is_deterministic, handle=self._handle)
         try:
             graph.validate()
             graph.build_operation_graph()
@@ -63,11 +66,11 @@ class CudnnAttention:
             graph.check_support()
             graph.build_plans()
         except self._cudnn.cudnnGraphNotSupportedError as error:  # no RuntimeError, as all else that cuDNN raises is
-            raise RuntimeError(f"cuDNN has no attention for {(B, T, C)}, {head_count} heads: {error}") from None
+            raise RuntimeError(f"cuDNN has no attention for {shape}, {head_count} heads: {error}") from None
         return graph
 
 
-def new_graph(cudnn, is_backward, shape, head_count, **options):
+def new_graph(cudnn, is_backward, shape, head_count, is_deterministic, **options):
     """The graph of one direction, not yet validated; (B, H, T, D) is how cuDNN names the dimensions."""
     B, T, C = shape
     D = C // head_count
@@ -90,8 +93,9 @@ def new_graph(cudnn, is_backward, shape, head_count, **options):
     out, dout = (tensor(name, uid, dimensions, plain) for name, uid in (("out", OUT), ("dout", DOUT)))
     statistics = tensor("statistics", STATISTICS, rows, row_strides, single)
     gradients = graph.sdpa_backward(
-        q=q, k=k, v=v, o=out, dO=dout, stats=statistics, use_deterministic_algorithm=True, name="backward", **options
-    )
+        q=q, k=k, v=v, o=out, dO=dout, stats=statistics, use_deterministic_algorithm=is_deterministic, name="backward",
+        **options,
+    )  # fmt: skip
     for uid, gradient in zip((DQUERIES, DKEYS, DVALUES), gradients, strict=True):
         _output(gradient, uid, dimensions, packed)
     return graph

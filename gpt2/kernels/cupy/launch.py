@@ -31,6 +31,7 @@ ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: 16 by
 # Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
 PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
+KEPT_PACKS = 3  # as in layernorm.cu
 # Of dynamic shared memory that a block gets without asking the driver for more.
 SHARED_BYTES = 48 << 10
 
@@ -92,13 +93,27 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 
 def layernorm_backward(device, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
     """dinputs (N, C) += gradient (the residual stream's is already there); dweight, dbias (C,) = or +=."""
-    N, C = inputs.shape
+    rows = doutputs, inputs, mean, rstd, weight
+    _layernorm_backward(device, "layernorm_backward", dinputs, dweight, dbias, rows, accumulate)
+
+
+def layernorm_backward_kept(device, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
+    """The same by the candidate that reads a row once. UserError for rows that it cannot keep in registers."""
+    C, pack = inputs.shape[1], ACCESS_BYTES // inputs.itemsize
+    most = KEPT_PACKS * WARP * pack
+    if C not in range(pack, most + 1, pack):
+        raise UserError(f"rows of {C} channels, expected a multiple of {pack} up to {most}: registers keep no more")
+    rows = doutputs, inputs, mean, rstd, weight
+    _layernorm_backward(device, "layernorm_backward_kept", dinputs, dweight, dbias, rows, accumulate)
+
+
+def _layernorm_backward(device, kernel, dinputs, dweight, dbias, rows, accumulate):
+    N, C = dinputs.shape
     warps, shared_bytes = _warps(2 * C * np.dtype(np.float32).itemsize)
     blocks = min(math.ceil(N / warps), PARTIAL_BLOCKS)
     partial_sums = device.scratch("partial_sums", (blocks, 2, C), np.float32)
-    arguments = (dinputs, partial_sums, doutputs, inputs, mean, rstd, weight, *int32(N, C))
-    block = (warps * WARP,)
-    device.launch("layernorm", storage(dinputs), "layernorm_backward", (blocks,), block, arguments, shared_bytes)
+    arguments, block = (dinputs, partial_sums, *rows, *int32(N, C)), (warps * WARP,)
+    device.launch("layernorm", storage(dinputs), kernel, (blocks,), block, arguments, shared_bytes)
     arguments = (dweight, dbias, partial_sums, *int32(blocks, C, accumulate))
     grid, block = (math.ceil(2 * C / WARP),), (WARP, THREADS // WARP)
     device.launch("layernorm", storage(dweight), "layernorm_backward_parameters", grid, block, arguments)

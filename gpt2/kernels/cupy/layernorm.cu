@@ -5,6 +5,7 @@
 
 constexpr float EPSILON = 1e-5f;
 constexpr int SUMMANDS_AT_ONCE = 8;
+constexpr int KEPT_PACKS = 3;  // of a row, in a lane: with one more the registers spill
 
 // Fills this warp's row in shared memory with inputs + branch as stored (rounded), writes residual, returns the mean.
 // Every lane reads again only what it wrote itself: no barrier is needed.
@@ -79,41 +80,87 @@ struct Row {
     float mean, rstd;
 };
 
-// Adds the row's part to this warp's sums (2, C) of dweight and dbias; returns the means over c of g and of g n.
+// Adds what the row has at c, ... c + W - 1 to this warp's sums (2, C) of dweight and dbias, and to the lane's of g, g n.
 template <int W>
-__device__ Floats<2> row_means(float* sums, const Row& row, int C) {
-    float g_sum = 0.0f, gn_sum = 0.0f;
-    for (int c = threadIdx.x % WARP * W; c < C; c += WARP * W) {
-        Floats<W> dy = load<W>(row.doutputs + c), n = load<W>(row.inputs + c), w = load<W>(row.weight + c);
-        Floats<W> dweight = load<W>(sums + c), dbias = load<W>(sums + C + c);
-        for (int k = 0; k < W; k++) {
-            n.v[k] = (n.v[k] - row.mean) * row.rstd;
-            g_sum += dy.v[k] * w.v[k];
-            gn_sum += dy.v[k] * w.v[k] * n.v[k];
-            dweight.v[k] += dy.v[k] * n.v[k];
-        }
-        dbias += dy;
-        store<W>(sums + c, dweight);
-        store<W>(sums + C + c, dbias);
+__device__ void add_to_sums(float* sums, Floats<2>& lane_sums, const Row& row, Floats<W> dy, Floats<W> n, int c,
+                            int C) {
+    Floats<W> w = load<W>(row.weight + c), dweight = load<W>(sums + c), dbias = load<W>(sums + C + c);
+    for (int k = 0; k < W; k++) {
+        n.v[k] = (n.v[k] - row.mean) * row.rstd;
+        lane_sums.v[0] += dy.v[k] * w.v[k];
+        lane_sums.v[1] += dy.v[k] * w.v[k] * n.v[k];
+        dweight.v[k] += dy.v[k] * n.v[k];
     }
-    return {{warp_sum(g_sum) / C, warp_sum(gn_sum) / C}};
+    dbias += dy;
+    store<W>(sums + c, dweight);
+    store<W>(sums + C + c, dbias);
 }
 
-// The row is read a second time: it still is in the first-level cache.
+// The same channels' gradients of the inputs. means: over the row, of g and of g n.
 template <int W>
-__device__ void add_dinputs(const Row& row, const Floats<2>& means, int C) {
-    for (int c = threadIdx.x % WARP * W; c < C; c += WARP * W) {
-        Floats<W> dy = load<W>(row.doutputs + c), x = load<W>(row.inputs + c), w = load<W>(row.weight + c);
-        Floats<W> dx = load<W>(row.dinputs + c);
-        for (int k = 0; k < W; k++) {
-            const float n = (x.v[k] - row.mean) * row.rstd;
-            dx.v[k] += row.rstd * (dy.v[k] * w.v[k] - means.v[0] - n * means.v[1]);
-        }
-        store<W>(row.dinputs + c, dx);
+__device__ void add_to_dinputs(const Row& row, const Floats<2>& means, Floats<W> dy, Floats<W> x, int c) {
+    Floats<W> w = load<W>(row.weight + c), dx = load<W>(row.dinputs + c);
+    for (int k = 0; k < W; k++) {
+        const float n = (x.v[k] - row.mean) * row.rstd;
+        dx.v[k] += row.rstd * (dy.v[k] * w.v[k] - means.v[0] - n * means.v[1]);
     }
+    store<W>(row.dinputs + c, dx);
 }
 
+inline __device__ Floats<2> row_means(const Floats<2>& lane_sums, int C) {
+    return {{warp_sum(lane_sums.v[0]) / C, warp_sum(lane_sums.v[1]) / C}};
+}
+
+// The row is read twice: the second time it may still be in the first-level cache.
 template <int W>
+struct ReadTwice {
+    static __device__ void backward(float* sums, const Row& row, int C) {
+        Floats<2> lane_sums = {};
+        for (int c = threadIdx.x % WARP * W; c < C; c += WARP * W)
+            add_to_sums<W>(sums, lane_sums, row, load<W>(row.doutputs + c), load<W>(row.inputs + c), c, C);
+        const Floats<2> means = row_means(lane_sums, C);
+        for (int c = threadIdx.x % WARP * W; c < C; c += WARP * W)
+            add_to_dinputs<W>(row, means, load<W>(row.doutputs + c), load<W>(row.inputs + c), c);
+    }
+};
+
+// The compiler is to widen the pack anew: of what it widened before it would keep two registers for each of this one's.
+inline __device__ void keep_as_stored(Pack<real, PACK>& pack) {
+    unsigned* words = reinterpret_cast<unsigned*>(&pack);
+    for (int i = 0; i < 4; i++) asm volatile("" : "+r"(words[i]));
+}
+
+// The row is read once, and kept in registers as it is stored: PACKS packs of doutputs and of inputs a lane.
+template <int PACKS>
+struct Kept {
+    static __device__ void backward(float* sums, const Row& row, int C) {
+        const int lane = threadIdx.x % WARP;
+        Pack<real, PACK> dy[PACKS], x[PACKS];
+        Floats<2> lane_sums = {};
+#pragma unroll
+        for (int i = 0; i < PACKS; i++)
+            if (const int c = (i * WARP + lane) * PACK; c < C) {
+                dy[i] = load_as_stored<PACK>(row.doutputs + c);
+                x[i] = load_as_stored<PACK>(row.inputs + c);
+            }
+#pragma unroll
+        for (int i = 0; i < PACKS; i++)
+            if (const int c = (i * WARP + lane) * PACK; c < C)
+                add_to_sums<PACK>(sums, lane_sums, row, widen(dy[i]), widen(x[i]), c, C);
+        const Floats<2> means = row_means(lane_sums, C);
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) {
+            keep_as_stored(dy[i]);
+            keep_as_stored(x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < PACKS; i++)
+            if (const int c = (i * WARP + lane) * PACK; c < C)
+                add_to_dinputs<PACK>(row, means, widen(dy[i]), widen(x[i]), c);
+    }
+};
+
+template <int W, class Reading>
 __device__ void rows_backward(float* sums, real* dinputs, const real* doutputs, const real* inputs, const float* mean,
                               const float* rstd, const real* weight, int N, int C) {
     for (int c = threadIdx.x % WARP * W; c < C; c += WARP * W) {
@@ -124,7 +171,17 @@ __device__ void rows_backward(float* sums, real* dinputs, const real* doutputs, 
     for (int n = blockIdx.x * warps + threadIdx.x / WARP; n < N; n += gridDim.x * warps) {
         const long long at = static_cast<long long>(n) * C;
         const Row row = {dinputs + at, doutputs + at, inputs + at, weight, mean[n], rstd[n]};
-        add_dinputs<W>(row, row_means<W>(sums, row, C), C);
+        Reading::backward(sums, row, C);
+    }
+}
+
+// partial_sums[block] = the sums of the block's warps.
+inline __device__ void add_warps(float* partial_sums, const float* warp_sums, int C) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < 2 * C; i += blockDim.x) {
+        float sum = 0.0f;
+        for (int warp = 0; warp < blockDim.x / WARP; warp++) sum += warp_sums[warp * 2 * C + i];
+        partial_sums[static_cast<long long>(blockIdx.x) * 2 * C + i] = sum;
     }
 }
 
@@ -139,14 +196,22 @@ layernorm_backward(real* dinputs, float* partial_sums, const real* doutputs, con
                    const float* rstd, const real* weight, int N, int C) {
     DYNAMIC_SHARED(float, warp_sums);
     float* sums = warp_sums + threadIdx.x / WARP * 2 * C;
-    if (C % PACK == 0) rows_backward<PACK>(sums, dinputs, doutputs, inputs, mean, rstd, weight, N, C);
-    else rows_backward<1>(sums, dinputs, doutputs, inputs, mean, rstd, weight, N, C);
-    __syncthreads();
-    for (int i = threadIdx.x; i < 2 * C; i += blockDim.x) {
-        float sum = 0.0f;
-        for (int warp = 0; warp < blockDim.x / WARP; warp++) sum += warp_sums[warp * 2 * C + i];
-        partial_sums[static_cast<long long>(blockIdx.x) * 2 * C + i] = sum;
-    }
+    if (C % PACK == 0)
+        rows_backward<PACK, ReadTwice<PACK>>(sums, dinputs, doutputs, inputs, mean, rstd, weight, N, C);
+    else
+        rows_backward<1, ReadTwice<1>>(sums, dinputs, doutputs, inputs, mean, rstd, weight, N, C);
+    add_warps(partial_sums, warp_sums, C);
+}
+
+// The same, for C % PACK == 0 and C <= KEPT_PACKS * WARP * PACK: a candidate that bench_step.py times beside it. As many
+// blocks of it fit into a multiprocessor's registers as into Hopper's shared memory.
+extern "C" __global__ void __launch_bounds__(256, 4)
+layernorm_backward_kept(real* dinputs, float* partial_sums, const real* doutputs, const real* inputs,
+                        const float* mean, const float* rstd, const real* weight, int N, int C) {
+    DYNAMIC_SHARED(float, warp_sums);
+    float* sums = warp_sums + threadIdx.x / WARP * 2 * C;
+    rows_backward<PACK, Kept<KEPT_PACKS>>(sums, dinputs, doutputs, inputs, mean, rstd, weight, N, C);
+    add_warps(partial_sums, warp_sums, C);
 }
 
 // Second phase: (dweight, dbias) = or += the sum of partial_sums (blocks, 2, C), rounded once.  dweight, dbias (C,).

@@ -4,6 +4,7 @@ A case runs its kernels on a device, the CPU shim or a GPU under gpu_check.py, a
 came out, what is expected)].
 """
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,8 @@ from tests.gpu.cuda_shim.memory import Memory, widen
 TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
 # Attention's probabilities and their gradients are rounded on the way, too; at random, by twice as much as to nearest.
 FACTORS = {
-    "attention_forward_case": 8, "attention_backward_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2,
+    "attention_forward_case": 8, "attention_three_blocks_case": 8, "attention_backward_case": 8,
+    "adamw_rounding_case": 2, "round_parameters_case": 2,
 }  # fmt: skip
 SCALE = 0.25  # of the losses' gradients
 ATTENTION_SIZES = [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]
@@ -28,11 +30,13 @@ CASES = [
     ("add_case", "add", [(3, 33, False), (7, 40, True)]),
     ("layernorm_forward_case", "layernorm", [(1, 33, True), (11, 40, True), (3, 1000, False), (9, 7, False)]),
     ("layernorm_backward_case", "layernorm", [(1, 33, False), (37, 40, True), (13, 1000, True), (4100, 1, False)]),
+    ("layernorm_kept_case", "layernorm", [(37, 40, True), (13, 384, False)]),
     ("gelu_case", "gelu", [(3, 33), (7, 40), (1, 5), (5, 1032)]),
     ("classifier_case", "classifier", [(3, 50, 56, 1), (2, 5003, 5008, 3), (2, 1003, 1005, 1), (3, 777, 784, 60)]),
     ("classifier_part_case", "classifier", [(3, 50, 56, 1, 3), (2, 5003, 5008, 3, 2), (3, 9, 24, 60, 3)]),
     ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
     ("attention_forward_case", "attention", ATTENTION_SIZES),
+    ("attention_three_blocks_case", "attention", [(2, 133, 2, 64)]),
     ("attention_backward_case", "attention_backward", ATTENTION_SIZES),
     ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
     ("adamw_rounding_case", "adamw", [(1003, 0, "random"), (517, 1, "nearest"), (517, 3, "random")]),
@@ -120,7 +124,7 @@ def layernorm_forward_case(device, memory, cores: Cores, N, C, with_residual):
     return results + list(zip(("out", "mean", "rstd"), (out, mean, rstd), expected, strict=True))
 
 
-def layernorm_backward_case(device, memory, cores: Cores, N, C, accumulate):
+def layernorm_backward_case(device, memory, cores: Cores, N, C, accumulate, backward=launch.layernorm_backward):
     """dinputs holds something before; so do dweight and dbias, if accumulate."""
     inputs, doutputs, weight, dinputs = (memory.normal(*shape) for shape in ((N, C), (N, C), (C,), (N, C)))
     mean = memory.put_exactly(widen(inputs).mean(1).astype(np.float32))
@@ -130,8 +134,13 @@ def layernorm_backward_case(device, memory, cores: Cores, N, C, accumulate):
     expected = tuple(widen(array) for array in got)
     arguments = doutputs, inputs, mean, rstd, weight
     numpy_kernels.layernorm_backward(cores, *expected, *map(widen, arguments), accumulate)
-    launch.layernorm_backward(device, *got, *arguments, accumulate)
+    backward(device, *got, *arguments, accumulate)
     return list(zip(("dinputs", "dweight", "dbias"), got, expected, strict=True))
+
+
+def layernorm_kept_case(device, memory, cores: Cores, N, C, accumulate):
+    """The candidate, with rows that end in a lane's first pack, and in a later one."""
+    return layernorm_backward_case(device, memory, cores, N, C, accumulate, launch.layernorm_backward_kept)
 
 
 def gelu_case(device, memory, cores: Cores, N, width):
@@ -202,13 +211,19 @@ def column_sums_case(device, memory, cores: Cores, N, width, accumulate):
     return [("sums", sums, expected)]
 
 
-def attention_forward_case(device, memory, cores: Cores, B, T, H, head_size):
+def attention_forward_case(device, memory, cores: Cores, B, T, H, head_size, forward=attention.attention_forward):
     qkv = _queries_keys_values(memory, B, T, H * head_size)
     out, logsumexp = memory.nans(B, T, H * head_size), memory.nans(B, H, T, dtype=np.float32)
-    attention.attention_forward(device, out, logsumexp, qkv, H)
+    forward(device, out, logsumexp, qkv, H)
     expected = np.empty(out.shape), np.empty(logsumexp.shape)
     numpy_kernels.attention_forward(cores, *expected, widen(qkv), H)
     return [("out", out, expected[0]), ("logsumexp", logsumexp, expected[1])]
+
+
+def attention_three_blocks_case(device, memory, cores: Cores, B, T, H, head_size):
+    """The candidate that has fewer registers."""
+    forward = partial(attention.own_forward, kernel="forward_three_blocks")
+    return attention_forward_case(device, memory, cores, B, T, H, head_size, forward)
 
 
 def attention_backward_case(device, memory, cores: Cores, B, T, H, head_size):

@@ -23,7 +23,8 @@ OUTCOMES = {
     2: "a misaligned access",
     3: "an overrun of dynamic shared memory",
 }
-KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+)\)\s*(\w+)\(')
+# Threads of a block, blocks of a multiprocessor where that is asked for, the kernel's name.
+KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+)(?:, (\d+))?\)\s*(\w+)\(')
 
 LAUNCHER = """
 extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t seed, void** arguments) {
@@ -102,7 +103,7 @@ class Shim:
 
     def _build(self, source, storage):
         path = self.folder / f"{source}.cu"
-        kernels = {name: int(threads) for threads, name in KERNEL.findall(path.read_text())}
+        kernels = {name: int(threads) for threads, _, name in KERNEL.findall(path.read_text())}
         self._largest_block.update(kernels)
         unit, library = (self.build / f"{source}-{storage}.{suffix}" for suffix in ("cpp", "so"))
         if library.exists():  # another test has built it
