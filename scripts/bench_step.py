@@ -13,7 +13,8 @@ fastest ones stands beside it; beside a step in bfloat16 stands our own in float
 that its needed products would take by our instruction at its peak, measured too: what is left is all there is to gain.
 On a GPU (--backend cupy) every
 kernel stands beside the time that its bytes or floating point operations take at the rates of this GPU, measured in the
-same run; our own figures come first, --json is written after every result, and the whole run ends within eight minutes.
+same run, and what may become faster beside what a step does today (docs/gpu.md, Candidates). Our own figures come
+first, --json is written after every result, and the whole run ends within eight minutes.
 """
 
 import argparse

@@ -57,8 +57,11 @@ def on_gpu(device, values, storage: str):
 
 
 def on_host(device, array) -> np.ndarray:
-    """The values of a bfloat16 array on the GPU, in float64."""
-    bits = device.download(array).view(np.uint16)
+    """The values of an array on the GPU, in float64."""
+    host = device.download(array)
+    if host.itemsize == 4:
+        return host.astype(np.float64)
+    bits = host.view(np.uint16)
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 

@@ -11,7 +11,17 @@ from dataclasses import asdict
 from gpt2.config import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_table import contender_line, failure_line, has_table, header, kernel_table, notes
+from scripts.step_bench.gpu_candidates import CANDIDATES
+from scripts.step_bench.gpu_table import (
+    candidate_header,
+    candidate_line,
+    contender_line,
+    failure_line,
+    has_table,
+    header,
+    kernel_table,
+    notes,
+)
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
     Contender,
@@ -33,6 +43,7 @@ WARM_UP_STEPS = 3
 LIMIT_S = 450  # of the whole command; what is not begun by then is left out
 FIRST_STEPS_LIMIT_S = 240  # compilers and the choice of algorithms included
 RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192}
+CANDIDATE_OPTIONS = {"anchors": {"anchor_every": 8}}
 
 
 def bench(settings, config, command=COMMAND, rates=RATES) -> int:
@@ -43,6 +54,7 @@ def bench(settings, config, command=COMMAND, rates=RATES) -> int:
         session.measure_ours(rates)
         for name in names[1:]:
             session.measure_beside_ours(name)
+        session.measure_candidates()
     print(notes(session.report))
     lacks = [name for name in NEEDED if "error" in session.report["contenders"].get(name, {})]
     return 1 if lacks or session.report.get("failed") else 0
@@ -95,6 +107,19 @@ class Session:
         except ContenderError as error:
             self.report["contenders"][name] = {"error": str(error)}
             print(failure_line(CONTENDERS[name], str(error)), flush=True)
+            self._write()
+
+    def measure_candidates(self) -> None:
+        """Each beside today's way, in our own process. Last of all, as one may spoil its process's GPU."""
+        print(candidate_header(), flush=True)
+        entries = self.report["candidates"] = {}
+        for name in CANDIDATES:
+            options = {"turns": self.settings.repeat} | CANDIDATE_OPTIONS.get(name, {})
+            try:
+                entries[name] = self.ours.ask("candidate", limit_s=self._left(), name=name, **options)
+            except ContenderError as error:
+                entries[name] = {"error": str(error)}
+            print(candidate_line(name, entries[name]), flush=True)
             self._write()
 
     @contextmanager

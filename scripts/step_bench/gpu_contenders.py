@@ -6,6 +6,8 @@ A step is what training does: forward, backward, the gradients clipped to norm 1
 parameters and take the same batch every time, so that their losses can be told to be the same.
 """
 
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from math import isinf
 from time import perf_counter
@@ -49,13 +51,14 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates` and `gpu`."""
+    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates`, `gpu`, `candidate`."""
     from gpt2.errors import UserError
     from gpt2.kernels import bind
     from gpt2.kernels import cupy as cupy_kernels
     from gpt2.model import new_model
     from gpt2.optimizer import AdamW, AdamWSettings
     from scripts.machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rate, on_gpu
+    from scripts.step_bench.gpu_candidates import measured
 
     config, storage = GPT2Config(**shape["config"]), shape["dtype"]
     try:
@@ -72,6 +75,7 @@ def ours(shape, **options):
     return {
         "steps": timed_steps(step, device.synchronize, lambda: {"memory_bytes": pool.total_bytes()}),
         "kernels": step.by_kernel,
+        "candidate": partial(measured, step),
         "rates": lambda copy_bytes, matmul_size: {
             "copy_bytes_per_s": copy_rate(device, copy_bytes),
             "matmul_flops": matmul_rate(device, matmul_size, storage),
@@ -87,21 +91,21 @@ class OurStep:
         self.device, self.model, self.optimizer, self.batch = device, model, optimizer, batch
 
     def __call__(self):
-        return self._run(lambda phase: None)
+        return self.run(nullcontext)
 
-    def _run(self, ends):
-        """One step; ends(phase) is called when all of a phase is queued."""
+    def run(self, phase):
+        """One step, each phase of which is queued within phase(name), a context manager; returns the loss."""
         from gpt2.optimizer import clip_scale
 
         (tokens, targets), model = self.batch, self.model
-        loss = model.forward(tokens, targets, 1.0 / tokens.size) / tokens.size
-        ends("forward")
-        model.backward(accumulate=False)
-        ends("backward")
-        gradients = model.gradients.flat
-        _, scale = clip_scale(model.kernels.sum_of_squares(gradients), MAX_NORM)
-        self.optimizer.update(model.parameters.flat, gradients, LR, scale)
-        ends("update")
+        with phase("forward"):
+            loss = model.forward(tokens, targets, 1.0 / tokens.size) / tokens.size
+        with phase("backward"):
+            model.backward(accumulate=False)
+        with phase("update"):
+            gradients = model.gradients.flat
+            _, scale = clip_scale(model.kernels.sum_of_squares(gradients), MAX_NORM)
+            self.optimizer.update(model.parameters.flat, gradients, LR, scale)
         return loss
 
     def by_kernel(self):
@@ -115,15 +119,17 @@ class OurStep:
         device, times = self.device, KernelTimes(self.device)
         events = [("", device.new_event())]
 
-        def ends(phase):
-            events.append((phase, device.new_event()))
+        @contextmanager
+        def phase(name):
+            yield
+            events.append((name, device.new_event()))
             events[-1][1].record(device.stream)
 
         device.synchronize()
         events[0][1].record(device.stream)
         with times.recording():
-            self._run(ends)
-        phases = {phase: device.elapsed_ms(before, event) for (_, before), (phase, event) in pairwise(events)}
+            self.run(phase)
+        phases = {name: device.elapsed_ms(before, event) for (_, before), (name, event) in pairwise(events)}
         choices = [
             {"work": work, "shape": shape, "theirs_ms": None if isinf(theirs_ms) else theirs_ms, "ours_ms": ours_ms}
             for (work, shape, _), (theirs_ms, ours_ms) in device.faster_of.times_ms.items()

@@ -22,6 +22,10 @@ def _positions(dwpe, dout, B, T, context, C, accumulate, *_):
     return T * C * dwpe.itemsize * (2 if accumulate else 1)
 
 
+def _layernorm_rows(dinputs, partial_sums, *others):
+    return 2 * dinputs.nbytes + _bytes(*others[:5])
+
+
 # Kernel: its row, then its bytes, from its launch's arguments (gpt2/kernels/cupy/launch.py, attention.py).
 ROWS = {
     "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, rows, N, T, C: (
@@ -31,7 +35,8 @@ ROWS = {
     "embedding_backward_positions": ("embedding_backward", _positions),
     "add": ("add", lambda out, first, second, *_: _bytes(out, first, second)),
     "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:8])),
-    "layernorm_backward": ("layernorm_backward", lambda dx, partial, *a: 2 * dx.nbytes + _bytes(*a[:5])),
+    "layernorm_backward": ("layernorm_backward", _layernorm_rows),
+    "layernorm_backward_kept": ("layernorm_backward", _layernorm_rows),
     "layernorm_backward_parameters": ("layernorm_backward", lambda dw, db, *_: _bytes(dw, db)),
     "bias_gelu_forward": ("bias_gelu_forward", lambda out, saved, bias, *_: _bytes(out, saved, saved, bias)),
     "gelu_backward": ("gelu_backward", lambda dx, saved, *_: _bytes(dx, dx, saved)),
@@ -47,14 +52,15 @@ ROWS = {
     "round_parameters": ("adamw", lambda rounded, values, *_: _bytes(rounded, values)),
     "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),
     "sum_of_partials": ("sum_of_squares", lambda *_: 0),
-    "attention_forward": ("attention_forward", lambda out, logsumexp, qkv, *_: _bytes(out, logsumexp, qkv)),
+    "attention_forward": ("attention_forward", lambda *a: _bytes(*a[:3])),
+    "attention_forward_three_blocks": ("attention_forward", lambda *a: _bytes(*a[:3])),
     "attention_deltas": ("attention_backward", lambda deltas, dout, out, *_: _bytes(out)),
     "attention_backward_queries": ("attention_backward", lambda dqkv, dout, qkv, logsumexp, *_: (
         _bytes(dqkv, dout, qkv, logsumexp))),
     "attention_backward_keys": ("attention_backward", lambda *_: 0),
 }  # fmt: skip
 # Products of all heads, of 2 T T D operations each and half of them masked; the whole backward's stand at one kernel.
-ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 5}
+ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_forward_three_blocks": 2, "attention_backward_queries": 5}
 
 
 def launch_work(kernel: str, arguments) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
 """What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
 
+from scripts.step_bench.gpu_candidates import CANDIDATES
 from traces.units import mfu_text
 
 
@@ -11,7 +12,9 @@ def whole_text(report: dict, contenders: dict[str, str]) -> str:
             lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
     lines += [failure_line(f"  its {part}", error) for part, error in report.get("failed", {}).items()]
     kernels = [kernel_table(report)] if has_table(report) else []
-    return "\n".join([*lines, *kernels, notes(report)])
+    tried = report.get("candidates", {}).items()
+    candidates = [candidate_header(), *(candidate_line(name, entry) for name, entry in tried)] if tried else []
+    return "\n".join([*lines, *kernels, *candidates, notes(report)])
 
 
 def has_table(report: dict) -> bool:
@@ -92,6 +95,27 @@ def _line(name: str, rows: list[dict], step_ms: float) -> str:
     """A kernel, or some together."""
     launches, ms, floor_ms = (sum(row[key] for row in rows) for key in ("launches", "ms", "floor_ms"))
     return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
+
+
+def candidate_header() -> str:
+    return "\n".join((
+        "",
+        "candidates, each in turns with what a step does today; their results agree to within the difference:",
+        f"    {'':48} {'a step':>6} {'today, ms':>9} {'it, ms':>8} {'today / it':>10} {'saved, ms':>9} "
+        f"{'difference':>10}",
+    ))  # fmt: skip
+
+
+def candidate_line(name: str, c: dict) -> str:
+    """saved: of a step's milliseconds, if it did all of them by the candidate."""
+    text = CANDIDATES[name].text
+    if "error" in c:
+        return f"    {failure_line(f'{text:48}', c['error'])}"
+    saved_ms = c["a_step"] * (c["today_ms"] - c["candidate_ms"])
+    return (
+        f"    {text:48} {c['a_step']:6} {c['today_ms']:9.3f} {c['candidate_ms']:8.3f} "
+        f"{c['today_over_candidate']:10.3f} {saved_ms:9.2f} {c['difference']:10.2g}"
+    )
 
 
 def notes(report: dict) -> str:

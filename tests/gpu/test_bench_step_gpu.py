@@ -43,6 +43,7 @@ def few_steps(monkeypatch):
         monkeypatch.setattr(gpu, name, 1)
     for name in ("apart", "torch-compiled"):
         monkeypatch.delitem(gpu.CONTENDERS, name)
+    monkeypatch.setitem(gpu.CANDIDATE_OPTIONS, "anchors", {"anchor_every": 1})
 
 
 @needs_compiler
@@ -63,6 +64,19 @@ def test_the_whole_command(tmp_path, capsys):
     assert re.search(r"attention by cuDNN +not measured: no cuDNN", printed)
     assert report["machine"]["GPU"] == "shim"
     check_rows(report)
+    check_candidates(report, printed)
+
+
+def check_candidates(report, printed):
+    """Last of all, in our own process: what is for float32 is measured, and why the rest is not costs a line."""
+    candidates = report["candidates"]
+    for name in ("layernorm_kept", "anchors"):
+        assert candidates[name]["today_over_candidate"] > 0
+        assert candidates[name]["difference"] <= 0.02
+    assert candidates["layernorm_kept"]["a_step"] == 2 * CONFIG.n_layer + 1
+    assert re.search(r"cudnn_backward, sums in any order +not measured: cuDNN's attention in float32", printed)
+    again = f"{whole_text(report, gpu.CONTENDERS)}\n"
+    assert printed[printed.index("candidates, each") :] == again[again.index("candidates, each") :]
 
 
 def check_rows(report):
@@ -129,6 +143,7 @@ def test_a_part_that_fails_costs_a_line(tmp_path, capsys):
     report, printed = json.loads(file.read_text()), capsys.readouterr().out
     assert report["failed"] == {"rates": "out of memory"}
     assert report["contenders"]["cudnn"]["step_s"] == 0.1
+    assert report["candidates"]["anchors"] == {"error": "ours ended with code 1"}
     assert re.search(r"its rates +not measured: out of memory", printed)
     assert re.search(r"its rates +not measured: out of memory", whole_text(report, gpu.CONTENDERS))
     assert "this project's kernels" not in printed
@@ -159,7 +174,7 @@ def test_nothing_is_begun_when_time_is_up(monkeypatch):
 
 
 def test_every_kernel_has_a_row():
-    kernels = {name for path in FOLDER.glob("*.cu") for _, name in KERNEL.findall(path.read_text())}
+    kernels = {name for path in FOLDER.glob("*.cu") for *_, name in KERNEL.findall(path.read_text())}
     assert {name.removesuffix("_64").removesuffix("_128") for name in kernels if "##" not in name} <= set(ROWS)
 
 
@@ -220,7 +235,7 @@ def test_mfu_is_llm_cs():
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_pytorch_does_our_step(monkeypatch, compiled):
-    """Its losses, on a CPU in float32, are those of the model on NumPy."""
+    """Its losses, on a CPU in float32, are those of the model on NumPy; its embedding's backward does not sort."""
     torch = pytest.importorskip("torch")
     from gpt2.kernels import load_kernels
     from gpt2.model import new_model
@@ -231,6 +246,10 @@ def test_pytorch_does_our_step(monkeypatch, compiled):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
     config, shape = CONFIG, {"config": vars(CONFIG), "batch_size": B, "seq_len": T, "dtype": "float32"}
     steps = gpu_contenders.pytorch(shape, compiled)["steps"]
+    wte = torch.zeros((config.vocab_size, 8), requires_grad=True)
+    backwards = backward_names(logits_of_layers({"wte": wte, "wpe": wte, "lnf_weight": None, "lnf_bias": None}, torch))
+    assert "EmbeddingBackward0" in backwards
+    assert "IndexBackward0" not in backwards
     model = new_model(config, load_kernels("numpy", 1), B, T)
     model.parameters.flat[:] = gpu_contenders.first_parameters(config).flat
     adamw = AdamWSettings(weight_decay=gpu_contenders.WEIGHT_DECAY)
@@ -238,6 +257,23 @@ def test_pytorch_does_our_step(monkeypatch, compiled):
     ours = gpu_contenders.OurStep(None, model, optimizer, gpu_contenders.first_batch(config, shape))
     for _ in range(3):
         assert steps(1)["loss"] == pytest.approx(ours(), rel=1e-5)
+
+
+def logits_of_layers(parameters, torch):
+    """Of a model without any layer."""
+    from scripts.step_bench.torch_gpt2 import logits_of
+
+    return logits_of(parameters, torch.zeros((1, 4), dtype=torch.long), layers=0, heads=1)
+
+
+def backward_names(tensor) -> set[str]:
+    """What autograd runs for it."""
+    seen, nodes = set(), [tensor.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        seen.add(type(node).__name__)
+        nodes += [before for before, _ in node.next_functions if before is not None]
+    return seen
 
 
 @pytest.mark.parametrize(
