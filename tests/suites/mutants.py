@@ -56,7 +56,8 @@ class Fault:
         if count != 1:
             return f"{self.old!r} stands there {count} times, expected once"
         try:
-            ast.parse(self.applied(root))
+            if file.suffix == ".py":
+                ast.parse(self.applied(root))
         except SyntaxError as error:
             return f"with {self.new!r} it is no Python: {error.msg}"
         if self.old == self.new:
