@@ -52,7 +52,9 @@ def test_packages_take_their_data_files_with_them():
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     listed = {path for name, patterns in packaged.items() for each in patterns
               for path in (ROOT / name.replace(".", "/")).glob(each)}  # fmt: skip
-    files = {path for path in (ROOT / "gpt2").rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
+    packages = [ROOT / "gpt2", ROOT / "scripts" / "slurm"]  # other files beside modules are read in a checkout alone
+    everything = [path for package in packages for path in package.rglob("*")]
+    files = {path for path in everything if path.is_file() and path.parent.name != "__pycache__"}
     beside = {path for path in files if path.suffix != ".py"}
     assert SHAKESPEARE in listed
     assert beside == listed
