@@ -80,7 +80,7 @@ def test_what_is_printed(made, capsys):
 
 def test_a_start_that_is_not_there(run, capsys):
     for number in (0, 5, -1):
-        with pytest.raises(RunError, match=f"has 4 starts, expected one of them and not {number}"):
+        with pytest.raises(RunError, match=f"has no start {number}: expected 1 to 4, the last"):
             read_run(run, start=number)
     shutil.rmtree(run / "earlier-traces" / "to-step-00000030")
     with pytest.raises(RunError, match="has no traces of start 1 with their config"):

@@ -64,7 +64,7 @@ def folder_of(path: Path, config: dict, number: int) -> Path:
     """The folder that holds the traces of an earlier start of the run at `path`, and its config.json. RunError: there
     is no such start, or nothing was kept of it."""
     if not 1 <= number <= number_of(config):
-        raise RunError(f"{path} has {number_of(config)} starts, expected one of them and not {number}")
+        raise RunError(f"{path} has no start {number}: expected 1 to {number_of(config)}, the last")
     kept = folders_of(path, config)
     if number not in kept:
         has = f"it has those of {', '.join(map(str, sorted(kept)))}" if kept else "it has none of any"
