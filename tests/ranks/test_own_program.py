@@ -69,6 +69,7 @@ def test_a_run_folder_holds_steps_and_what_the_program_notes(comm, tmp_path):
     assert json.loads((out / "run" / "summary.json").read_text()) == {"steps": 5}
     assert [row.get("loss") for row in run.log] == [*(float(np.float32(1 / step)) for step in range(1, 5)), None]
     assert check_sums(run, measure(run), 0.2) == []
+    comm.Barrier()  # what follows takes the lock again
     for folder, name in (("run", "mine"), ("new", "my own")):  # it holds a run; a name with a space
         with pytest.raises(SystemExit), traced(world, str(out / folder), name):
             pass
