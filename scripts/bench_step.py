@@ -11,10 +11,10 @@ On CPUs the floor is the time of all matrix products of the step: same shapes, d
 and its masked half not skipped. Where this machine has faster BLAS kernels than those that are set, the floor by the
 fastest ones stands beside it; beside a step in bfloat16 stands our own in float32. "peak / it" is the part of each step
 that its needed products would take by our instruction at its peak, measured too: what is left is all there is to gain.
-On a GPU (--backend cupy) every
-kernel stands beside the time that its bytes or floating point operations take at the rates of this GPU, measured in the
-same run, and what may become faster beside what a step does today (docs/gpu.md, Candidates). Our own figures come
-first, --json is written after every result, and the whole run ends within eight minutes.
+On a GPU (--backend cupy) every kernel stands beside the time that its bytes or floating point operations take at the
+rates of this GPU, measured in the same run, and what may become faster beside what a step does today (docs/gpu.md,
+Candidates). Our own figures come first, --json is written after every result, and the whole run ends within eight
+minutes.
 """
 
 import argparse

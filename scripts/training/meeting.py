@@ -9,9 +9,8 @@ from dist.world import end_with_one_line
 from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
-GPU_ASKED_EACH = (
-    16  # meetings: a question to CUDA's driver takes up to a millisecond, and what is in use changes slowly
-)
+# In meetings: a question to CUDA's driver takes up to a millisecond, and what is in use changes slowly.
+GPU_ASKED_EACH = 16
 
 
 class Meeting(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.errors import UserError
+from scripts import train
 from scripts.training import launched
 from scripts.training import restarts as module
 from scripts.training.launched import GONE_S, Signs
@@ -254,6 +255,15 @@ def test_what_it_needs_is_said():
         assert misused("mpirun", "run", {name: "0"}).startswith("--restarts under a launcher, expected without")
     assert "add --launcher 'mpirun -n 4'" in misused(None, "run", {})
     assert "add --out RUN" in misused("mpirun", None, {})
+
+
+def test_it_gets_the_settings(monkeypatch):
+    words, given = ["--restarts", "2", "--launcher", "mpirun -n 2", "--out", "RUN", "--restart-after", "7"], []
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    monkeypatch.setattr(train, "supervise", lambda *arguments: given.extend(arguments) or 0)
+    with pytest.raises(SystemExit):
+        train.main()
+    assert given == [2, "mpirun -n 2", "RUN", 7.0, words]
 
 
 def test_the_ranks_do_not_get_its_flags():

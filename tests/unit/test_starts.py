@@ -117,7 +117,13 @@ def test_of_many_starts_the_last_ones_are_judged_by_the_ends_of_their_traces(mad
     assert "starts      the last 2 of 3; all above is of start 4" in verdict.as_text(answer)
 
 
-def test_pictures_of_a_start_lie_apart():
+def test_pictures_of_a_start_are_of_its_steps_and_lie_apart(made, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plot, "plot", lambda measured, folder, page: drawn.append((measured, folder, page)) or [])
+    assert plot.main([str(made), "--start", "3"]) == 0
+    (((one,), folder, page),) = drawn
+    assert [row["step"] for row in one.run.log] == list(range(31, 61))
+    assert (folder, page) == (made / "plots" / "start-3", made / "plots" / "start-3" / "report.html")
     settings = plot.parse(["RUN", "--start", "2"])
     assert str(settings.out) == "RUN/plots/start-2"
     assert str(plot.parse(["RUN", "--start", "2", "--out", "DIR"]).out) == "DIR"
