@@ -1,6 +1,8 @@
 """What failure_suite.py and random_kills.py say of rows and runs that are as expected, and of others."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +11,11 @@ import pytest
 
 from scripts.makers.pages import faults as page
 from tests.suites import failure_train, random_kills
-from tests.suites.faults import command, outcome
+from tests.suites.faults import command, job, outcome
 from tests.suites.faults.case import ENDS, GOES_ON, MISTAKE, TO_THE_END, Case
 from tests.suites.faults.command import Command
 from tests.suites.faults.job import Failed
+from tests.suites.faults.processes import processes_of, rank_processes, send, wait_until
 from tests.suites.faults.suite import RowsFile, take_fault
 
 pytestmark = pytest.mark.any_mpi
@@ -131,6 +134,39 @@ def test_other_losses_and_steps_are_noticed(tmp_path, other):
 
 def test_all_numbers_of_ranks_make_the_same_step():
     assert len({ranks * batch * steps for ranks, (batch, steps) in random_kills.BATCHES.items()}) == 1
+
+
+class SlowToStart(random_kills.Job):
+    """Its launcher starts a rank, which would stay for ever, only after a moment."""
+
+    def command(self, ranks: int, flags: list) -> list:
+        program = 'sleep 0.5; PMI_RANK=0 exec "$0" -c "import time; time.sleep(1000)" "$1"'
+        return ["sh", "-c", 'sh -c "$1" "$2" "$3"; sleep 1000', "sh", program, sys.executable, self.run]
+
+
+@pytest.fixture
+def started(tmp_path):
+    run = tmp_path / "run"
+    job = SlowToStart(run, random_kills.Settings((), {1: (1, 1)}), 1, 1)
+    yield job
+    send(signal.SIGKILL, job.launcher, *processes_of(run))
+
+
+def test_a_job_is_killed_before_its_ranks_are_there(started):
+    assert not rank_processes(started.run)
+    started.kill()
+    assert started.ended()
+    assert not wait_until(lambda: processes_of(started.run), 1)
+
+
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_what_outlives_a_kill_is_named(started, monkeypatch, has_ranks):
+    monkeypatch.setattr(job, "END_LIMIT_S", 0.01)
+    if has_ranks:
+        wait_until(lambda: rank_processes(started.run), 10)
+    left = rank_processes(started.run) if has_ranks else "the launcher"
+    with pytest.raises(Failed, match=re.escape(f"there still are {left}")):
+        started.wait_until_gone()
 
 
 @pytest.mark.parametrize("fault", ["no-such:1:2", "raise", "raise:1", "raise:1:x", "raise:1:2:3", ""])

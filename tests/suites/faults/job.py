@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist.probe.programs import mpirun_command, mpirun_environment
-from tests.suites.faults.processes import rank_processes, send, wait_until
+from tests.suites.faults.processes import processes_of, rank_processes, send, wait_until
 
 TRAIN = Path(__file__).parents[3] / "scripts" / "train.py"
 ENDLESS = 100_000_000  # steps
@@ -77,15 +77,23 @@ class Job:
             raise Failed(f"{self.run}: ended with {found}, expected {code}: {self.last_words()}")
 
     def kill(self) -> None:
-        """Kill all of it and wait until it is gone: ranks without their launcher would still write. Failed."""
-        send(signal.SIGKILL, *rank_processes(self.run).values())
+        """Kill all of it, again until it is gone: a launcher that has just begun has no ranks yet. Failed."""
+        wait_until(self._is_gone_or_killed, END_LIMIT_S)
         self.wait_until_gone()
 
+    def _is_gone_or_killed(self) -> bool:
+        send(signal.SIGKILL, *processes_of(self.run))
+        return self._is_gone()
+
     def wait_until_gone(self) -> None:
-        wait_until(lambda: self.ended() and not rank_processes(self.run), END_LIMIT_S)
-        if not self.ended() or (left := rank_processes(self.run)):
+        """Failed where the launcher or a rank is still there: it would write what the next start writes."""
+        if not wait_until(self._is_gone, END_LIMIT_S):
+            left = rank_processes(self.run) or "the launcher"
             self._process.kill()
-            raise Failed(f"{self.run}: {END_LIMIT_S} s after a kill there still are {left or 'the launcher'}")
+            raise Failed(f"{self.run}: {END_LIMIT_S} s after a kill there still are {left}")
+
+    def _is_gone(self) -> bool:
+        return self.ended() and not rank_processes(self.run)
 
     def says(self) -> str:
         return self._output.read_text(errors="replace")

@@ -10,7 +10,7 @@ from tests.suites.faults.case import INTERRUPTED
 from tests.suites.faults.disturbed import Disturbed
 from tests.suites.faults.job import END_LIMIT_S, TRAIN, Failed, Job, as_nice_as_this
 from tests.suites.faults.log import last_step
-from tests.suites.faults.processes import is_zombie, processes_of, rank_processes, send, wait_until
+from tests.suites.faults.processes import is_zombie, rank_processes, send, wait_until
 
 SUPERVISION = "--restarts", 10_000, "--stall-after", 20, "--restart-after", 300
 STOPPED = 0.25  # of the faults: a rank is stopped, not killed
@@ -22,11 +22,6 @@ class SupervisedJob(Job):
     def command(self, ranks: int, flags: list) -> list:
         launcher = shlex.join([*mpirun_command(ranks), *as_nice_as_this()])
         return [sys.executable, TRAIN, *flags, *SUPERVISION, "--launcher", launcher]
-
-    def kill(self) -> None:
-        send(signal.SIGKILL, self.launcher)  # first: it would start other ranks
-        send(signal.SIGKILL, *processes_of(self.run))
-        self.wait_until_gone()
 
 
 class Supervised(Disturbed):
