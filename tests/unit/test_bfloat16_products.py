@@ -13,13 +13,13 @@ from ml_dtypes import bfloat16
 from gpt2.config import GPT2Config
 from gpt2.kernels import bind, load_kernels
 from gpt2.kernels import numpy as numpy_kernels
-from gpt2.kernels.numpy import avx512_bf16, loops
-from gpt2.kernels.numpy.bfloat16 import DotProductCores, WideningCores
+from gpt2.kernels.numpy import loops
+from gpt2.kernels.numpy.bfloat16 import DotProductCores, FmaCores, WideningCores
 from gpt2.model import new_model
 from gpt2.parameters import initialize
 
 # Without the instructions the form that needs them is compiled only: test_the_instructions_are_compiled_anywhere.
-FORMS = [WideningCores, DotProductCores] if avx512_bf16.available() else [WideningCores]
+FORMS = [WideningCores, *(form for form in (FmaCores, DotProductCores) if form.kernels.available())]
 STEP = 2.0**-8  # of bfloat16: the largest relative error of rounding
 
 
@@ -259,36 +259,90 @@ def test_a_model_gives_the_same_bits_again(cores):
     np.testing.assert_array_equal(first[1].flat, second[1].flat)
 
 
-def test_the_form_is_chosen_by_the_cpus_instructions():
-    kernels = load_kernels("numpy", 1, dtype="bfloat16")
-    assert type(kernels.device) is FORMS[-1]
-    assert kernels.operand_dtype == bfloat16
-
-
 def python(code, **environment):
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_without_the_instructions_products_are_widened():
-    """numba is told to compile for a CPU that lacks them."""
+GUARDED = """if True:
+    import ctypes, mmap
+    import numpy as np
+    from gpt2.kernels.numpy.bfloat16 import bfloat16, {form} as form
+
+    def guarded(array):
+        "The same numbers, up to the last byte before a page that nobody may read."
+        pages = -(-array.nbytes // mmap.PAGESIZE)
+        memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        assert protect(ctypes.c_void_p(start + pages * mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+        copy = np.frombuffer(memory, array.dtype, array.size, pages * mmap.PAGESIZE - array.nbytes).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+    cores, random = form(1), np.random.default_rng(0)
+    for rows, columns, depth in (6, 16, 8), (11, 21, 10), (13, 39, 17), (7, 1, 31):
+        for dtype in np.float32, bfloat16:
+            a, b = (random.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
+            expected = a.astype(bfloat16).astype(float) @ b.astype(bfloat16).astype(float)
+            for left in guarded(a), guarded(a.T.copy()).T:
+                for right in guarded(b), guarded(b.T.copy()).T:
+                    out = guarded(np.zeros((rows, columns), np.float32))
+                    cores.matmuls((left, right, out, None))
+                    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+    print("read nothing else")
+"""
+
+
+@pytest.mark.parametrize("form", [form.__name__ for form in FORMS])
+def test_nothing_is_touched_behind_an_array(form):
+    assert python(GUARDED.format(form=form)) == "read nothing else\n"
+
+
+AVX2, AVX512 = "+avx2,+fma", "+avx512f,+avx512bw,+avx512vl,+avx512dq"
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's instructions")
+
+
+@pytest.mark.parametrize(
+    ("features", "form"),
+    [
+        ("", WideningCores),
+        pytest.param(AVX2, FmaCores, marks=X86),
+        pytest.param(f"{AVX2},{AVX512}", WideningCores, marks=X86),
+        pytest.param(f"{AVX2},{AVX512},+avx512bf16", DotProductCores, marks=X86),
+    ],
+)
+def test_the_form_is_chosen_by_the_cpus_instructions(features, form):
+    """numba is told to compile for a CPU that has just these."""
     code = "from gpt2.kernels import load_kernels; print(load_kernels('numpy', 1, dtype='bfloat16').device.how)"
-    assert python(code, NUMBA_CPU_FEATURES="").strip() == WideningCores.how
+    assert python(code, NUMBA_CPU_FEATURES=features).strip() == form.how
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's instructions")
-def test_the_instructions_are_compiled_anywhere(tmp_path):
+def test_this_cpus_form_keeps_operands_in_bfloat16():
+    kernels = load_kernels("numpy", 1, dtype="bfloat16")
+    assert type(kernels.device) in FORMS
+    assert kernels.operand_dtype == bfloat16
+
+
+@X86
+@pytest.mark.parametrize(
+    ("module", "cpu", "features", "instructions"),
+    [
+        ("avx512_bf16", "znver4", f"{AVX2},{AVX512},+avx512bf16", ["vdpbf16ps", "vcvtne2ps2bf16"]),
+        ("avx2", "haswell", AVX2, ["vfmadd231ps", "vpsrld"]),
+    ],
+)
+def test_the_instructions_are_compiled_anywhere(tmp_path, module, cpu, features, instructions):
     """For a CPU that has them, by name: also where none is at hand to run them."""
-    code = """if True:
+    code = f"""if True:
         from numba import int64
-        from gpt2.kernels.numpy import avx512_bf16, loops
-        assert avx512_bf16.available()
-        for function, arguments in ((avx512_bf16.pack, 8), (avx512_bf16.tiles, 8), (avx512_bf16.products, 23)):
+        from gpt2.kernels.numpy import {module} as kernels
+        assert kernels.available()
+        for function, arguments in ((kernels.pack, 8), (kernels.tiles, 8), (kernels.products, 23)):
             function.compile((int64,) * arguments)
-        assembly = "".join(avx512_bf16.products.inspect_asm().values())
-        print("vdpbf16ps" in assembly, "vcvtne2ps2bf16" in assembly, len(avx512_bf16.pack.signatures))
+        assembly = "".join(kernels.products.inspect_asm().values())
+        print(*(name in assembly for name in {instructions}), "zmm" in assembly, len(kernels.pack.signatures))
     """
-    features = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512bf16,+avx2,+fma"
-    environment = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
     # Of pack() the form above, and one for both operands of products().
-    assert python(code, **environment).split() == ["True", "True", "2"]
+    assert python(code, **environment).split() == ["True", "True", str(module != "avx2"), "2"]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,18 @@ def test_forms_of_one_function_do_not_touch_each_other(tmp_path):
     assert ours.load(("uint16", "zen4")) is None, "it is damaged"
     ours.path(("float32", "zen4")).replace(ours.path(("float32", "zen2")))
     assert ours.load(("float32", "zen2")) is None, "its own key does not say so"
+
+
+def test_a_change_beside_the_function_is_a_change(tmp_path):
+    """What builds it lies in another file of the folder."""
+    hashes = []
+    for name, text in (("loop.py", "a"), ("words.py", "b"), ("words.py", "c"), ("note.md", "d")):
+        (tmp_path / name).write_text(text)
+        compiling.sources.cache_clear()
+        hashes.append(compiling.sources(tmp_path / "loop.py"))
+    assert len(set(hashes[:3])) == 3
+    assert hashes[3] == hashes[2]
+    assert compiling.compiled(double)._cache._cache_file.stamp[-1] == compiling.sources(Path(__file__))
 
 
 def double(x):

@@ -72,6 +72,7 @@ def play(tmp_path, monkeypatch, capsys):
         {number: signal.getsignal(number) for number in numbers},
         signal.pthread_sigmask(signal.SIG_BLOCK, []),
     )
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     for name in (*module.RANKS, "SLURM_STEP_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     pauses, wait = [], module.Ranks.ends_within

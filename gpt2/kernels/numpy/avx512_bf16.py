@@ -13,12 +13,12 @@ available() says so: elsewhere LLVM ends the process.
 """
 
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, register_jitable
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
-from gpt2.kernels.numpy.compiling import compiled
+from gpt2.kernels.numpy.compiling import compiled, cpu_features
 from gpt2.kernels.numpy.llvm_vectors import LANES
+from gpt2.kernels.numpy.tile_sums import ADD, ROUND, for_each_mode, sums_in_registers
 
 PAIR_BYTES = 4
 A_PANEL, B_VECTORS = 8, 3
@@ -26,13 +26,11 @@ B_PANEL = B_VECTORS * LANES
 DEPTH = 2 * LANES  # packed operands are filled up with zeros to a multiple of it
 AHEAD_BYTES, AHEAD_ROWS = 512, 8  # how far before they are packed numbers are asked for; operands come from memory
 A_GROUPS, B_GROUPS = 4, 60  # of 16 columns, packed side by side
-WRITE, ADD, ROUND = 0, 1, 2  # what becomes of a tile's sums: float32 written or added, or bfloat16 written
 
 
 def available() -> bool:
     """Whether numba compiles for a CPU with these instructions: this one, unless its variables name another."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return {"+avx512bf16", "+avx512bw", "+avx512vl"} <= set(features.split(","))
+    return {"avx512bf16", "avx512bw", "avx512vl"} <= cpu_features()
 
 
 def _new_pack_rows(is_bfloat16: bool):
@@ -109,23 +107,23 @@ def _new_tile(vectors: int):
     def tile(typing_context, out, out_stride, rows, columns, a, b, pairs, mode):
         def generate(context, build, signature, arguments):
             out, out_stride, rows, columns, a, b, pairs, mode = arguments
-            sums = _sums(build, vectors, a, b, pairs)
+
+            def add(sums, a, b):
+                return _add_products(build, sums, a, b)
+
+            panels = PAIR_BYTES * A_PANEL, PAIR_BYTES * B_PANEL
+            sums = sums_in_registers(build, llvm.FLOATS, A_PANEL, vectors, pairs, 1, a, b, panels, add)
             masks = [llvm.first_lanes(build, build.sub(columns, llvm.I64(LANES * v)), LANES) for v in range(vectors)]
-            end = build.append_basic_block("end")
-            choice = build.switch(mode, end)
-            for case in (WRITE, ADD, ROUND):
-                block = build.append_basic_block("store")
-                choice.add_case(llvm.I64(case), block)
-                build.position_at_end(block)
+
+            def store(case):
                 for row in range(A_PANEL):
                     is_there = build.icmp_signed("<", llvm.I64(row), rows)
                     place = build.add(out, build.mul(out_stride, llvm.I64(row)))
                     for v in range(vectors):
-                        _store_sums(
-                            build, case, sums[row][v], place, v, build.select(is_there, masks[v], masks[v].type(None))
-                        )
-                build.branch(end)
-            build.position_at_end(end)
+                        mask = build.select(is_there, masks[v], masks[v].type(None))
+                        _store_sums(build, case, sums[row][v], place, v, mask)
+
+            for_each_mode(build, mode, store)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), generate
@@ -133,32 +131,17 @@ def _new_tile(vectors: int):
     return tile
 
 
-def _sums(build, vectors: int, a, b, pairs):
-    """The loop over the pairs of a panel of each operand: sums[row][vector], left in registers."""
-    before, loop, after = build.block, build.append_basic_block("pairs"), build.append_basic_block("after")
-    build.branch(loop)
-    build.position_at_end(loop)
-    left, a_here, b_here = (build.phi(llvm.I64) for _ in range(3))
-    for variable, start in ((left, pairs), (a_here, a), (b_here, b)):
-        variable.add_incoming(start, before)
-    sums = [[build.phi(llvm.FLOATS) for _ in range(vectors)] for _ in range(A_PANEL)]
-    columns = [llvm.load_whole(build, llvm.PAIRS, b_here, 4 * LANES * v) for v in range(vectors)]
-    new = []
+def _add_products(build, sums, a, b):
+    """sums[row][vector] and the products of the pairs from a and b on."""
+    vectors, new = len(sums[0]), []
+    columns = [llvm.load_whole(build, llvm.PAIRS, b, 4 * LANES * v) for v in range(vectors)]
     for row in range(A_PANEL):
-        pair = llvm.spread(build, llvm.load_whole(build, llvm.I32, a_here, PAIR_BYTES * row), LANES)
+        pair = llvm.spread(build, llvm.load_whole(build, llvm.I32, a, PAIR_BYTES * row), LANES)
         pair = build.bitcast(pair, llvm.PAIRS)
         new.append([
             llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", llvm.FLOATS, sums[row][v], pair, columns[v])
             for v in range(vectors)
         ])  # fmt: skip
-    for variable, step in ((left, -1), (a_here, PAIR_BYTES * A_PANEL), (b_here, PAIR_BYTES * B_PANEL)):
-        variable.add_incoming(build.add(variable, llvm.I64(step)), loop)
-    for row in range(A_PANEL):
-        for v in range(vectors):
-            sums[row][v].add_incoming(llvm.FLOATS(None), before)
-            sums[row][v].add_incoming(new[row][v], loop)
-    build.cbranch(build.icmp_signed(">", left, llvm.I64(1)), loop, after)
-    build.position_at_end(after)
     return new
 
 

@@ -4,26 +4,29 @@
 
 Parameters, gradients and all that is between products stay float32. Activations that are only ever operands are kept as
 bfloat16. Where the CPU has an instruction for such sums (avx512_bf16.py), it makes them. Elsewhere operands are rounded
-and widened to float32, block by block, and BLAS makes the sums: of the same operands, so the same numbers but for the
-order of additions.
+and are float32 again, and float32 sums are made: by AVX2 (avx2.py), or by BLAS where it is faster, or the only way. All
+of them are sums of the same operands, so the same numbers but for the order of additions.
 """
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from gpt2.kernels.numpy import loops
+from gpt2.kernels.numpy import avx2, avx512_bf16, loops, tile_sums
+from gpt2.kernels.numpy.compiling import cpu_features
 from gpt2.kernels.numpy.cores import Cores
 
 
 def bfloat16_cores(threads: int) -> "BFloat16Cores":
     """The form that is fastest on this CPU."""
-    from gpt2.kernels.numpy import avx512_bf16
-
-    return (DotProductCores if avx512_bf16.available() else WideningCores)(threads)
+    if DotProductCores.kernels.available():
+        return DotProductCores(threads)
+    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # by which BLAS makes twice as many sums
+        return FmaCores(threads)
+    return WideningCores(threads)
 
 
 class BFloat16Cores(Cores):
-    """What both forms share: a product is made in blocks of rows x columns sums over `depth` numbers of k.
+    """What all forms share: a product is made in blocks of rows x columns sums over `depth` numbers of k.
 
     A form says how an operand (width, depth) is prepared, and how sums are made: (rows, columns) of two prepared
     operands, and those of many heads.
@@ -34,13 +37,17 @@ class BFloat16Cores(Cores):
     columns: int
     depth: int
 
+    def rows_at_once(self, depth: int) -> int:
+        """Of the left operand, where so many numbers of k are taken."""
+        return self.rows
+
     def multiply(self, a, b, out, rows, columns, finish):
         """As Cores.multiply. Sums that are to be rounded wait in scratch, so all of k is taken at once."""
         rounds, width = out.dtype == bfloat16, out.shape[1]
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
             for columns_here in _blocks(columns, self.columns):
                 right = self.prepared("right", b[k, columns_here].T)
-                for rows_here in _blocks(rows, self.rows):
+                for rows_here in _blocks(rows, self.rows_at_once(k.stop - k.start)):
                     left, count = self.prepared("left", a[rows_here, k]), rows_here.stop - rows_here.start
                     result = self.scratch("result", (count, width), np.float32) if rounds else out[rows_here]
                     self.sum_up(result[:, columns_here], left, right, k, add=k.start > 0)
@@ -82,18 +89,13 @@ def _blocks(whole: slice, size: int) -> list[slice]:
     return [slice(low, min(low + size, whole.stop)) for low in range(whole.start, whole.stop, size)]
 
 
-class DotProductCores(BFloat16Cores):
-    """By AVX-512's VDPBF16PS. A block of the left operand takes a quarter of an L2 cache of 1 MB, one of the right 2 MB
-    of the L3 cache, which is read once for each block of the left."""
+class PackingCores(BFloat16Cores):
+    """By kernels of ours, which round operands where they pack them.
 
-    how = "AVX512_BF16, bfloat16 operands"
-    rows, columns, depth = 128, 1920, 1024
+    kernels: a module with available(), packed_bytes(), pack(), tiles() and products().
+    """
 
-    def __init__(self, threads: int):
-        from gpt2.kernels.numpy import avx512_bf16  # compiled at its first use, and only where it can be
-
-        super().__init__(threads)
-        self.kernels = avx512_bf16
+    kernels = None
 
     def prepared(self, name, operand) -> int:
         """The operand (width, depth) packed, in scratch of that name: its address."""
@@ -111,9 +113,8 @@ class DotProductCores(BFloat16Cores):
         return -(-_address(room) // 64) * 64
 
     def sum_up(self, result, left, right, k, add):
-        kernels = self.kernels
-        mode = kernels.ADD if add else kernels.WRITE
-        kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
+        mode = tile_sums.ADD if add else tile_sums.WRITE
+        self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
         """One call makes all blocks, unless each is to be finished before it is rounded."""
@@ -124,14 +125,32 @@ class DotProductCores(BFloat16Cores):
             finish(out[rows], rows, columns)
 
     def multiply_heads(self, a, b, out, add):
-        kernels, (heads, rows, columns), depth = self.kernels, out.shape, a.shape[2]
-        rounds = out.dtype == bfloat16
-        at_once = min(rows, self.rows), min(columns, self.columns), depth if rounds else min(depth, self.depth)
+        (heads, rows, columns), depth, rounds = out.shape, a.shape[2], out.dtype == bfloat16
+        deep = depth if rounds else min(depth, self.depth)
+        at_once = min(rows, self.rows_at_once(deep)), min(columns, self.columns), deep
         rooms = self._room("left", at_once[0], at_once[2]), self._room("right", at_once[1], at_once[2])
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
-        mode = kernels.ROUND if rounds else kernels.ADD if add else kernels.WRITE
+        mode = tile_sums.ROUND if rounds else tile_sums.ADD if add else tile_sums.WRITE
         sides = (*operands[0], *operands[1], *rooms, *at_once)
-        kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
+        self.kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
+
+
+class DotProductCores(PackingCores):
+    """By AVX-512's VDPBF16PS. A block of the left operand takes a quarter of an L2 cache of 1 MB, one of the right 2 MB
+    of the L3 cache, which is read once for each block of the left."""
+
+    kernels, how = avx512_bf16, "AVX512_BF16, bfloat16 operands"
+    rows, columns, depth = 128, 1920, 1024
+
+
+class FmaCores(PackingCores):
+    """By AVX2's multiply-add. A block of the left operand takes two thirds of an L2 cache of 512 KB."""
+
+    kernels, how = avx2, "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
+    rows, columns, depth = 240, 3072, 384
+
+    def rows_at_once(self, depth):
+        return max(1, self.rows * self.depth // depth // avx2.A_PANEL) * avx2.A_PANEL
 
 
 class WideningCores(BFloat16Cores):

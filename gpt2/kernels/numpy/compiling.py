@@ -12,11 +12,12 @@ it, and the others sleep until it is there. A lock ends with its process.
 import hashlib
 import pickle
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from gpt2.errors import UserError
@@ -39,6 +40,12 @@ def compiled(function=None, *, fastmath=False):
     return dispatcher
 
 
+def cpu_features() -> set[str]:
+    """LLVM's names of the instruction sets that numba compiles for."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return {name.removeprefix("+") for name in features.split(",") if name.startswith("+")}
+
+
 # A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
 compiled_sums = compiled(fastmath={"reassoc", "contract", "nsz"})
 
@@ -47,11 +54,12 @@ class FormCache(FunctionCache):
     """numba's cache of one function's forms, with other files, and with locks.
 
     A form's key has the types of its arguments, the CPU's name and instructions, and a hash of the function's bytecode.
+    What a function calls, or is built by, may lie in another file: a change in the folder ends all its forms.
     """
 
     def __init__(self, function):
         super().__init__(function)
-        stamp = numba.__version__, self._impl.locator.get_source_stamp()
+        stamp = numba.__version__, self._impl.locator.get_source_stamp(), sources(Path(function.__code__.co_filename))
         self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp)
         self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
 
@@ -109,6 +117,13 @@ class Forms:
     def save(self, key, form) -> None:
         with replacing(self.path(key)) as file:
             file.write(dumps((self.stamp, key, form)))
+
+
+@cache
+def sources(file: Path) -> str:
+    """A hash of this file and of all Python files beside it."""
+    contents = [path.read_bytes() for path in sorted(file.parent.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()
 
 
 def _digest(value) -> str:

@@ -1,10 +1,12 @@
-"""Words for LLVM's vector instructions on a CPU with AVX-512, of which numba has none: for @intrinsic (avx512_bf16.py).
+"""Words for LLVM's vector instructions, of which numba has none: for @intrinsic (avx512_bf16.py, avx2.py).
 
-Each takes llvmlite's builder first. An address is an int64, and needs no alignment; a word is a pair of bfloat16.
-numba's cache on disk does not see a change here: change avx512_bf16.py, too.
+Each takes llvmlite's builder first. An address is an int64, and needs no alignment; a word is a pair of bfloat16. The
+constants are those of AVX-512.
 """
 
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 LANES = 16  # float32 numbers, or words, in a vector
 
@@ -54,6 +56,38 @@ def load_whole(build, kind, address, offset):
     return build.load(place_of(build, address, offset), align=1, typ=kind)
 
 
+def store_whole(build, value, address, offset: int = 0):
+    """A whole vector to anywhere."""
+    build.store(value, place_of(build, address, offset)).align = 1
+
+
+def new_read(kind, numba_type):
+    """For compiled loops: the number at an address."""
+
+    @intrinsic
+    def read(typing_context, address):
+        def generate(context, build, signature, arguments):
+            return load_whole(build, kind, arguments[0], 0)
+
+        return numba_type(types.int64), generate
+
+    return read
+
+
+def new_write(numba_type):
+    """For compiled loops: put a number, of that type already, to an address."""
+
+    @intrinsic
+    def write(typing_context, address, value):
+        def generate(context, build, signature, arguments):
+            store_whole(build, arguments[1], arguments[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, numba_type), generate
+
+    return write
+
+
 def prefetch(build, address):
     """Ask for the cache line at `address`, which need not be there to be read."""
     call(build, "llvm.prefetch.p0", ir.VoidType(), place_of(build, address), *(I32(n) for n in (0, 3, 1)))
@@ -81,6 +115,21 @@ def rounded_pairs(build, low, high):
     return call(build, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low)
 
 
+def nearest_bfloat16(build, values):
+    """Of each float32, of two the even one, as words whose lower half is 0: for CPUs without an instruction for it."""
+    kind = ir.VectorType(I32, values.type.count)
+
+    def all_lanes(number):
+        return ir.Constant(kind, [number] * kind.count)
+
+    words = build.bitcast(values, kind)
+    is_odd = build.and_(build.lshr(words, all_lanes(16)), all_lanes(1))
+    nearest = build.add(build.add(words, all_lanes(0x7FFF)), is_odd)
+    # NaN stays NaN: the sum above could make another number of it.
+    nan, is_nan = build.or_(words, all_lanes(1 << 22)), build.fcmp_unordered("uno", values, values)
+    return build.and_(build.select(is_nan, nan, nearest), all_lanes(0xFFFF0000))
+
+
 def store_halves(build, words, target, second_half):
     """16 words: 8 from target on, 8 from target + second_half on."""
     for first, place in ((0, target), (8, build.add(target, second_half))):
@@ -88,13 +137,15 @@ def store_halves(build, words, target, second_half):
 
 
 def transposed(build, rows):
-    """The columns of 16 x 16 words: of four steps, each takes every word one power of two nearer to its place."""
-    for step in (1, 2, 4, 8):
-        low = [lane + (LANES - step if lane & step else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & step else step) for lane in range(LANES)]
+    """The columns of n vectors of n: in log2(n) steps, each takes every number one power of two nearer to its place."""
+    lanes = len(rows)
+    step = 1
+    while step < lanes:
+        low = [lane + (lanes - step if lane & step else 0) for lane in range(lanes)]
+        high = [lane + (lanes if lane & step else step) for lane in range(lanes)]
         new = list(rows)
-        for row in (row for row in range(LANES) if not row & step):
+        for row in (row for row in range(lanes) if not row & step):
             new[row] = shuffle(build, rows[row], rows[row + step], low)
             new[row + step] = shuffle(build, rows[row], rows[row + step], high)
-        rows = new
+        rows, step = new, 2 * step
     return rows

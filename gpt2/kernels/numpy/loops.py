@@ -3,7 +3,6 @@
 Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks); what is kept as bfloat16 comes as
 its `bits`. Whoever calls chooses the thread, as the interpreter lock is released. Constants take the arrays' dtype: a
 bare 0.5 would be float64, and so all after it.
-All loops are in this one file because numba's cache on disk notices a change of a loop's own file only.
 """
 
 import math
@@ -51,7 +50,7 @@ def bits(array):
 
 
 @register_jitable(error_model="numpy", fastmath=False)
-def _rounded(value):
+def rounded(value):
     """The bits of the bfloat16 that is nearest to a float32; of two, of the even one."""
     word = np.float32(value).view(np.uint32)
     if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN, which by the sum below could become another
@@ -66,15 +65,15 @@ def _as_kept(array, value):
 @overload(_as_kept, inline="always")
 def _as_kept_of_dtype(array, value):
     if array.dtype is numba.uint16:
-        return lambda array, value: _rounded(value)
+        return lambda array, value: rounded(value)
     return lambda array, value: value
 
 
-def _number(value):
+def number(value):
     """A kept number: itself, or float32 of the bits of bfloat16."""
 
 
-@overload(_number, inline="always")
+@overload(number, inline="always")
 def _number_of_dtype(value):
     if value is not numba.uint16:
         return lambda value: value
@@ -94,7 +93,7 @@ def keep(out, values, columns):
 def round_off(values):
     """Flat float32 values, each rounded to the nearest bfloat16."""
     for i in range(len(values)):
-        values[i] = _number(_rounded(values[i]))
+        values[i] = number(rounded(values[i]))
 
 
 @compiled
@@ -112,7 +111,7 @@ def multiply_by(x, factor, columns):
     for n in range(len(x)):
         row_x, row_factor = x[n, columns], factor[n, columns]
         for c in range(len(row_x)):
-            row_x[c] *= _number(row_factor[c])
+            row_x[c] *= number(row_factor[c])
 
 
 @compiled
