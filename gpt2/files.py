@@ -64,8 +64,17 @@ def user_cache_folder() -> Path | None:
 def machine_folder() -> Path | None:
     """A folder of this user that no other machine sees, made where missing: among the temporary files. None where they
     cannot be written."""
-    folder = Path(tempfile.gettempdir(), f"gpt2-mpi-{os.getuid()}")
-    return folder if _can_keep(folder) else None
+    place = temporary_files()
+    folder = place and place / f"gpt2-mpi-{os.getuid()}"
+    return folder if folder and _can_keep(folder) else None
+
+
+def temporary_files() -> Path | None:
+    """The machine's folder for temporary files; None where none can be written, as all are full or read-only."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return None
 
 
 def _can_keep(folder: Path) -> bool:
@@ -73,8 +82,8 @@ def _can_keep(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            # Anybody may have made a folder of that name among the temporary files.
-            return folder.stat().st_uid == os.getuid() or folder.parent != Path(tempfile.gettempdir())
+            # Anybody may have made a folder of that name among the temporary files, or a link to one of this user's.
+            return folder.lstat().st_uid == os.getuid() or folder.parent != temporary_files()
     except OSError:
         return False
 

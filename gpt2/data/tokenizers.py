@@ -1,13 +1,13 @@
 """Tokenizers by name, as tiktoken Encodings: "gpt2" (50257 tokens) and "bytes" (256, no files needed)."""
 
 import os
-import tempfile
 from pathlib import Path
 from threading import Thread
 
 import tiktoken
 
 from gpt2.errors import UserError
+from gpt2.files import temporary_files
 
 DOWNLOAD_LIMIT_S = 60.0
 
@@ -72,11 +72,12 @@ def missing_files_message(reason: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where tiktoken looks for its files, by its own rules; None when it is told to cache nothing."""
+    """Where tiktoken looks for its files, by its own rules; None when it is told to cache nothing, or has no place."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None
-    return Path(tempfile.gettempdir()) / "data-gym-cache"
+    place = temporary_files()
+    return place and place / "data-gym-cache"
 
 
 TOKENIZERS = {"gpt2": gpt2_encoding, "bytes": byte_encoding}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.errors import UserError
-from gpt2.files import alone
+from gpt2.files import alone, machine_folder, user_cache_folder
 from gpt2.kernels.numpy import compiling
 from gpt2.kernels.numpy.compiling import FormCache, Forms
 
@@ -72,9 +72,40 @@ def test_who_dies_while_it_compiles_holds_nobody_up(folder):
     assert time.monotonic() - began < 30
 
 
+def forms(folder, stamp=("1.0", b"source"), others=0):
+    return Forms(folder, "loop", stamp, {os.getuid() + others})
+
+
+class MakesFolder:
+    """As it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_file_of_another_user_is_not_unpickled(tmp_path):
+    """Where a folder of all users, as in /tmp, is the cache."""
+    made = tmp_path / "made"
+    forms(tmp_path).save("float32", MakesFolder(made))
+    assert forms(tmp_path, others=1).load("float32") is None
+    assert not made.exists()
+    forms(tmp_path).load("float32")
+    assert made.exists()
+
+
+def test_files_of_this_user_of_root_and_of_who_may_change_the_source_are_read(folder, monkeypatch):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    owner = os.stat(__file__).st_uid
+    assert compiling.compiled(double)._cache._cache_file.owners == {4711, 0, owner}
+
+
 def test_forms_of_one_function_do_not_touch_each_other(tmp_path):
     """Processes that know nothing of one another's forms, as two that began at once on an empty cache."""
-    ours, theirs = (Forms(tmp_path, "loop", ("1.0", b"source")) for _ in range(2))
+    ours, theirs = (forms(tmp_path) for _ in range(2))
     ours.save(("float32", "zen4"), "A")
     theirs.save(("float32", "zen2"), "B")
     theirs.save(("uint16", "zen4"), "C")
@@ -82,8 +113,8 @@ def test_forms_of_one_function_do_not_touch_each_other(tmp_path):
         found = [cache.load(key) for key in (("float32", "zen4"), ("float32", "zen2"), ("uint16", "zen4"))]
         assert found == ["A", "B", "C"]
     assert ours.load(("float64", "zen4")) is None
-    assert Forms(tmp_path, "loop", ("1.0", b"another")).load(("float32", "zen4")) is None
-    assert Forms(tmp_path, "loop", ("1.1", b"source")).load(("float32", "zen4")) is None
+    assert forms(tmp_path, ("1.0", b"another")).load(("float32", "zen4")) is None
+    assert forms(tmp_path, ("1.1", b"source")).load(("float32", "zen4")) is None
     path = ours.path(("uint16", "zen4"))
     path.write_bytes(path.read_bytes()[:-3])
     assert ours.load(("uint16", "zen4")) is None, "it is damaged"
@@ -91,16 +122,41 @@ def test_forms_of_one_function_do_not_touch_each_other(tmp_path):
     assert ours.load(("float32", "zen2")) is None, "its own key does not say so"
 
 
-def test_a_change_beside_the_function_is_a_change(tmp_path):
-    """What builds it lies in another file of the folder."""
-    hashes = []
-    for name, text in (("loop.py", "a"), ("words.py", "b"), ("words.py", "c"), ("note.md", "d")):
-        (tmp_path / name).write_text(text)
-        compiling.sources.cache_clear()
-        hashes.append(compiling.sources(tmp_path / "loop.py"))
-    assert len(set(hashes[:3])) == 3
-    assert hashes[3] == hashes[2]
-    assert compiling.compiled(double)._cache._cache_file.stamp[-1] == compiling.sources(Path(__file__))
+def test_what_stands_in_another_file_is_compiled_anew_when_that_changes(folder):
+    """numba looks at the function's own file alone."""
+    helper = "from numba.extending import register_jitable\nfrom wheel import factor\n\n"
+    helper += "@register_jitable\ndef times(x):\n    return factor * x\n"
+    (folder / "helper.py").write_text(helper)
+    (folder / "wheel.py").write_text("factor = 2\n")
+    (folder / "loop.py").write_text(LOOP.replace("x + x", "helper.times(x)").replace("\n\n@", "\nimport helper\n\n@"))
+    assert start(folder).communicate("go\n")[0].split()[1:] == ["42", "3.0", "2"]
+    assert start(folder).communicate("go\n")[0].split()[1:] == ["42", "3.0", "0"], "nothing has changed"
+    (folder / "helper.py").write_text(helper.replace("* x", "* x + 1"))
+    assert start(folder).communicate("go\n")[0].split()[1:] == ["43", "4.0", "2"]
+    (folder / "wheel.py").write_text("factor = 3\n")
+    assert start(folder).communicate("go\n")[0].split()[1:] == ["64", "5.5", "2"], "what that one imports"
+
+
+def test_without_any_place_for_temporary_files_each_process_compiles_for_itself(folder, monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    assert (machine_folder(), user_cache_folder()) == (None, None)
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
+    assert compiling.compiled(double)(4) == 8
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_link_of_another_user_among_the_temporary_files_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "own").mkdir()
+    link = tmp_path / f"gpt2-mpi-{os.getuid()}"
+    link.symlink_to(tmp_path / "own")
+    assert machine_folder() == link
+    os.lchown(link, os.getuid() + 1, -1)
+    assert machine_folder() is None
 
 
 def double(x):

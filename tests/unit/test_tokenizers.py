@@ -104,6 +104,19 @@ def test_no_cache_at_all(offline, monkeypatch):
         load_tokenizer("gpt2")
 
 
+def test_no_place_for_a_cache(offline, monkeypatch):
+    """Where every folder for temporary files is full or read-only."""
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    monkeypatch.delenv("DATA_GYM_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(UserError, match="not in any cache folder"):
+        load_tokenizer("gpt2")
+
+
 @needs_vocabulary
 def test_cached_files_need_no_network(offline, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(CACHE))

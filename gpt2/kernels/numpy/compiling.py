@@ -2,14 +2,18 @@
 
 numba's own cache on disk has an index of each function's compiled forms, and a file for each, written one after the
 other. Two processes that compile unlike forms at once may leave an index that names the other's machine code. Who reads
-between the two writes, after the source has changed, loads what was compiled before. Here a form is one file that holds
-all it depends on, and gets its name when it is complete.
+between the two writes, after the source has changed, loads what was compiled before. So does who changes a function of
+another file that is compiled into this one's, as numba looks at the function's own file alone. Here a form is one file
+that holds all it depends on, and gets its name when it is complete.
 
 Processes of a node that miss a form at once would all compile it, each on a share of the cores. So the first one locks
 it, and the others sleep until it is there. A lock ends with its process.
 """
 
+import ast
 import hashlib
+import inspect
+import os
 import pickle
 from contextlib import ExitStack, suppress
 from functools import cache, partial
@@ -21,7 +25,7 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from gpt2.errors import UserError
-from gpt2.files import alone, machine_folder, read_bytes, replacing
+from gpt2.files import alone, machine_folder, regular, replacing
 
 WAIT_S = 30.0  # for another process that compiles a form, which takes it a second; then this one compiles it, too
 
@@ -54,13 +58,13 @@ class FormCache(FunctionCache):
     """numba's cache of one function's forms, with other files, and with locks.
 
     A form's key has the types of its arguments, the CPU's name and instructions, and a hash of the function's bytecode.
-    What a function calls, or is built by, may lie in another file: a change in the folder ends all its forms.
     """
 
     def __init__(self, function):
         super().__init__(function)
-        stamp = numba.__version__, self._impl.locator.get_source_stamp(), sources(Path(function.__code__.co_filename))
-        self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp)
+        source = Path(inspect.getfile(function))
+        stamp, owners = (numba.__version__, sources_hash(source)), {os.getuid(), 0, source.stat().st_uid}
+        self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp, owners)
         self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
 
     def load_overload(self, types, target_context):
@@ -97,11 +101,13 @@ class FormCache(FunctionCache):
 class Forms:
     """The files of one function's forms, in the place of numba's IndexDataCacheFile.
 
-    stamp: what they were compiled by, and a hash of the source. With another one a file is not used, and is replaced.
+    stamp: what they were compiled by, and a hash of the sources. With another one a file is not used, and is replaced.
+    owners: users whose files are read, as what is unpickled may run anything: this one, root, and who may change the
+    source. NUMBA_CACHE_DIR may be a folder that all users of a machine can write, or one that another has made.
     """
 
-    def __init__(self, folder: Path, name: str, stamp):
-        self.folder, self.name, self.stamp = folder, name, stamp
+    def __init__(self, folder: Path, name: str, stamp, owners: set[int]):
+        self.folder, self.name, self.stamp, self.owners = folder, name, stamp, owners
 
     def path(self, key) -> Path:
         return self.folder / f"{self.name}.{_digest(key)}.nbc"
@@ -109,7 +115,10 @@ class Forms:
     def load(self, key):
         """What was saved, or None."""
         try:
-            stamp, its_key, form = pickle.loads(read_bytes(self.path(key)))
+            with open(self.path(key), "rb", opener=regular) as file:
+                if os.fstat(file.fileno()).st_uid not in self.owners:
+                    return None
+                stamp, its_key, form = pickle.loads(file.read())
         except Exception:  # there is none, or it is damaged, or another version's: unpickling may raise anything
             return None
         return form if (stamp, its_key) == (self.stamp, key) else None
@@ -120,10 +129,25 @@ class Forms:
 
 
 @cache
-def sources(file: Path) -> str:
-    """A hash of this file and of all Python files beside it."""
-    contents = [path.read_bytes() for path in sorted(file.parent.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(contents)).hexdigest()
+def sources_hash(path: Path) -> str:
+    """Of a module's text, and of those beside it that it imports, and so on: what is compiled may be of any of them."""
+    left, found = [path], {}
+    while left:
+        file = left.pop()
+        if file in found or not file.is_file():
+            continue
+        found[file] = file.read_bytes()
+        names = {name for node in ast.walk(ast.parse(found[file])) for name in _imported(node)}
+        left += [path.with_name(f"{name}.py") for name in names]
+    return _digest(sorted((file.name, text) for file, text in found.items()))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """What an import may take from its folder: the last name of `import a.b`, b and c of `from a.b import c`."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+    return [name.rpartition(".")[2] for name in names]
 
 
 def _digest(value) -> str:
