@@ -6,8 +6,8 @@ srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-1
 mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8
 python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN       starts the ranks, and again when they fail
 
-Exit codes: 0 all steps are done; 75 a SIGTERM ended it after a checkpoint, 130 Ctrl-C, --resume goes on; 2 a mistake,
-one line. A second Ctrl-C ends it at once.
+Exit codes: 0 all steps are done, or --minutes are over; 75 a SIGTERM ended it after a checkpoint, 130 Ctrl-C, --resume
+goes on; 2 a mistake, one line. A second Ctrl-C ends it at once.
 """
 
 import sys
@@ -22,8 +22,10 @@ if __name__ == "__main__":
 from contextlib import closing
 
 from dist.console import open_console
-from dist.world import start_world
+from dist.probe.programs import RANKS, is_first
+from dist.world import end_without_mpi, start_world
 from gpt2.errors import UserError
+from scripts.settings.checks import check_numbers
 from scripts.settings.training import parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.meeting import end_if_diverged
@@ -34,8 +36,18 @@ from scripts.training.run_lock import RunLock
 def main():
     settings = parse_settings(__doc__)
     if settings.restarts:
-        sys.exit(supervise(settings.restarts, settings.launcher, settings.out, settings.restart_after, sys.argv[1:]))
+        sys.exit(supervised(settings))
     sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
+
+
+def supervised(settings) -> int:
+    """--restarts: this process starts the ranks. Returns the exit code."""
+    try:
+        check_numbers(settings)
+    except UserError as error:
+        end_without_mpi(str(error), is_first(RANKS))
+    given = settings.launcher, settings.out, settings.restart_after, settings.minutes
+    return supervise(settings.restarts, *given, sys.argv[1:])
 
 
 def train(settings, world) -> int:

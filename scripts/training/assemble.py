@@ -94,7 +94,7 @@ def assemble(settings, world, lock) -> Parts:
     """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read."""
     # What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
     signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job_in_turn, world.comm))))
-    code = Checkout() if world.rank == 0 else None  # it looks while this goes on
+    clock, code = new_clock(settings, world), Checkout() if world.rank == 0 else None  # both go on meanwhile
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     mesh, layout, whole = shared.mesh, shared.layout, shared.whole
@@ -109,7 +109,7 @@ def assemble(settings, world, lock) -> Parts:
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
     parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
-    used, peak, clock = resolved(s, config, threads, path), utilization.peak, new_clock(s, world)
+    used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, signals.has_sigterm, path / "traces", backend, resources)
     shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)

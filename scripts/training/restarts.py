@@ -6,8 +6,8 @@ Each start goes on from the newest checkpoint (--resume), and a hang ends it: by
 else by this process (launched.py). It ends when all is done, when a signal asked for the end, at a mistake (exit code
 2), after K restarts, or when a start has failed at the same step as the last one that made a step, with no checkpoint
 in between: then it would fail there for ever. So it would where two starts, one after the other, come to no step at
-all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. Each start has a line in
-RUN/restarts.jsonl (docs/formats.md).
+all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes are those of all
+starts together: each gets what is left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
 
 Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
 """
@@ -26,13 +26,14 @@ from dist.probe.programs import RANKS, is_first, tool_output
 from dist.world import USER_MISTAKE, end_without_mpi
 from gpt2.formats.checkpoints import newest_first
 from scripts.training.launched import LOG, SUMMARY, Ranks
-from scripts.training.signals import INTERRUPTED
+from scripts.training.signals import INTERRUPTED, Clock
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 OWN_FLAGS = "--restarts", "--launcher"  # which the ranks do not get
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
+GOES_ON = "the same command goes on"
 NOT_THERE = "down,drain,fail,no_respond"  # states of SLURM's nodes
 
 
@@ -43,33 +44,37 @@ class Progress(NamedTuple):
     checkpoint: int
 
 
-def supervise(restarts: int, launcher: str | None, out: str | None, limit_s: float, words: list[str]) -> int:
+def supervise(
+    restarts: int, launcher: str | None, out: str | None, limit_s: float, minutes: float, words: list[str]
+) -> int:
     """Start the ranks until the run is over; returns the exit code.
 
-    launcher, out: of the flags, None where they are missing. limit_s: --restart-after. words: the command line of this
-    process.
+    launcher, out: of the flags, None where they are missing. limit_s: --restart-after. minutes: 0 for no limit. words:
+    the command line of this process.
     """
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
-    folder, starts = Path(out), shlex.split(launcher)
+    folder, starts, clock = Path(out), shlex.split(launcher), Clock(0.0, minutes)
     command = [sys.executable, str(TRAIN), *without_own_flags(words), "--resume", "--end-on-stall"]
     ranks, earlier, pause_s = Ranks(starts[0], folder, limit_s), [], FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
         begun, newest = time.time(), newest_step(folder)
         summary, log = written_at(folder, SUMMARY), written_at(folder, LOG)
-        code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command])
+        code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command, *minutes_left(clock)])
         is_done = code == 0 and written_at(folder, SUMMARY) != summary
         after = Progress(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
-        why = why_it_ends(code, is_done, ranks.has_ended, earlier, after, left)
+        pause_s = FIRST_PAUSE_S if after.checkpoint > newest else pause_s
+        is_late = minutes > 0 and clock.left_s() <= pause_s
+        why = why_it_ends(code, is_done, ranks.has_ended, earlier, after, left, is_late)
         keep(folder, {"began": begun, "ended": time.time(), "code": code, **after._asdict(), "ends": why})
         if why is not None:
             say(f"{TRAIN.name}: {why}")
             return code if is_done or code else INTERRUPTED if ranks.has_ended else 1
-        pause_s = FIRST_PAUSE_S if after.checkpoint > newest else pause_s
         where = f"the checkpoint of step {after.checkpoint}" if after.checkpoint else "the beginning"
         ended = f"the ranks ended with code {code} {when(after)}"
         say(f"{TRAIN.name}: {ended}: they start again in {pause_s:.0f} s, from {where}")
         if ranks.ends_within(pause_s):
+            say(f"{TRAIN.name}: a signal ended the run {when(after)}: {GOES_ON}")
             return INTERRUPTED
         earlier.append(after)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -80,28 +85,36 @@ def misused(launcher: str | None, out: str | None, environment) -> str | None:
     """What is wrong with the flags, or with where this was started, in one line; None if nothing is."""
     if any(name in environment for name in RANKS[:3]) or "SLURM_STEP_ID" in environment:
         return "--restarts under a launcher, expected without: it starts the ranks itself, by --launcher"
-    for flag, value, example in (("--out", out, "RUN"), ("--launcher", launcher, "'mpirun -n 4'")):
+    try:
+        starts = shlex.split(launcher or "")
+    except ValueError as error:
+        return f"--launcher {launcher}: {error}, expected words as a shell takes them: see to its quotes"
+    for flag, value, example in (("--out", out, "RUN"), ("--launcher", starts, "'mpirun -n 4'")):
         if not value:
             return f"--restarts without {flag}, expected both: add {flag} {example}"
     return None
 
 
-def why_it_ends(code: int, is_done: bool, was_asked: bool, earlier: list[Progress], after: Progress, left: int):
+def why_it_ends(
+    code: int, is_done: bool, was_asked: bool, earlier: list[Progress], after: Progress, left: int, is_late: bool
+) -> str | None:
     """In words, after a start that ended with this exit code; None if another start follows.
 
     is_done: it has left a summary.json of its own. was_asked: a signal came. earlier, after: what the starts before and
-    this one had reached when they ended. left: restarts that are left.
+    this one had reached when they ended. left: restarts that are left. is_late: --minutes end before another.
     """
     if is_done:
         return "the run has ended well"
     if was_asked or code in ASKED:
-        return f"a signal ended the run {when(after)}: the same command goes on"
+        return f"a signal ended the run {when(after)}: {GOES_ON}"
     if code == USER_MISTAKE:
         return "no restart, as exit code 2 says that what was given does not do: see the line of the error above"
     # That a start came to no step says nothing of the step at which others fail: those are compared with each other.
     alike = [each for each in earlier if each.step] if after.step else earlier
     if alike[-1:] == [after]:
         return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
+    if is_late:
+        return f"the run has failed {when(after)}, and --minutes end before another start: {GOES_ON}"
     if not left:
         return f"the run has failed {when(after)}, and no restarts are left: raise --restarts"
     return None
@@ -124,16 +137,32 @@ def without_own_flags(words: list[str]) -> list[str]:
     return kept
 
 
+def minutes_left(clock: Clock) -> list[str]:
+    """The flag for a start's part of --minutes, behind the one that was typed; none without a limit."""
+    left_s = clock.left_s()
+    return [] if left_s is None else ["--minutes", f"{max(left_s, 1.0) / 60:.6g}"]  # 0 would be no limit
+
+
 def newest_step(folder: Path) -> int:
-    """Of the newest complete checkpoint; 0 where there is none."""
-    return next((int(path.name.removeprefix("step-")) for path in newest_first(folder / "checkpoints")), 0)
+    """Of the newest complete checkpoint; 0 where there is none, or the file system does not say."""
+    with suppress(OSError):
+        return next((int(path.name.removeprefix("step-")) for path in newest_first(folder / "checkpoints")), 0)
+    return 0
 
 
 def last_step(folder: Path) -> int:
-    """Of the last whole line of log.jsonl; 0 where there is none."""
-    with suppress(OSError, ValueError, KeyError, IndexError), open(folder / LOG, "rb") as file:
+    """Of the last whole line of log.jsonl, if it is one of the newest start; 0 where there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError), open(folder / LOG, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
-        return json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]
+        step = json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]
+        return step if step > resumed_step(folder) else 0
+    return 0
+
+
+def resumed_step(folder: Path) -> int:
+    """After which step the newest start that came to write config.json went on; 0 from the beginning."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads((folder / "config.json").read_bytes())["resumed_step"] or 0
     return 0
 
 

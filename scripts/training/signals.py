@@ -92,8 +92,8 @@ class Signals:
 class Clock:
     """Asks for a checkpoint every so many minutes, and for the end after so many; 0: never.
 
-    Rank 0's alone asks, so all ranks do the same at the same step. Minutes count from its making: before the first
-    step, so that a run with a time limit of its own keeps it.
+    Rank 0's alone asks, so all ranks do the same at the same step. Minutes count from its making: before a text is
+    tokenized and a strategy chosen, which may take long, so that a run with a time limit of its own keeps it.
     """
 
     def __init__(self, checkpoint_minutes: float, minutes: float):

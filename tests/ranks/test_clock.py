@@ -1,8 +1,13 @@
 """--checkpoint-minutes, --minutes and --tokens: what ends a run or asks for a checkpoint besides steps and signals."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from gpt2.formats.checkpoints import newest_first
+from scripts.training import assemble, signals
 from tests.support.in_process import log, train
 
 SMALL = [
@@ -15,7 +20,15 @@ def checkpoints(run) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in newest_first(run / "checkpoints")]
 
 
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that goes on by a tenth of a second each time it is looked at, twice a step."""
+    tenths = itertools.count()
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: next(tenths) / 10))
+
+
 @pytest.mark.ranks(2)
+@pytest.mark.usefixtures("ticking")
 def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, capsys):
     from dist.world import start_world
 
@@ -34,6 +47,22 @@ def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, c
 
 
 @pytest.mark.ranks(2)
+def test_minutes_count_while_a_text_is_tokenized(comm, shared_path, monkeypatch):
+    from dist.world import start_world
+
+    def slowly(*arguments):
+        time.sleep(3.0)
+        return open_data(*arguments)
+
+    open_data = assemble.open_data
+    monkeypatch.setattr(assemble, "open_data", slowly)
+    run = shared_path / "run"
+    train(start_world(), run, *SMALL, "--steps", 10**6, "--minutes", 2.9 / 60, code=0)
+    assert [line["step"] for line in log(run)] == [1], "it may end once there is a step to keep"
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.usefixtures("ticking")
 def test_checkpoints_by_time_beside_those_by_steps(comm, shared_path):
     from dist.world import start_world
 

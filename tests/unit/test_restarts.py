@@ -46,6 +46,8 @@ run.mkdir(exist_ok=True)
 if "silent" not in now:
     lines = [json.dumps({{"step": step}}) + "\\n" for step in range(1, now["step"] + 1)]
     (run / "log.jsonl").write_text("".join(lines))
+if "resumed" in now:
+    (run / "config.json").write_text(json.dumps({{"resumed_step": now["resumed"]}}))
 if now.get("checkpoint"):
     checkpoint = run / "checkpoints" / f"step-{{now['checkpoint']:08}}"
     checkpoint.mkdir(parents=True, exist_ok=True)
@@ -72,19 +74,19 @@ def play(tmp_path, monkeypatch, capsys):
         {number: signal.getsignal(number) for number in numbers},
         signal.pthread_sigmask(signal.SIG_BLOCK, []),
     )
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
     for name in (*module.RANKS, "SLURM_STEP_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     pauses, wait = [], module.Ranks.ends_within
     monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01)))
 
-    def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun", limit_s=0.0):
+    def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun", limit_s=0.0, minutes=0.0):
         program = tmp_path / launcher
         program.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path), version=version))
         program.chmod(0o755)
         (tmp_path / "plan.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
         words = ["--restarts", "5", "--steps", "9", "--launcher=x", "--out", "run"]
-        code = supervise(restarts, f"{program} -n 2", str(tmp_path / "run"), limit_s, words)
+        code = supervise(restarts, f"{program} -n 2", str(tmp_path / "run"), limit_s, minutes, words)
         return code, capsys.readouterr().out, pauses
 
     yield play
@@ -139,6 +141,17 @@ def test_starts_without_a_step_between_two_failures_at_the_same_step_do_not_hide
     assert code == 255
     assert "has failed twice after step 7" in said
     assert play([start(7, 1, 6), silent, start(7, 1, 7), silent, start(9, 0, summary=True)])[0] == 0
+
+
+def test_a_start_that_was_taken_up_and_came_to_no_step_is_such_a_one(play, tmp_path):
+    """It has cut the log behind its checkpoint, so that was written, and ends with a step."""
+    taken_up = start(6, 9, 6, resumed=6)
+    code, said, _ = play([start(7, 1, 6), taken_up, start(7, 255, 6, resumed=6), start(9, 0, summary=True)])
+    assert code == 255
+    assert "ended with code 9 before its first step: they start again" in said
+    assert "has failed twice after step 7" in said
+    kept = [json.loads(line) for line in (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept] == [7, 0, 7]
 
 
 def test_the_same_step_with_a_newer_checkpoint_is_no_second_failure(play):
@@ -236,7 +249,26 @@ def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play)
 
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
     monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
-    assert play([start(5, 1, 4), start(9, 0, summary=True)])[0] == 75
+    code, said, _ = play([start(5, 1, 4), start(9, 0, summary=True)])
+    assert code == 75
+    assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command goes on"
+
+
+def test_minutes_are_those_of_all_starts_together(play, tmp_path):
+    starts = [start(5, 1, 4, wait=1.5), start(7, 1, 6, wait=1.5), start(9, 0, summary=True)]
+    assert play(starts, minutes=2.0)[0] == 0
+    words = [json.loads(line) for line in (tmp_path / "words").read_text().splitlines()]
+    assert {tuple(each[-2:-1]) for each in words} == {("--minutes",)}
+    left = [60 * float(each[-1]) for each in words]
+    assert 118 < left[0] <= 120
+    assert left[0] - left[1] >= 1.5
+    assert left[1] - left[2] >= 1.5
+
+
+def test_no_start_follows_when_the_minutes_are_over(play):
+    code, said, pauses = play([start(5, 9, 4, wait=0.7), start(9, 0, summary=True)], minutes=0.09)
+    assert (code, pauses) == (9, [])
+    assert "the run has failed after step 5, and --minutes end before another start: the same command goes on" in said
 
 
 def test_a_signal_before_the_ranks_are_there_reaches_them(play, tmp_path, monkeypatch):
@@ -256,15 +288,29 @@ def test_what_it_needs_is_said():
         assert misused("mpirun", "run", {name: "0"}).startswith("--restarts under a launcher, expected without")
     assert "add --launcher 'mpirun -n 4'" in misused(None, "run", {})
     assert "add --out RUN" in misused("mpirun", None, {})
+    assert "add --launcher 'mpirun -n 4'" in misused(" ", "run", {})
+    assert misused("mpirun -n '4", "run", {}).startswith("--launcher mpirun -n '4: No closing quotation, expected")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--restarts", "-1"), ("--restart-after", "nan"), ("--minutes", "-3")])
+def test_numbers_are_checked_before_anything_starts(monkeypatch, capsys, flag, value):
+    words = ["--restarts", "2", "--launcher", "mpirun -n 2", "--out", "RUN", flag, value]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    monkeypatch.setattr(train, "supervise", lambda *arguments: pytest.fail("it has started"))
+    with pytest.raises(SystemExit) as caught:
+        train.main()
+    assert caught.value.code == 2
+    assert f"error: {flag} is " in capsys.readouterr().err
 
 
 def test_it_gets_the_settings(monkeypatch):
-    words, given = ["--restarts", "2", "--launcher", "mpirun -n 2", "--out", "RUN", "--restart-after", "7"], []
+    words = ["--restarts", "2", "--launcher", "mpirun -n 2", "--out", "RUN", "--restart-after", "7", "--minutes", "8"]
+    given = []
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.setattr(train, "supervise", lambda *arguments: given.extend(arguments) or 0)
     with pytest.raises(SystemExit):
         train.main()
-    assert given == [2, "mpirun -n 2", "RUN", 7.0, words]
+    assert given == [2, "mpirun -n 2", "RUN", 7.0, 8.0, words]
 
 
 def test_the_ranks_do_not_get_its_flags():
@@ -291,6 +337,7 @@ def test_progress_is_read_from_whole_lines(tmp_path):
     assert last_step(tmp_path) == 2
     (tmp_path / "log.jsonl").write_text('{"ste')
     assert last_step(tmp_path) == 0
+    assert newest_step(tmp_path / ("x" * 300)) == 0, "a name that the file system refuses"
 
 
 def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_failed_one(play, tmp_path, monkeypatch):
