@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dist.console import BY_CTRL_C, open_console
 from gpt2.errors import UserError
+from scripts.settings.command_line import Parser
 from scripts.settings.training import positive
 from traces import RunError
 
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the folder that train.py --out names")
     add("--once", action="store_true", help="print one screen and end")

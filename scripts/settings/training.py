@@ -18,6 +18,7 @@ from scripts.settings.command_line import Parser
 from scripts.settings.units import count_of
 from strategies import AUTO, OWN_FILE, SERVERS, STRATEGIES
 from strategies.checks import TRANSPORTS
+from traces.read.checks import STRATEGY
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
 STRATEGY_HELP = (
@@ -67,7 +68,10 @@ def strategy_name(text: str) -> str:
         return choice + colon + ",".join(map(strategy_name, files.split(",")))
     if text not in (*STRATEGIES, AUTO) and not text.endswith(OWN_FILE):
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {STRATEGY_NAMES})")
-    return str(Path(text).resolve()) if text.endswith(OWN_FILE) else text
+    name = str(Path(text).resolve()) if text.endswith(OWN_FILE) else text
+    if not STRATEGY.accepts(name):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected {STRATEGY.expected}: rename it")
+    return name
 
 
 def layer_counts(text: str) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 from scripts.training.step_records import STANDS_OUT, slowest
 from scripts.watching.curve import Signs, curve_lines
 from scripts.watching.run_state import RunState
+from traces.read.runs import strategy_name
 from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
 from traces.verdict.summary import wait_table
@@ -59,7 +60,7 @@ def _line(line: str | Text, columns: int) -> Text:
 def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
     """Which run, how far it is, how fast, and whether it stands still."""
     settings, places = state.config.get("settings", {}), state.config.get("ranks") or []
-    what = [settings["strategy"]] if "strategy" in settings else []
+    what = [strategy_name(settings)] if "strategy" in settings else []
     nodes = len({place["node"] for place in places})
     what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
     word = state.word.upper()

@@ -22,6 +22,7 @@ SHAPE = ["--n-layer", 1, "--n-head", 1, "--n-embd", 16, "--context", 16, "--batc
 
 def write_strategy(path: Path, messages: str = "") -> Path:
     """The page's, in a file of its own."""
+    path.parent.mkdir(exist_ok=True)
     path.write_text(f"from dist.cost.stages import stage\n{CODE}{messages}" if messages else CODE)
     return path
 
@@ -54,7 +55,8 @@ def answer(name: str, *arguments) -> str:
 @pytest.mark.any_mpi
 @pytest.mark.parametrize("messages", ["", MESSAGES], ids=["without messages", "with messages"])
 def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
-    own, run = write_strategy(tmp_path / "chain.py", messages), tmp_path / "run"
+    """Whatever its folder is called."""
+    own, run = write_strategy(tmp_path / "my $trategies" / "chain.py", messages), tmp_path / "run"
     trained = launch(3, script("train.py", "--strategy", own, *SHAPE, "--out", run))
     assert trained.returncode == 0, trained.stderr
     assert [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()] == [1, 2, 3]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import diagnose, export, plot, virtual_cluster
+from scripts import diagnose, export, plot, virtual_cluster, watch
 from scripts.settings.command_line import ELSEWHERE, Parser
 from scripts.settings.training import flags, parse_settings
+from traces.read import checks
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
@@ -39,10 +40,17 @@ def mistake(capsys, parse, words) -> str:
         (["--" + 70 * "z"], "zz... is no flag (see"),
         (["--train-data", "a.bin", "b.bin"], "'b.bin' stands where a flag is expected; a glob needs quotes (see"),
         (["--model", "gpt3"], "argument --model: invalid choice: 'gpt3'"),
+        (["--strategy", "a folder/my own.py"], "'a folder/my own.py', expected a name without spaces or $, or"),
     ],
 )
 def test_a_misspelt_flag(words, message, capsys):
     assert message in mistake(capsys, lambda words: parse_settings("", words), words)
+
+
+def test_a_strategy_of_one_s_own_may_lie_in_any_folder():
+    given = parse_settings("", ["--strategy", f"/{'a folder' * 40}/own.py"]).strategy
+    assert given == f"/{'a folder' * 40}/own.py"
+    assert checks.STRATEGY.accepts(given), "else no other program reads the run"
 
 
 def test_what_others_call_flags_leads_to_ours():
@@ -63,6 +71,8 @@ def test_a_flag_that_is_missing_may_be_misspelt(capsys):
     said = mistake(capsys, export.parse, ["run", "--fromat", "llmc", "--out", "a"])
     assert "--fromat is no flag: did you mean --format?" in said
     assert "--format, --out are missing (see" in mistake(capsys, export.parse, ["run"])
+    said = mistake(capsys, watch.parse, ["--evry", "3"])
+    assert "--evry is no flag: did you mean --every?" in said
 
 
 def test_one_process_of_a_job_speaks(capsys, monkeypatch):

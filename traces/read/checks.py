@@ -24,7 +24,7 @@ MOST_PARAMETERS = 10**11
 LATEST_NS = 1 << 58  # nine years after the machine has started; the exports multiply times by eight
 MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
 LARGEST, LARGEST_LOSS = 1e15, 1e100
-LONGEST_NAME = 255
+LONGEST_NAME, LONGEST_PATH = 255, 4096
 
 
 def regular(path, flags: int) -> int:
@@ -94,6 +94,12 @@ def _is_name(value) -> bool:
     return type(value) is str and 0 < len(value) <= LONGEST_NAME and value.isprintable() and not set(value) & set(" $")
 
 
+def _is_strategy(value) -> bool:
+    """One of the user's own is the full path of its Python file, and is shown by the file's name."""
+    is_file = type(value) is str and value.endswith(".py") and len(value) <= LONGEST_PATH and value.isprintable()
+    return _is_name(value.rpartition("/")[2].removesuffix(".py") if is_file else value)
+
+
 def _is_moment(value) -> bool:
     try:
         datetime.fromisoformat(value).timestamp()
@@ -111,6 +117,7 @@ def _is_plain(value) -> bool:
 
 
 NAME = Rule(_is_name, "a name without spaces or $")
+STRATEGY = Rule(_is_strategy, "a name without spaces or $, or the path of a Python file of such a name")
 TEXT = Rule(lambda value: type(value) is str, "text")
 POSITIVE = number(1 / LARGEST, LARGEST)
 NOT_NEGATIVE = number(0, LARGEST)
@@ -130,8 +137,9 @@ COUNTS = Rule(
 CLOCK = {"offset_ns": OFFSET_NS, "error_ns": TIME_NS}
 RATE, LATENCY = number(1e3, 1e13), number(0, 10)  # from a modem to 10 TB/s; the slowest satellite
 LINK = {"node": RANK, "host": NAME, "latency_s": LATENCY, "in": RATE, "out": RATE, "both": RATE}
+SIZES = "n_layer", "n_head", "n_embd", "context", "vocab_size", "batch_size", "seq_len"
 SETTINGS = {
-    "strategy": NAME,
+    "strategy": STRATEGY,
     "server": one_of("colocated", "dedicated"),
     "wire": one_of("float32", "bfloat16"),
     "overlap": one_of(False, True),
@@ -139,10 +147,7 @@ SETTINGS = {
     "grad_accum": integer(1, 10_000),
     "pipeline_layers": Rule(_is_layers, "numbers of layers, as in 4,4,4,0").or_none(),
     "pipeline_schedule": one_of("1f1b", "gpipe"),
-} | dict.fromkeys(("n_layer", "n_head", "n_embd", "context", "vocab_size"), integer(1, 10**6).or_none())
-SETTINGS |= dict.fromkeys(
-    ("batch_size", "seq_len", "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none()
-)
+} | dict.fromkeys((*SIZES, "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
 # in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
@@ -196,7 +201,7 @@ def check_config(config) -> None:
     """config.json: settings.strategy must be there; of all else what is there must be right."""
     check_fields("it", config, {"settings": Rule(lambda value: type(value) is dict, "an object")}, CONFIG)
     settings = config["settings"]
-    check_fields("settings", settings, {"strategy": NAME}, dict.fromkeys(settings, SETTING) | SETTINGS)
+    check_fields("settings", settings, {"strategy": STRATEGY}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
     for name, required, optional in (("peak", PEAK, {"in_log": POSITIVE}), ("code", {}, CODE)):
@@ -220,7 +225,7 @@ def check_config(config) -> None:
 
 def check_identity(identity) -> None:
     """Who wrote a trace."""
-    check_fields("its header", identity, IDENTITY, {"local_rank": RANK, "strategy": NAME})
+    check_fields("its header", identity, IDENTITY, {"local_rank": RANK, "strategy": STRATEGY})
     if max(identity["rank"], identity["node"]) >= identity["ranks"]:
         raise ValueError(f"its header says rank and node {identity['rank']}, {identity['node']} of {identity['ranks']}")
     if {"mesh", *MESH_PLACE} & identity.keys():
