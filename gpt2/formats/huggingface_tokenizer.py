@@ -9,15 +9,20 @@ bytes_to_unicode, https://github.com/openai/gpt-2/blob/master/src/encoder.py).
 """
 
 import json
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import tiktoken
+
+from gpt2.formats.huggingface_config import read_json
 
 END_OF_TEXT = "<|endoftext|>"
 # One token a character: merges are none, so it does not matter where a text is cut, and nothing is cut.
 BYTES_CLASS, GPT2_CLASS = "PreTrainedTokenizerFast", "GPT2Tokenizer"
 
 
+@cache
 def byte_characters() -> dict[int, str]:
     """{byte: the character that stands for it}: itself where it can be printed and is no space, else one beyond 255."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
@@ -55,14 +60,8 @@ def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> 
     """Write the files into a folder that is there. encoding: as gpt2/data/tokenizers.py makes them. context: how
     many tokens the model reads. Where the encoding merges nothing, slow tokenizers, which want merges, have no files.
     """
-    characters = byte_characters()
-
-    def text(token: bytes) -> str:
-        return "".join(characters[byte] for byte in token)
-
-    ranks, special = encoding._mergeable_ranks, encoding._special_tokens
-    vocabulary = {text(token): rank for token, rank in sorted(ranks.items(), key=lambda item: item[1])}
-    merges = [f"{text(left)} {text(right)}" for left, right in merges_of(ranks)]
+    vocabulary, special = vocabulary_of(encoding), encoding._special_tokens
+    merges = [f"{as_text(left)} {as_text(right)}" for left, right in merges_of(encoding._mergeable_ranks)]
     with_special = vocabulary | special
     if merges:
         _write(folder / "vocab.json", with_special)
@@ -73,6 +72,30 @@ def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> 
     settings |= {"add_prefix_space": False, "clean_up_tokenization_spaces": False}
     _write(folder / "tokenizer_config.json", settings | named)
     _write(folder / "special_tokens_map.json", named)
+
+
+def as_text(token: bytes) -> str:
+    return "".join(byte_characters()[byte] for byte in token)
+
+
+def vocabulary_of(encoding: tiktoken.Encoding) -> dict[str, int]:
+    """{token as text: its id}, in the order of the ids, without the special ones."""
+    return {as_text(token): rank for token, rank in sorted(encoding._mergeable_ranks.items(), key=itemgetter(1))}
+
+
+def find_other(folder: Path, encoding: tiktoken.Encoding) -> Path | None:
+    """The file that says that a folder's tokenizer is another one than this; None if it is this one, or there is none.
+    UserError: the file is damaged.
+    """
+    for name, within in (("tokenizer.json", ["model", "vocab"]), ("vocab.json", [])):
+        if (folder / name).is_file():
+            found = read_json(folder / name, "a tokenizer's vocabulary")
+            for key in within:
+                found = found.get(key) if isinstance(found, dict) else None
+            special = encoding._special_tokens  # the one file lists them among the others, the other one may
+            if not isinstance(found, dict) or found | special != vocabulary_of(encoding) | special:
+                return folder / name
+    return None
 
 
 def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, int]) -> dict:

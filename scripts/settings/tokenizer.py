@@ -9,6 +9,7 @@ from gpt2.config import GPT2_VOCABULARY
 from gpt2.data.tokenizers import TOKENIZERS, load_tokenizer
 from gpt2.errors import UserError
 from gpt2.files import read_bytes
+from gpt2.formats.huggingface_tokenizer import find_other
 
 OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
 
@@ -16,9 +17,11 @@ OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
 def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
     """The tokenizer `asked` for; else that of the run which holds `path`; else GPT-2's for 50257 tokens, bytes for 256.
 
-    UserError: neither says which, or it has more tokens than the model, or it cannot be loaded.
+    UserError: neither says which, or it has more tokens than the model, or it cannot be loaded, or in the folder lies
+    another one: many a GPT-2 of another language has 50257 tokens, too.
     """
-    name = asked or (path and tokenizer_of_run(path)) or OF_VOCABULARY.get(vocab_size)
+    said = asked or (path and tokenizer_of_run(path))
+    name = said or OF_VOCABULARY.get(vocab_size)
     if name is None:
         raise UserError(
             f"a model of {vocab_size} tokens, expected {' or '.join(map(str, OF_VOCABULARY))} to tell its tokenizer: "
@@ -30,6 +33,8 @@ def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> t
             f"the {name} tokenizer has {encoding.n_vocab} tokens, expected at most the model's {vocab_size}: "
             "choose the model's own, see --tokenizer"
         )
+    if not said and path and (other := find_other(path if path.is_dir() else path.parent, encoding)):
+        raise UserError(f"{other}: not of the {name} tokenizer, expected that one's or none: say --tokenizer")
     return encoding
 
 

@@ -9,10 +9,12 @@ import regex
 import tiktoken
 
 from gpt2.data.tokenizers import GPT2_FILES, byte_encoding, load_tokenizer
+from gpt2.errors import UserError
 from gpt2.formats import huggingface_export
-from gpt2.formats.huggingface_tokenizer import byte_characters, merges_of, write_tokenizer
+from gpt2.formats.huggingface_tokenizer import byte_characters, find_other, merges_of, write_tokenizer
 from gpt2.parameters import Layout, Parameters
 from scripts import export
+from scripts.settings.tokenizer import choose_tokenizer
 from tests.support.safetensors_file import CONFIG
 from tests.unit.test_tokenizers import CACHE, gpt2, needs_vocabulary, offline  # noqa: F401
 
@@ -86,6 +88,37 @@ def test_gpt2s_files_are_the_original_ones(gpt2, tmp_path):  # noqa: F811
     assert json.loads((tmp_path / "vocab.json").read_text("utf-8")) == original
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["tokenizer_class"], settings["eos_token"]) == ("GPT2Tokenizer", "<|endoftext|>")
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "tokenizer.json"])
+def test_another_tokenizer_of_as_many_tokens_is_noticed(small, tmp_path, name):
+    """As those of GPT-2s of other languages are."""
+    encoding, folder = small
+    assert find_other(tmp_path, encoding) is None, "there is none"
+    assert find_other(folder, encoding) is None
+    text = (folder / name).read_text("utf-8")
+    assert text.count('"the"') == 1
+    (tmp_path / name).write_text(text.replace('"the"', '"der"'), "utf-8")
+    assert find_other(tmp_path, encoding) == tmp_path / name
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(UserError, match="not a JSON object"):
+        find_other(tmp_path, encoding)
+    (tmp_path / name).write_text('{"model": [1]}')
+    assert find_other(tmp_path, encoding) == tmp_path / name
+
+
+def test_another_tokenizer_is_neither_used_nor_exported(tmp_path):
+    folder = tmp_path / "model"
+    huggingface_export.write_parameters(folder, Parameters.zeros(Layout(CONFIG)), tokenizer=byte_encoding())
+    assert choose_tokenizer(None, folder, 256).name == "bytes"
+    described = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    vocabulary = described["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"tokenizer\.json: not of the bytes tokenizer, expected"):
+        choose_tokenizer(None, folder / "model.safetensors", 256)
+    assert choose_tokenizer("bytes", folder, 256).name == "bytes"
+    assert export.tokenizer_of(folder, 256)[0] is None
 
 
 def test_a_token_that_no_merge_makes_is_refused():
