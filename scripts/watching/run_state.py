@@ -69,7 +69,7 @@ class Watcher:
     def __init__(self, path: Path):
         self.path = path
         self._sizes, self._measured = None, (None, None, "no traces yet")
-        self._lock, self._lock_moved_at = None, float("-inf")
+        self._begun, self._lock, self._lock_moved_at = time.monotonic(), None, float("-inf")
         self._positions = Positions(path / "traces")
 
     def look(self) -> RunState:
@@ -105,8 +105,9 @@ class Watcher:
         if self._lock is not None and lock != self._lock:
             self._lock_moved_at = now
         self._lock = lock
-        # Seen to move; or, at the first look, moved lately by this machine's clock.
-        return now - self._lock_moved_at < OLD_S or time.time() - lock.moved_ns * 1e-9 < OLD_S, lock
+        # Seen to move; or as long as it has not been looked at for so long, moved lately by this machine's clock.
+        is_new = now - self._begun < OLD_S and time.time() - lock.moved_ns * 1e-9 < OLD_S
+        return now - self._lock_moved_at < OLD_S or is_new, lock
 
     def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
         """The last traced steps, anew only where something was written: (measured, answer, why there are none)."""
@@ -193,7 +194,7 @@ class Times:
 
     def elapsed_s(self) -> float | None:
         until = self.beaten or self.logged
-        return until - self.started if until and self.started else None
+        return max(0.0, until - self.started) if until and self.started else None  # two clocks, unless they are one
 
     def remaining_s(self) -> float | None:
         """For the steps that are left, with validations and checkpoints as there were so far."""

@@ -65,11 +65,10 @@ def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
     what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
     word = state.word.upper()
     path, what = str(state.path), f"  {', '.join(what)}"
-    room = max(1, columns - len(word) - 2 - len(what))
-    name = f"{path if len(path) <= room else '...' + path[-max(0, room - 3) :]}{what}"[
-        : max(0, columns - len(word) - 2)
-    ]
-    title = Text(f"{name:<{columns - len(word)}}{word}", STRONG)
+    left = max(0, columns - len(word))
+    room = max(1, left - 2 - len(what))
+    name = f"{path if len(path) <= room else '...' + path[-max(0, room - 3) :]}{what}"[: max(0, left - 2)]
+    title = Text(f"{name:<{left}}{word}", STRONG)
     lines = [title, _progress(state, columns, signs), _speed(state)]
     said = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
     return [*lines, *(Text(line, "reverse") for line in said)]

@@ -148,6 +148,23 @@ def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch):
     assert watcher.look().word == ENDED
 
 
+def test_a_lock_of_a_dead_job_does_not_live_as_a_server_s_clock_is_ahead(folder, monkeypatch):
+    """It stays as it is for longer than a lock that is held ever does."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    set_times(folder, log=7199, lock=7200)
+    watcher = Watcher(folder)
+    assert watcher.look().word == TRAINING, "nobody knows yet"
+    clock[0] = 21.0
+    assert watcher.look().word == ENDED
+
+
+def test_a_job_has_not_begun_after_its_last_sign_of_life(folder):
+    """The one by its host's clock, the other by the file system's, which is behind."""
+    set_times(folder, log=-100, lock=-90)
+    assert Watcher(folder).look().elapsed_s == 0
+
+
 @needs_rich
 def test_what_is_not_there_yet(folder, tmp_path):
     with pytest.raises(RunError, match="not a folder"):
@@ -213,7 +230,7 @@ def shown(state, columns=80, lines=24, signs=BLOCKS) -> list[str]:
 
 
 @needs_rich
-@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (132, 30), (60, 15), (20, 5)])
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (132, 30), (60, 15), (20, 5), (7, 3), (1, 1)])
 def test_all_fits_on_the_screen(folder, columns, lines):
     set_times(folder, log=40, lock=70)  # with a stall
     text = shown(Watcher(folder).look(), columns, lines)

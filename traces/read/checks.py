@@ -124,8 +124,7 @@ NOT_NEGATIVE = number(0, LARGEST)
 ANY_NUMBER = Rule(lambda value: _is_number(value) and not LARGEST_LOSS <= abs(value) < math.inf, "a number")
 SETTING = Rule(lambda value: _is_plain(value) or (type(value) is list and all(map(_is_plain, value))), "a plain value")
 TIME_NS, OFFSET_NS = integer(0, LATEST_NS), integer(-LATEST_NS, LATEST_NS)
-RANK = integer(0, MOST_RANKS - 1)
-STEP_NUMBER = integer(0, np.iinfo(np.int32).max)
+RANK, STEP_NUMBER = integer(0, MOST_RANKS - 1), integer(0, np.iinfo(np.int32).max)
 
 PLACE = {"rank": RANK, "node": RANK, "host": NAME}
 IDENTITY = {"rank": RANK, "ranks": integer(1, MOST_RANKS), "node": RANK, "host": NAME}
@@ -145,6 +144,7 @@ SETTINGS = {
     "overlap": one_of(False, True),
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),
+    "steps": STEP_NUMBER,
     "pipeline_layers": Rule(_is_layers, "numbers of layers, as in 4,4,4,0").or_none(),
     "pipeline_schedule": one_of("1f1b", "gpipe"),
 } | dict.fromkeys((*SIZES, "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none())
