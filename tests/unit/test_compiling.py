@@ -173,9 +173,14 @@ def test_a_full_disk_costs_the_cache_alone(folder, monkeypatch, error):
 
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
     monkeypatch.setattr(Forms, "save", save)
+    monkeypatch.setattr(FormCache, "keeps", True)
     monkeypatch.setattr(compiling, "machine_folder", lambda: folder)
+    locked = []
+    monkeypatch.setattr(compiling, "alone", lambda lock, wait_s: locked.append(lock) or alone(lock, wait_s))
     loop = compiling.compiled(double)
     assert isinstance(loop._cache, FormCache)
     assert loop(4) == 8
     assert not loop._cache._locks
     assert not list(folder.rglob("*.lock"))
+    assert loop(0.5) == 1.0
+    assert len(locked) == 1, "ranks of a node would compile each form one after another"

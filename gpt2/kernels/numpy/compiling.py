@@ -58,7 +58,10 @@ class FormCache(FunctionCache):
     """numba's cache of one function's forms, with other files, and with locks.
 
     A form's key has the types of its arguments, the CPU's name and instructions, and a hash of the function's bytecode.
+    keeps: False from the first form on that this process could not keep. Then it waits for none, and compiles each.
     """
+
+    keeps = True
 
     def __init__(self, function):
         super().__init__(function)
@@ -79,14 +82,15 @@ class FormCache(FunctionCache):
 
     def save_overload(self, types, form):
         try:
-            with suppress(OSError, UserError):  # a full disk: it is compiled again
-                super().save_overload(types, form)
+            super().save_overload(types, form)
+        except (OSError, UserError):  # a full disk: whoever waits for a form waits in vain
+            FormCache.keeps = False
         finally:
             self._unlock(types)
 
     def _lock(self, types, target_context):
         folder = machine_folder()
-        if folder is None or types in self._locks:
+        if folder is None or types in self._locks or not FormCache.keeps:
             return
         form = self._cache_file.path(self._index_key(types, target_context.codegen()))
         lock = folder / f"compiling-{_digest(form)}.lock"
