@@ -12,6 +12,8 @@ import warnings
 from contextlib import suppress
 
 BY_CTRL_C = 130  # exit code: what a shell says of a program that Ctrl-C ended
+UNWRITTEN = 1  # exit code: what was printed is not where it was to be
+_is_said = False  # whether stdout has lines that nobody need read
 
 
 def open_console() -> None:
@@ -31,6 +33,8 @@ def open_console() -> None:
 
 def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
     """print, at once. What cannot be written is written with the next line that can be, or lost."""
+    global _is_said
+    _is_said |= not on_stderr
     stream, line = sys.stderr if on_stderr else sys.stdout, " ".join(map(str, text))
     with suppress(OSError, ValueError, AttributeError):  # ValueError: closed; AttributeError: there is none
         try:
@@ -47,15 +51,28 @@ def _end_quietly(kind, error, trace) -> None:
     if problem is None:
         sys.__excepthook__(kind, error, trace)
     elif not isinstance(problem, BrokenPipeError):
-        say(f"error: standard output: {problem.strerror}: write it elsewhere", on_stderr=True)
+        _complain(problem)
 
 
 def _drop_unwritten() -> None:
-    """At the end, what a stream holds and cannot write goes nowhere: Python would complain, and exit with code 120."""
+    """At the end, what a stream holds and cannot write goes nowhere: Python would complain, and exit with code 120.
+
+    Of what was printed, and not said, somebody may want to know: that is another code, unless he reads no more.
+    """
+    problem = _flush(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if _flush(stream) is not None:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if problem is not None and not _is_said and not isinstance(problem, BrokenPipeError):
+        _complain(problem)
+        os._exit(UNWRITTEN)  # all else that is to be done at the end was registered later, and is done
+
+
+def _complain(problem: OSError) -> None:
+    global _is_said
+    _is_said = True
+    say(f"error: standard output: {problem.strerror}: write it elsewhere", on_stderr=True)
 
 
 def _flush(stream, probe: bytes = b"") -> OSError | None:

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from dist.console import open_console
 from dist.probe.programs import RANKS, is_first
 
 NAME = "gpt2-mpi"
@@ -66,6 +67,7 @@ def main() -> None:
         mistake("a command is missing")
     name = words[0].removesuffix(".py").replace("_", "-")
     if words[0] in ("-h", "--help", "--version"):
+        open_console()
         if is_first(RANKS):
             print(installed_version() if words[0] == "--version" else overview())
         raise SystemExit(0)

@@ -18,7 +18,8 @@ from dist.probe.programs import find_mpirun, mpi_family, tool_output
 from scripts.settings.command_line import Parser
 
 FOLDER = Path(__file__).parent / "slurm"
-LAUNCHERS = {"srun": "", "mpirun": "'s mpirun"}  # and how the script calls a line of each, behind the MPI's name
+SRUN = "srun"
+LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and how the script calls a line of each, behind the MPI's name
 # One of the script's lines for how ranks start: whether it is off, what it does, and whose it is.
 LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
 
@@ -33,16 +34,19 @@ def main(words: list[str] | None = None) -> int:
         if family is None:
             say("job.py: no mpirun says which MPI this is: choose one of the script's launch lines", on_stderr=True)
         else:
-            script = with_launch(script, family + LAUNCHERS[asked.launcher])
-    say(script, end="")
+            script = with_launch(script, family + LAUNCHERS[asked.launcher or SRUN])
+    print(script, end="", flush=True)  # not say: half a script on a full disk is a mistake
     return 0
 
 
 def parse(words: list[str] | None):
     parser = Parser(__doc__)
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help="what starts the ranks (srun)")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help=f"what starts the ranks ({SRUN})")
     parser.add_argument("--sweep", action="store_true", help="the script that trains with one strategy after another")
-    return parser.parse_args(words)
+    asked = parser.parse_args(words)
+    if asked.sweep and asked.launcher:
+        parser.error("--launcher with --sweep, whose ranks start as its train.sbatch says: leave one of them out")
+    return asked
 
 
 def with_python(script: str, python: str) -> str:

@@ -255,6 +255,12 @@ def test_job_py_writes_it_for_this_python_and_its_mpi(version, flags, on, monkey
     assert {line.lstrip("# ").partition("=")[0] for line in changed} <= {"python", "launch"}
 
 
+def test_how_ranks_start_is_not_asked_of_a_sweep(capsys):
+    with pytest.raises(SystemExit):
+        job.parse(["--sweep", "--launcher", "mpirun"])
+    assert "--launcher with --sweep" in capsys.readouterr().err
+
+
 def test_job_py_writes_the_sweep_for_this_python(monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", "/venv/python")
     assert job.main(["--sweep"]) == 0

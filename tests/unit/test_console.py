@@ -63,6 +63,27 @@ def test_a_small_program_ends_quietly(unwritable, unbuffered):
     assert quiet.stderr == ""
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("printed", ["print('a')", "print('a' * 10**6)", "print('a', flush=True)"])
+def test_what_was_printed_and_is_not_there_is_told_once(printed):
+    """Also a line that Python keeps to the end, as behind `> FILE`."""
+    with open("/dev/full", "w") as full:
+        options = {"stdout": full, "env": {"PYTHONUNBUFFERED": ""}}
+        result = run("-c", f"{PROGRAM}{printed}", **options, stderr=subprocess.PIPE, text=True)
+        assert result.returncode == 1
+        assert result.stderr == "error: standard output: No space left on device: write it elsewhere\n"
+        said = f"{PROGRAM}from dist.console import say\nsay('a')\nraise SystemExit(75)"
+        assert run("-c", said, **options).returncode == 75
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["scripts/job.py"], ["-m", "scripts", "--help"]], ids=["job.py", "gpt2-mpi"])
+def test_half_of_what_a_program_prints_is_a_mistake(words):
+    with open("/dev/full", "w") as full:
+        result = run(*words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONUNBUFFERED": ""})
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+
+
 def test_another_error_still_has_its_traceback():
     result = run("-c", f"{PROGRAM}open('/nowhere')", capture_output=True, text=True)
     assert result.returncode == 1
