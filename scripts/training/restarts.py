@@ -34,7 +34,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
 GOES_ON = "the same command goes on"
-NOT_THERE = "down,drain,fail,no_respond"  # states of SLURM's nodes
+# States of SLURM's nodes. One that drains still takes the steps of its jobs, and without it they might be too few.
+NOT_THERE = "down,no_respond"
 
 
 class Progress(NamedTuple):

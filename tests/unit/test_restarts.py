@@ -319,8 +319,10 @@ def test_the_ranks_do_not_get_its_flags():
 
 
 def test_srun_leaves_out_nodes_that_slurm_has_lost(tmp_path, monkeypatch):
-    sinfo = tmp_path / "sinfo"
-    sinfo.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\necho cn07\necho cn03\necho cn07\n')
+    sinfo, by_state = tmp_path / "sinfo", ""
+    for state in ("drain", "fail"):  # of a node that is not to have new jobs, and still works for those that it has
+        by_state += f"case $* in *{state}*) echo {state};; esac\n"
+    sinfo.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n{by_state}echo cn07\necho cn03\necho cn07\n')
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
