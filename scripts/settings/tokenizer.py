@@ -33,7 +33,8 @@ def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> t
             f"the {name} tokenizer has {encoding.n_vocab} tokens, expected at most the model's {vocab_size}: "
             "choose the model's own, see --tokenizer"
         )
-    if not said and path and (other := find_other(path if path.is_dir() else path.parent, encoding)):
+    folder = path and (path.parent if path.suffix == ".safetensors" else path)
+    if not said and folder and (other := find_other(folder, encoding)):
         raise UserError(f"{other}: not of the {name} tokenizer, expected that one's or none: say --tokenizer")
     return encoding
 

@@ -118,6 +118,7 @@ def test_another_tokenizer_is_neither_used_nor_exported(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer\.json: not of the bytes tokenizer, expected"):
         choose_tokenizer(None, folder / "model.safetensors", 256)
     assert choose_tokenizer("bytes", folder, 256).name == "bytes"
+    assert choose_tokenizer(None, folder / "other.bin", 256).name == "bytes", "llm.c has none beside its files"
     assert export.tokenizer_of(folder, 256)[0] is None
 
 
