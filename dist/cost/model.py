@@ -24,8 +24,8 @@ from dist.cost.replay import replay_seconds
 from dist.cost.rows import RowMessages, Rows
 from dist.cost.stages import Stage, node_traffic
 
-# An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper or a
-# counter that sees 1514 makes it 1.045, and so did every long transfer on the virtual cluster.
+# An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper that
+# sees 1514 makes it 1.045 of the time, and so did every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
 # A replay takes some microseconds for each turn of a message in a port's queue and each message under way beside it.
 MOST_REPLAYED = 500_000  # messages times ranks

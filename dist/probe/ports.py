@@ -1,9 +1,14 @@
 """The bytes that went through a node's network ports, from the counters that the kernel keeps of every interface.
 
-/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. They miss what MPI sends over
-InfiniBand, past the kernel: /sys/class/infiniband/DEVICE/ports/PORT/counters/port_{rcv,xmit}_data count that, in units
-of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE the latter hold the RDMA traffic, the former the
-rest. port_xmit_wait counts the ticks in which a port had something to send and was not allowed to.
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. Whose headers depends on the port. An
+Ethernet card sees frames: 1514 bytes for 1448 of TCP's data, 1.045 of what was sent. A virtual host's port (veth) sees
+packets of up to 64 KiB with one header each. TCP leaves it to the card to cut them, and there is none. So it counts
+1.001 of what was sent, at any rate; 1.045 only where its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
+
+They miss what MPI sends over InfiniBand, past the kernel. /sys/class/infiniband/DEVICE/ports/PORT/counters has
+port_{rcv,xmit}_data, which count that in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE
+these hold the RDMA traffic, the others the rest. port_xmit_wait counts the ticks in which a port had something to send
+and was not allowed to.
 """
 
 from collections.abc import Callable

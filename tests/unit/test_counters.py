@@ -19,12 +19,13 @@ from traces.record.files import (
     write_at_end,
 )
 from traces.record.own_cost import tracing_share
+from traces.record.phases import INDEX, STEP
 
 NODES = [0, 0, 1]
 
 
 def test_the_tracer_samples_where_phases_end(tmp_path):
-    """Not more often than SAMPLE_NS, on rank 0's clock, and only in the steps that are traced."""
+    """Not more often than SAMPLE_NS, on rank 0's clock, at both ends of a step, and only in steps that are traced."""
     values = iter(zip(range(0, 1000, 10), range(0, 2000, 20), range(100), strict=True))
     counters = CounterFile(tmp_path, IDENTITY, ["eth0"], {"offset_ns": 7, "error_ns": 1}, lambda: next(values))
     tracer = Tracer(tmp_path, IDENTITY, "2:2", counters=counters)
@@ -38,11 +39,14 @@ def test_the_tracer_samples_where_phases_end(tmp_path):
     tracer.close()
     counted = read_counters(counters_path(tmp_path, 0), {})
     assert (counted.node, counted.host, counted.ports) == (0, "a", ["eth0"])
-    assert counted.records["in"].tolist() == [0, 10]
-    assert counted.records["out"].tolist() == [0, 20]
-    assert counted.records["stalled"].tolist() == [0, 1]
-    reduces = read_run_records(tmp_path, "reduce")
-    after = counted.records["time"] - 7 - reduces["end"]
+    assert counted.records["in"].tolist() == [0, 10, 20, 30]
+    assert counted.records["out"].tolist() == [0, 20, 40, 60]
+    assert counted.records["stalled"].tolist() == [0, 1, 2, 3]
+    (step,), reduces = read_run_records(tmp_path, STEP), read_run_records(tmp_path, "reduce")
+    first, *inside, last = counted.records["time"] - 7
+    assert step["start"] - SAMPLE_NS < first <= step["start"]
+    assert step["end"] <= last < step["end"] + SAMPLE_NS
+    after = inside - reduces["end"]
     assert (after >= 0).all()
     assert (after < SAMPLE_NS).all()
 
@@ -56,8 +60,6 @@ def wait_ns(nanoseconds):
 
 
 def read_run_records(folder, phase):
-    from traces.record.phases import INDEX
-
     records = read_trace(trace_path(folder, 0)).records
     return records[records["phase"] == INDEX[phase]]
 
@@ -173,8 +175,8 @@ def test_what_tracing_costs_is_counted(tmp_path):
     assert tracing_share(tracer) == 0
     for step in (1, 2):
         with tracer.step(step), tracer.phase("reduce"):
-            wait_ns(2 * SAMPLE_NS)
+            wait_ns(5 * SAMPLE_NS)
     tracer.close()
     assert tracer.spans == 2
-    assert tracer.traced_ns == round(tracer.seconds("step") * 1e9) >= 3 * SAMPLE_NS
-    assert SAMPLE_NS / tracer.traced_ns <= tracer.counters_ns / tracer.traced_ns < tracing_share(tracer) < 0.9
+    assert tracer.traced_ns == round(tracer.seconds("step") * 1e9) >= 6 * SAMPLE_NS
+    assert 3 * SAMPLE_NS / tracer.traced_ns <= tracer.counters_ns / tracer.traced_ns < tracing_share(tracer) < 0.9

@@ -149,6 +149,26 @@ def test_bytes_go_to_the_phases_of_the_nodes_leader(tmp_path):
     assert utilisation(traffic, LINKS[1:], "out") == pytest.approx([np.nan, 0.25], nan_ok=True)
 
 
+def test_bytes_between_phases_belong_to_the_step(tmp_path):
+    """Of 100 ms, 40 lie in no phase: a pipeline's stage waits there until its sends have left. They hold 3/4 of what
+    goes out, a tenth of what comes in. What flows between two steps belongs to neither.
+    """
+    spans, samples = [], [[], []]
+    for step in range(1, 5):
+        zero = 200 * step
+        spans += [(step, "backward", -1, zero, zero + 60), (step, STEP, -1, zero, zero + 100)]
+        past = 100_000 * (step - 1)
+        samples[0] += [(zero, past, past), (zero + 60, past + 81_000, past + 20_000)]
+        samples[0] += [(zero + 100, past + 90_000, past + 80_000)]
+    samples[1] = [(200, 0, 0), (900, 0, 0)]
+    run = read_run(write_run(tmp_path, [spans, spans], [0, 1], links=LINKS, samples=samples))
+    traffic = node_traffic(run, measure(run))
+    assert traffic.step_bytes("in") == pytest.approx([90_000, 0])
+    assert traffic.step_bytes("out") == pytest.approx([80_000, 0])
+    assert traffic.step_rate("out") == pytest.approx([800_000, 0])
+    assert hidden_share(traffic) == pytest.approx([101 / 170] * 4)
+
+
 def test_counted_bytes_against_the_schedules(tmp_path):
     run = counted_run(tmp_path)
     ratio = against_schedule(node_traffic(run, measure(run)), np.array([20_000, 10_000]), np.array([0, 60_000]))

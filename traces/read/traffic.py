@@ -1,7 +1,8 @@
 """What each node's ports carried, from its counters: bytes and rates per direction, step and phase; what of it hid.
 
-A node's counters are read by its leader at the ends of the leader's phases, so that is whose phases the bytes are
-shared out to; between two readings they count as flowing evenly. They count link headers too, about 5 % over Ethernet.
+A node's counters are read by its leader at the ends of the leader's steps and phases, so that is whose phases the bytes
+are shared out to; between two readings they count as flowing evenly. What flows while the leader is in no phase belongs
+to the step alone. Headers count as the port sees them (dist/probe/ports.py).
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, cells, sum_by_cell
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, PHASES
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
 
 WAYS = ("in", "out")
 
@@ -34,19 +35,19 @@ class NodeTraffic:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """(M,) median bytes a step."""
-        return np.median(self.of(way)[:, :, [INDEX[name] for name in PHASES]].sum(axis=2), axis=0)
+        """(M,) median bytes a step, those between its phases too."""
+        return np.median(self.of(way)[:, :, INDEX[STEP]], axis=0)
 
     def step_rate(self, way: str) -> np.ndarray:
         """(M,) bytes/s on average over the steps, computing included: no port keeps up more than its rate so long."""
-        return self.of(way)[:, :, -1].sum(axis=0) / self.seconds[:, :, -1].sum(axis=0)
+        return self.of(way)[:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
         """(M,) bytes/s: the most that a node's port carried on average during one of the exchange phases."""
         exchange = [INDEX[name] for name in EXCHANGE]
         total, seconds = self.of(way).sum(axis=0)[:, exchange], self.seconds.sum(axis=0)[:, exchange]
         # Phases of microseconds (a sum of one number) hold bytes of what comes before and after them.
-        long_enough = seconds >= 0.02 * self.seconds[:, :, -1].sum(axis=0)[:, None]
+        long_enough = seconds >= 0.02 * self.seconds[:, :, INDEX[STEP]].sum(axis=0)[:, None]
         return np.where(long_enough, total / np.maximum(seconds, 1e-12), 0.0).max(axis=1)
 
 
@@ -77,7 +78,8 @@ def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray
 def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.ndarray) -> dict[str, np.ndarray]:
     """{"in", "out"}: (M,) counted bytes a step over those that the strategy's messages hold; nan where these are 0.
 
-    bytes_in, bytes_out: (M,) of one exchange, in the order of the nodes.
+    bytes_in, bytes_out: (M,) of one exchange, in the order of the nodes. Where nothing else uses the ports it is 1.00
+    on virtual hosts, and 1.045 over Ethernet: a network card counts the headers of each frame.
     """
     expected = {"in": np.asarray(bytes_in, float), "out": np.asarray(bytes_out, float)}
     return {way: traffic.step_bytes(way) / np.where(expected[way] > 0, expected[way], np.nan) for way in WAYS}
@@ -87,7 +89,7 @@ def hidden_share(traffic: NodeTraffic) -> np.ndarray:
     """(S,) part of all ports' bytes in a step that moved while their nodes' leaders computed."""
     by_phase = traffic.bytes_in.sum(axis=1) + traffic.bytes_out.sum(axis=1)
     computing = by_phase[:, [INDEX[name] for name in COMPUTE]].sum(axis=1)
-    return computing / np.maximum(by_phase[:, [INDEX[name] for name in PHASES]].sum(axis=1), 1)
+    return computing / np.maximum(by_phase[:, INDEX[STEP]], 1)
 
 
 def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:

@@ -115,8 +115,9 @@ def write_at_end(folder, name: str, nodes: list[dict]) -> None:
 class CounterFile:
     """Samples a node's network counters into its file.
 
-    The node's first rank does it where its phases end, so that what passed the ports belongs to a phase.
-    read() gives (bytes in, bytes out, stalled ticks). The file is there from `begin` on; OSError if it cannot be.
+    The node's first rank does it at both ends of a step, so that what passed the ports belongs to that step alone, and
+    where its phases end. read() gives (bytes in, bytes out, stalled ticks). The file is there from `begin` on;
+    OSError if it cannot be.
     """
 
     def __init__(self, folder, identity: dict, ports: list[str], clock: dict, read: Callable[[], tuple[int, int, int]]):
@@ -133,21 +134,23 @@ class CounterFile:
     def sample(self, now: int) -> None:
         """Called where a phase ends, at `now`; reads if the last sample is SAMPLE_NS old."""
         if now - self._sampled_at >= SAMPLE_NS:
-            values = self._read()
-            self._records.append((perf_counter_ns(), *values))
-            self._sampled_at = now
-            self.spent_ns += perf_counter_ns() - now
+            self.read_at(now)
+
+    def read_at(self, now: int) -> None:
+        """Called at both ends of a step, at `now`: reads, however old the last sample is."""
+        values = self._read()
+        self._records.append((perf_counter_ns(), *values))
+        self._sampled_at = now
+        self.spent_ns += perf_counter_ns() - now
 
     def mark(self) -> tuple[int, int]:
         """What `back_to` is to leave."""
         return len(self._records), self.spent_ns
 
     def back_to(self, mark: tuple[int, int]) -> None:
-        """Leave out what came after. The next phase's end is sampled, whenever it comes."""
+        """Leave out what came after."""
         records, self.spent_ns = mark
-        if records < len(self._records):
-            del self._records[records:]
-            self._sampled_at = 0
+        del self._records[records:]
 
     def write(self) -> None:
         """Hand the records so far to the operating system."""

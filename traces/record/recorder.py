@@ -48,7 +48,6 @@ class Tracer:
         self._on_phase = on_phase
         self._steps = TracedSteps(steps)
         self._keeps, self._marks = True, None  # whether the step is written when it ends; what there was before it
-        self._has_gap = False  # the step before was left out
         self._most_bytes, self.is_full = most_bytes, False
         self._file, self._calls, self._counters = None, None, counters
         self._records = []
@@ -166,14 +165,15 @@ class Tracer:
         return self._file is not None and step in self._steps
 
     def _begin_step(self, number: int) -> None:
-        """Decide whether its spans are written in any case, and remember what there was before them."""
+        """Decide whether its spans are written in any case, remember what there was before them, read the counters."""
         self._keeps = self._steps.keep(number)
         counters = self._counters and self._counters.mark()
         self._marks = len(self._records), self._calls and self._calls.mark(), counters
+        if self._counters is not None:
+            self._counters.read_at(perf_counter_ns())
 
     def _forget_step(self) -> None:
         """Leave out all that the step has noted."""
-        self._has_gap = True
         records, calls, counters = self._marks
         del self._records[records:]
         self._calls.back_to(calls)
@@ -217,9 +217,6 @@ class _Step:
         tracer._spent = dict.fromkeys(NAMES, 0)
         if tracer._writing:
             tracer._begin_step(self._number)
-            if tracer._counters is not None and tracer._has_gap:  # its last reading may lie many steps back
-                tracer._counters.sample(perf_counter_ns())
-            tracer._has_gap = False
         self._start = perf_counter_ns()
 
     def __exit__(self, *exception):
@@ -236,6 +233,8 @@ class _Step:
         else:
             tracer.traced_ns += end - self._start
             tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
+            if tracer._counters is not None:
+                tracer._counters.read_at(end)
         tracer._keeps = True
         if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
             tracer._write()
