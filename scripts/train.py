@@ -52,7 +52,7 @@ def supervised(settings) -> int:
 
 def train(settings, world) -> int:
     """Train in a run folder that is this run's alone. Returns the exit code. Collective."""
-    with RunLock(world) as lock:
+    with RunLock(world, supervisor=settings.supervisor or "") as lock:
         parts = assemble(settings, world, lock)
         with parts.resources:
             return make_steps(parts, world)

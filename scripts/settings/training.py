@@ -232,6 +232,7 @@ class Settings:
     restart_after: float = setting(
         3600.0, "with --restarts: end a start that writes nothing to its run folder for so many seconds; 0: never"
     )
+    supervisor: str = setting(None, "of --restarts to its ranks: its number; a start takes over from those before it")
     expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
 
 

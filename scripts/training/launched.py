@@ -31,8 +31,8 @@ from gpt2.errors import UserError
 from scripts.training.lock import LOCK, look
 from scripts.training.signals import WAITING
 
-LOG, SUMMARY = "log.jsonl", "summary.json"
-WRITTEN = LOG, "config.json", SUMMARY
+LOG, CONFIG, SUMMARY = "log.jsonl", "config.json", "summary.json"
+WRITTEN = LOG, CONFIG, SUMMARY
 LOOK_S = 5.0
 GONE_S = 120.0
 TO_END_S = 60.0  # from SIGTERM to SIGKILL: srun gives its ranks SLURM's KillWait, 30 s by default

@@ -1,11 +1,13 @@
 """RUN/lock.json: which start of a run holds the run folder, and whether that one is provably gone.
 
     {"format": "gpt2-mpi lock 1", "run": "9f...", "host": "node1", "pid": 4711, "born": 123456, "boot": "...",
-     "namespace": "pid:[4026531836]", "cluster": "", "job": "", "started": "2026-01-31T12:00:00+0000"}
+     "namespace": "pid:[4026531836]", "cluster": "", "job": "", "supervisor": "",
+     "started": "2026-01-31T12:00:00+0000"}
 
 `run` is a number unlike that of any other start. `born`, the clock ticks from the machine's boot to the process's
 start, tells the process from a later one of the same pid; `boot` and `namespace` say among which processes it counts.
-`cluster` and `job` are SLURM's. The file's time of change is the holder's heartbeat (lock_file.py).
+`cluster` and `job` are SLURM's. `supervisor` is the number of the --restarts that made this start, or empty: one start
+of it takes over from another. The file's time of change is the holder's heartbeat (lock_file.py).
 """
 
 import json
@@ -46,6 +48,7 @@ class Lock:
     namespace: str
     cluster: str
     job: str
+    supervisor: str
     started: str
 
     def __str__(self) -> str:
@@ -76,8 +79,8 @@ class Seen:
         return other is not None and (self.inode, self.lock) == (other.inode, other.lock)
 
 
-def own_lock() -> Lock:
-    """The lock of this process, with a new number of a run."""
+def own_lock(supervisor: str = "") -> Lock:
+    """The lock of this process, with a new number of a run. supervisor: the field of that name."""
     return Lock(
         run=uuid.uuid4().hex,
         host=_word(socket.gethostname()),
@@ -87,6 +90,7 @@ def own_lock() -> Lock:
         namespace=_namespace(),
         cluster=_word(os.environ.get("SLURM_CLUSTER_NAME", "")),
         job=_word(os.environ.get("SLURM_JOB_ID", "")),
+        supervisor=_word(supervisor),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
 
@@ -121,7 +125,9 @@ def look(path: Path) -> Seen | None:
 
 
 def why_gone(lock: Lock, own: Lock) -> str | None:
-    """What proves that a lock's holder has ended; None if nothing does."""
+    """What proves that a lock's holder has ended, or that its own supervisor has given it up; None if nothing does."""
+    if lock.supervisor == own.supervisor != "":
+        return "it is an earlier start of the same --restarts; if it still runs, it ends now"
     if is_near(lock, own):
         return None if is_running(lock) else "it has ended"
     # Only from inside the same SLURM: another one counts its jobs by the same numbers.
@@ -147,7 +153,7 @@ def is_running(lock: Lock) -> bool:
 def _parsed(content: bytes) -> Lock | None:
     """None: it is no lock."""
     try:
-        facts = json.loads(content)
+        facts = {"supervisor": ""} | json.loads(content)  # locks of before do not say it
         lock = Lock(**{each.name: facts[each.name] for each in fields(Lock)})
         is_lock = facts["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -6,8 +6,12 @@ Each start goes on from the newest checkpoint (--resume), and a hang ends it: by
 else by this process (launched.py). It ends when all is done, when a signal asked for the end, at a mistake (exit code
 2), after K restarts, or when a start has failed at the same step as the last one that made a step, with no checkpoint
 in between: then it would fail there for ever. So it would where two starts, one after the other, come to no step at
-all. Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes are those of all
-starts together: each gets what is left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+all, of a run that never made one: of one that did, a host may be away for a while. Pauses between starts double, from
+FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes are those of all starts together: each gets what is left.
+Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+
+What a start leaves running where no launcher can reach it, as behind a cut cable, must not write beside the next one.
+That one takes the run's lock from it: all starts have the number of this process (--supervisor), which the lock names.
 
 Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
 """
@@ -17,6 +21,7 @@ import os
 import shlex
 import sys
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +30,7 @@ from dist.console import BY_CTRL_C, say
 from dist.probe.programs import RANKS, is_first, tool_output
 from dist.world import USER_MISTAKE, end_without_mpi
 from gpt2.formats.checkpoints import newest_first
-from scripts.training.launched import LOG, SUMMARY, Ranks
+from scripts.training.launched import CONFIG, LOG, SUMMARY, Ranks
 from scripts.training.signals import INTERRUPTED, Clock
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -56,7 +61,8 @@ def supervise(
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
     folder, starts, clock = Path(out), shlex.split(launcher), Clock(0.0, minutes)
-    command = [sys.executable, str(TRAIN), *without_own_flags(words), "--resume", "--end-on-stall"]
+    flags = "--resume", "--end-on-stall", f"--supervisor={uuid.uuid4().hex}"
+    command = [sys.executable, str(TRAIN), *without_own_flags(words), *flags]
     ranks, earlier, pause_s = Ranks(starts[0], folder, limit_s), [], FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
         begun, newest = time.time(), newest_step(folder)
@@ -111,7 +117,9 @@ def why_it_ends(
     if code == USER_MISTAKE:
         return "no restart, as exit code 2 says that what was given does not do: see the line of the error above"
     # That a start came to no step says nothing of the step at which others fail: those are compared with each other.
-    alike = [each for each in earlier if each.step] if after.step else earlier
+    alike = [each for each in earlier if each.step]
+    if not after.step:  # of a run that has trained before, a host or the network is away, which may come back
+        alike = earlier if not alike and not after.checkpoint else []
     if alike[-1:] == [after]:
         return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
     if is_late:
@@ -163,7 +171,7 @@ def last_step(folder: Path) -> int:
 def resumed_step(folder: Path) -> int:
     """After which step the newest start that came to write config.json went on; 0 from the beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads((folder / "config.json").read_bytes())["resumed_step"] or 0
+        return json.loads((folder / CONFIG).read_bytes())["resumed_step"] or 0
     return 0
 
 

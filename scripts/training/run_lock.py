@@ -19,11 +19,12 @@ PAUSE_S = 0.1
 class RunLock:
     """A context: at its end the lock is given back, whatever has happened.
 
-    `run`, once it is taken: the number of this start of the run, on every rank.
+    `run`, once it is taken: the number of this start of the run, on every rank. supervisor: of the --restarts that made
+    this start, "" for none.
     """
 
-    def __init__(self, world, end=end_job):
-        self._world, self._end = world, end
+    def __init__(self, world, end=end_job, supervisor: str = ""):
+        self._world, self._end, self._supervisor = world, end, supervisor
         self._file: LockFile | None = None  # rank 0's
         self._ending, self._thread = threading.Lock(), None
         self.run = None
@@ -45,7 +46,7 @@ class RunLock:
         problem = None
         try:
             if self._world.rank == 0:
-                self._file = take(folder, own_lock(), anyway, self._world.print)
+                self._file = take(folder, own_lock(self._supervisor), anyway, self._world.print)
                 self._thread = Repeating(self._beat, BEAT_S, "run lock")
         except UserError as error:
             problem = error

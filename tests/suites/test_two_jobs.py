@@ -139,10 +139,14 @@ def test_a_job_that_was_stopped_writes_nothing_once_another_has_taken_over(jobs)
     assert content(jobs.run) == before
 
 
-def test_take_over_ends_the_other_job(jobs):
-    first = jobs.start("--steps", ENDLESS)
+@pytest.mark.parametrize(
+    ("of_both", "of_second"), [((), ("--take-over",)), (("--supervisor", "7f" * 16), ())], ids=["asked", "supervisor"]
+)
+def test_who_takes_over_ends_the_other_job(jobs, of_both, of_second):
+    """A start of --restarts does it by itself: what is left of one before must not write beside it."""
+    first = jobs.start("--steps", ENDLESS, *of_both)
     jobs.steps(2 * EVERY)
-    second = jobs.start("--steps", ENDLESS, "--take-over")
+    second = jobs.start("--steps", ENDLESS, *of_both, *of_second)
     [error] = jobs.errors(first)
     assert f"the run was taken over by {read_lock(jobs.run / LOCK)}" in error
     jobs.steps(2 * EVERY)

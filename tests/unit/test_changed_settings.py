@@ -205,7 +205,7 @@ def test_every_default_is_in_the_settings_that_are_kept(flags, shape):
     assert "typed" not in used
     decides_nothing = {
         "preset", "train_data", "val_data", "text", "global_batch_size", "peak_tflops", "log_every", "expect_ranks",
-        "pipeline_layers", "tokens", "launcher",
+        "pipeline_layers", "tokens", "launcher", "supervisor",
     }  # fmt: skip
     decided_later = {"op", "overlap"}  # with the strategy and the transport
     assert {name for name, value in used.items() if value is None} == decides_nothing | decided_later

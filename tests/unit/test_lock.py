@@ -181,6 +181,31 @@ def test_take_over_does_not_ask(tmp_path, said):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("where", [own_lock, elsewhere])
+def test_a_start_takes_over_from_one_before_it_of_the_same_supervisor(tmp_path, said, soon, where):
+    """Which it has ended: what still touches the lock is out of the reach of its launcher."""
+    path = leave(tmp_path, replace(where(), supervisor="a" * 32))
+    with touching(path):
+        for other in ("", "b" * 32):
+            with pytest.raises(UserError, match="the run is being trained by"):
+                take(tmp_path, own_lock(other), False, said.append)
+        said.clear()
+        held = take(tmp_path, own_lock("a" * 32), False, said.append)
+    assert held.is_own()
+    [line] = said
+    assert line.endswith("it is an earlier start of the same --restarts; if it still runs, it ends now")
+
+
+def test_locks_without_a_supervisor_are_nobodys_in_common(tmp_path, said, soon):
+    """Also those of older versions, which do not have the field."""
+    path = leave(tmp_path, elsewhere())
+    path.write_bytes(path.read_bytes().replace(b' "supervisor": "",\n', b""))
+    assert b"supervisor" not in path.read_bytes()
+    assert read_lock(path).host == "far"
+    with touching(path), pytest.raises(UserError, match="the run is being trained by"):
+        take(tmp_path, own_lock(), False, said.append)
+
+
 NOT_LOCKS = {
     "empty": b"",
     "garbage": bytes(range(256)),

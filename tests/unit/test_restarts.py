@@ -17,11 +17,18 @@ from scripts.training import launched
 from scripts.training import restarts as module
 from scripts.training.launched import GONE_S, Signs
 from scripts.training.lock import LOCK, own_lock
-from scripts.training.restarts import last_step, misused, newest_step, supervise, without_lost_nodes, without_own_flags
+from scripts.training.restarts import (
+    last_step,
+    misused,
+    newest_step,
+    supervise,
+    without_lost_nodes,
+    without_own_flags,
+)
 from tests.suites.faults.processes import is_zombie, wait_until
 
 pytestmark = pytest.mark.any_mpi
-# Plays one line of the plan a start: {"step", "checkpoint", "code", "summary", "wait"}; notes its words and signals.
+# Plays one line of the plan a start: {"step", "checkpoint", "from", "code", "summary", "wait"}; notes words, signals.
 LAUNCHER = """#!{python}
 import json, os, signal, sys, time
 from pathlib import Path
@@ -46,8 +53,7 @@ run.mkdir(exist_ok=True)
 if "silent" not in now:
     lines = [json.dumps({{"step": step}}) + "\\n" for step in range(1, now["step"] + 1)]
     (run / "log.jsonl").write_text("".join(lines))
-if "resumed" in now:
-    (run / "config.json").write_text(json.dumps({{"resumed_step": now["resumed"]}}))
+    (run / "config.json").write_text(json.dumps({{"resumed_step": now.get("from")}}))
 if now.get("checkpoint"):
     checkpoint = run / "checkpoints" / f"step-{{now['checkpoint']:08}}"
     checkpoint.mkdir(parents=True, exist_ok=True)
@@ -109,8 +115,12 @@ def test_each_start_goes_on_until_all_is_done(play, tmp_path):
         "train.py: the run has ended well",
     ]
     words = [json.loads(line) for line in (tmp_path / "words").read_text().splitlines()]
-    ranks = [sys.executable, str(module.TRAIN), "--steps", "9", "--out", "run", "--resume", "--end-on-stall"]
+    number = words[0][-1]
+    ranks = [sys.executable, str(module.TRAIN), "--steps", "9", "--out", "run", "--resume", "--end-on-stall", number]
     assert words == [["-n", "2", *ranks]] * 4
+    assert re.fullmatch("--supervisor=[0-9a-f]{32}", number)
+    play([start(9, 0, summary=True)])
+    assert json.loads((tmp_path / "words").read_text().splitlines()[-1])[-1] != number, "another process's"
 
 
 def test_a_step_that_fails_twice_ends_it(play, tmp_path):
@@ -125,14 +135,33 @@ def test_a_step_that_fails_twice_ends_it(play, tmp_path):
     assert all(line["began"] <= line["ended"] for line in kept)
 
 
-def test_starts_that_come_to_no_step_are_not_tried_for_ever(play):
-    """One such is none at the step of the start before."""
-    code, said, _ = play([start(7, 1, 6), start(0, 9, silent=True), start(8, 1, 6), start(9, 0, summary=True)])
-    assert code == 0
-    assert "ended with code 9 before its first step: they start again" in said
-    code, said, _ = play([start(7, 1, 6), start(0, 1, silent=True), start(0, 9, silent=True)])
+def test_starts_that_come_to_no_step_are_not_tried_for_ever_in_a_run_that_has_made_none(play):
+    code, said, _ = play([start(0, 1, silent=True), start(0, 9, silent=True), start(9, 0, summary=True)])
     assert code == 9
     assert "has failed twice before its first step" in said
+
+
+def test_a_start_that_has_only_taken_the_log_up_has_made_no_step(play, tmp_path):
+    """The log ends with its checkpoint's step, anew written."""
+    taken_up = {"step": 6, "code": 124, "from": 6}
+    code, said, _ = play([start(7, 1, 6), taken_up, taken_up, start(9, 0, summary=True)])
+    assert code == 0
+    assert said.count("ended with code 124 before its first step: they start again") == 2
+    kept = [json.loads(line) for line in (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept] == [7, 0, 0, 9]
+    assert last_step(tmp_path / "run") == 9
+
+
+@pytest.mark.parametrize("first", [start(7, 1), start(7, 1, 6), start(0, 1, 6, silent=True)])
+def test_a_run_that_has_trained_waits_until_its_hosts_are_back(play, first):
+    """Nobody reaches a host whose cable is cut: each start fails before its first step."""
+    away = [start(0, 255, silent=True)] * 3
+    code, said, pauses = play([first, *away, start(9, 0, summary=True)])
+    assert (code, pauses) == (0, [5, 10, 20, 40])
+    assert said.count("ended with code 255 before its first step: they start again") == 3
+    code, said, _ = play([first, *away, start(9, 0, summary=True)], restarts=3)
+    assert code == 255
+    assert "has failed before its first step, and no restarts are left" in said
 
 
 def test_starts_without_a_step_between_two_failures_at_the_same_step_do_not_hide_them(play):
@@ -143,15 +172,12 @@ def test_starts_without_a_step_between_two_failures_at_the_same_step_do_not_hide
     assert play([start(7, 1, 6), silent, start(7, 1, 7), silent, start(9, 0, summary=True)])[0] == 0
 
 
-def test_a_start_that_was_taken_up_and_came_to_no_step_is_such_a_one(play, tmp_path):
-    """It has cut the log behind its checkpoint, so that was written, and ends with a step."""
-    taken_up = start(6, 9, 6, resumed=6)
-    code, said, _ = play([start(7, 1, 6), taken_up, start(7, 255, 6, resumed=6), start(9, 0, summary=True)])
+def test_a_start_that_was_taken_up_and_came_to_no_step_does_not_hide_them_either(play):
+    resumed = {"from": 6}
+    starts = [start(7, 1, 6), start(6, 9, 6, **resumed), start(7, 255, 6, **resumed), start(9, 0, summary=True)]
+    code, said, _ = play(starts)
     assert code == 255
-    assert "ended with code 9 before its first step: they start again" in said
     assert "has failed twice after step 7" in said
-    kept = [json.loads(line) for line in (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in kept] == [7, 0, 7]
 
 
 def test_the_same_step_with_a_newer_checkpoint_is_no_second_failure(play):
