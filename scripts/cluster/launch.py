@@ -16,9 +16,15 @@ from scripts.cluster.program import run_process
 
 AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
 # mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes, and by the files
-# that take it into a host's control groups.
-AGENT_TEXT = """#!/bin/sh
+# that take it into a host's control groups. A namespace could be entered without a network: so it asks first, as ssh
+# does. A host that is there refuses the connection, as nothing listens; one whose cable is cut is not reached.
+AGENT_TEXT = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift; done
+if ! asked=$(timeout 5 bash -c 'echo > "/dev/tcp/$0/22"' "$1" 2>&1) && [ "${asked%refused}" = "$asked" ]; then
+    asked=${asked:-Connection timed out}
+    echo "connect to host $1: ${asked##*: }" >&2
+    exit 255
+fi
 {
     read -r pid
     while read -r entrance; do echo 0 > "$entrance" || exit; done

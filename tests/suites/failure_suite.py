@@ -27,15 +27,16 @@ from scripts.cluster.hosts import ClusterError
 from scripts.machine.host import machine, versions
 from tests.suites.faults.case import FAULT_STEP, Case, Scene, data_folder, nothing
 from tests.suites.faults.cases import CASES
-from tests.suites.faults.command import COMMAND, CommandSuite
+from tests.suites.faults.command import COMMAND, Command, CommandSuite
 from tests.suites.faults.commands import COMMANDS
 from tests.suites.faults.disk import own_disk
 from tests.suites.faults.folder_cases import FOLDER_CASES, write_data
 from tests.suites.faults.launchers import launchers
-from tests.suites.faults.log import MARK, OF_THE_JOB, curve, last_step, message, newest_step, skipped_steps
+from tests.suites.faults.log import MARK, OF_THE_JOB, curve, last_step, message, newest_step, skipped_steps, starts_of
 from tests.suites.faults.outcome import judge, outcome, summary
 from tests.suites.faults.processes import rank_processes, wait_until
 from tests.suites.faults.suite import RowsFile, suite_parser
+from tests.suites.faults.supervised_cases import SUPERVISED_CASES
 
 SUITES = Path(__file__).parent
 SCRIPTS = SUITES.parents[1] / "scripts"
@@ -52,7 +53,7 @@ SETTING = (
 )
 
 
-RUN_CASES = CASES | FOLDER_CASES
+RUN_CASES = CASES | FOLDER_CASES | SUPERVISED_CASES
 ALL = RUN_CASES | COMMANDS
 
 
@@ -79,6 +80,12 @@ def all_rows(arguments, file: RowsFile):
                 print(line(row), flush=True)
                 file.put(row, launcher, suite.made_on())
                 yield row
+
+
+def is_for(case: Case | Command, launcher: str) -> bool:
+    if isinstance(case, Command):
+        return launcher == COMMAND
+    return launcher != COMMAND and (launcher.startswith("mpirun") or not case.supervised)
 
 
 def suites(arguments):
@@ -156,9 +163,10 @@ class Suite:
             scene = Scene(run, cluster, train_command(run, case), case.ranks)
             case.before(scene)
             started = time.time()
-            process = cluster.start(broken_command(run, case), output, case.ranks)
+            start = cluster.start_supervised if case.supervised else cluster.start
+            process = start(broken_command(run, case), output, case.ranks)
             began = self._provoke(case, scene, process, started)
-            ended = wait_until(lambda: process.poll() is not None, END_LIMIT_S)
+            ended = wait_until(lambda: process.poll() is not None, case.limit_s)
             seconds = time.time() - began
             wait_until(lambda: not rank_processes(run), GONE_LIMIT_S)
             survivors, gone = list(rank_processes(run)), time.time() - began
@@ -170,6 +178,7 @@ class Suite:
             "message": expected_line(case, output) or message(output), "skipped": skipped_steps(run),
             "half_written": half_written(run), "stale": step < len(expected) and (run / "summary.json").exists(),
             "began": bool(step) or case.before is nothing,
+            "starts": starts_of(run) if case.supervised else 1,
         }  # fmt: skip
 
     def _provoke(self, case: Case, scene: Scene, process, started: float) -> float:

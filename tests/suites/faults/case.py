@@ -70,7 +70,8 @@ class Case:
     to take the run over, if take_over.
 
     strategy: and other flags of a run that nobody disturbs, too; {data} in them is a folder of shards. flags: besides.
-    ranks: one on each of the first hosts. command: before Python. disk: the folder of the run, "." or "checkpoints",
+    ranks: one on each of the first hosts. supervised: train.py --restarts starts them, under mpirun alone; limit_s: to
+    the end of the job. command: before Python. disk: the folder of the run, "." or "checkpoints",
     that is a file system of its own. heal(run): make it possible to go on. afterwards(run): what else happens before it
     is resumed. check(run): in words, what is not as it should be in the folder at the end.
     """
@@ -82,6 +83,8 @@ class Case:
     flags: tuple = ()
     strategy: tuple = ("reduce-scatter",)
     ranks: int = NODES
+    supervised: bool = False
+    limit_s: float = 60
     command: tuple[str, ...] = ()
     disk: str | None = None
     before: Callable[[Scene], None] = nothing

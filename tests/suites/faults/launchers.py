@@ -1,5 +1,6 @@
 """Three hosts of one rank each, and training on them under this MPI's mpirun or under srun: virtual ones, as root."""
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 from dist.probe.programs import is_open_mpi
 from scripts.cluster.hosts import Host, running_hosts
 from scripts.cluster.launch import launch_environment, launch_options, mpirun_here, write_launch_files
-from scripts.cluster.network import connect, host_addresses, node_name, node_ports
+from scripts.cluster.network import SWITCH, connect, host_addresses, node_name, node_ports
 from scripts.cluster.slurm_daemons import running_slurm
 
 NODES = 3
@@ -24,7 +25,14 @@ class Cluster:
 
     def start(self, command: list[str], output: Path, ranks: int = NODES) -> subprocess.Popen:
         """`command` as one rank on each of the first hosts; what they and the launcher print is added to `output`."""
-        words = ["env", f"--chdir={Path.cwd()}", *self._prefix(ranks), *command]
+        return self._start([*self._prefix(ranks), *command], output)
+
+    def start_supervised(self, command: list[str], output: Path, ranks: int = NODES) -> subprocess.Popen:
+        """`command` once, on the head, with --launcher: what starts the ranks."""
+        return self._start([*command, "--launcher", shlex.join(self._prefix(ranks))], output)
+
+    def _start(self, command: list[str], output: Path) -> subprocess.Popen:
+        words = ["env", f"--chdir={Path.cwd()}", *command]
         with open(output, "a") as file:
             return subprocess.Popen(
                 self.head.enter(*words), env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -34,6 +42,16 @@ class Cluster:
     def cut_cable(self, node: int) -> None:
         """At the switch: the node itself only sees that nothing is connected any more."""
         self.head.on_network("ip", "link", "set", node_name(node), "down")
+
+    def mend_cable(self, node: int) -> None:
+        self.head.on_network("ip", "link", "set", node_name(node), "up")
+
+    def block_port(self, node: int) -> None:
+        """The switch passes nothing on, and the link stays up."""
+        self.head.on_network("ip", "link", "set", node_name(node), "nomaster")
+
+    def open_port(self, node: int) -> None:
+        self.head.on_network("ip", "link", "set", node_name(node), "master", SWITCH)
 
 
 @contextmanager

@@ -27,6 +27,11 @@ def last_step(run: Path) -> int:
     return json.loads(lines[-1])["step"] if lines and lines[-1] else 0
 
 
+def starts_of(run: Path) -> int:
+    """How often --restarts has started the ranks of a run that has ended."""
+    return len((run / "restarts.jsonl").read_text().splitlines())
+
+
 def curve(run: Path) -> list[tuple]:
     """(step, loss, gradients' norm, learning rate) of each line of log.jsonl: what must be the same bits again."""
     lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())

@@ -21,6 +21,8 @@ def what_became(row: dict) -> list[str]:
         return ["**does not end**"]
     if row["went_on"] and row["code"] == 0:
         text = "goes on, step skipped" if row["skipped"] else "goes on"
+        if (restarts := row.get("starts", 1) - 1) > 0:
+            text += f", {restarts} restart{'s' * (restarts > 1)}, {row['seconds']:.0f} s"
         return [text if row["same"] or row["skipped"] else f"{text}, **other losses**"]
     return [duration(row), "**code 0**" if row["code"] == 0 else f"code {exit_code(row['code'])}", lost(row)]
 
@@ -37,7 +39,8 @@ def second_job(row: dict) -> list[str]:
 
 def judge(row: dict, case: Case) -> list[str]:
     """In words, what is not as `case` expects it."""
-    found = [*row["found"], *(f"rank {rank} stays" for rank in row["survivors"])]
+    found = ["no restart"] * (case.supervised and row["starts"] < 2)
+    found += [*row["found"], *(f"rank {rank} stays" for rank in row["survivors"])]
     found += [f"{name} stays" for name in row["left_over"]]
     # A run that a signal has ended has a summary, too; that it is not done its code says.
     found += ["summary.json says that it is done"] * (row["stale"] and row["code"] != INTERRUPTED)

@@ -3,9 +3,10 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from scripts.cluster.hosts import command_line
+from scripts.cluster.hosts import Host, command_line
 
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "srun")
 # Which rank a process is, as its launcher has told it; srun's own word last, as an mpirun in a job inherits it.
@@ -15,14 +16,19 @@ LOOK_S = 0.005
 
 def rank_processes(folder: Path) -> dict[int, int]:
     """{rank: process ID} of the ranks that train into `folder` and are alive."""
-    pids = [pid for pid in processes_of(folder) if is_python(command_line(pid)[0])]
+    pids = [pid for pid in processes_of(folder) if is_python(program_of(pid))]
     return dict(sorted((rank, pid) for pid in pids if (rank := rank_of(pid)) is not None))
 
 
 def launcher_process(folder: Path) -> int | None:
     """The mpirun or srun that started them; of an srun that has forked, the first."""
-    pids = [pid for pid in processes_of(folder) if Path(command_line(pid)[0]).name in LAUNCHERS]
+    pids = [pid for pid in processes_of(folder) if Path(program_of(pid)).name in LAUNCHERS]
     return min(pids, default=None)
+
+
+def program_of(pid: int) -> str:
+    """The first word of its command line; "" if it has ended meanwhile."""
+    return next(iter(command_line(pid)), "")
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -35,6 +41,18 @@ def processes_in(folder: Path) -> list[int]:
     """Those whose working folder it is, and that are no zombies."""
     numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in numbers if works_in(pid, folder) and not is_zombie(pid)]
+
+
+def processes_on(host: Host) -> list[int]:
+    """Those in a host's PID namespace, but for its first one, with which it would end."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [pid for pid in numbers if pid != host.pid and namespace_of(pid) == namespace_of(host.pid)]
+
+
+def namespace_of(pid: int) -> str | None:
+    with suppress(OSError):  # ended meanwhile
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return None
 
 
 def works_in(pid: int, folder: Path) -> bool:
