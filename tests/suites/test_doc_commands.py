@@ -117,6 +117,8 @@ ELSEWHERE = {
     "sudo python tests/suites/failure_suite.py --out runs/failures": "scripts/makers/pages/faults.py",
     "sudo python tests/suites/failure_suite.py --out runs/failures --launchers mpirun --cases killed,cable":
         "scripts/makers/pages/faults.py",
+    "sudo python tests/suites/failure_suite.py --out runs/failures --launchers mpirun --cases away,processes":
+        "scripts/makers/pages/faults.py",
     "sudo python tests/suites/failure_suite.py --out runs/failures --launchers command":
         "scripts/makers/pages/faults.py",
     "sudo python tests/suites/random_kills.py --minutes 60 --ranks 1,2,3,4 --faults all":

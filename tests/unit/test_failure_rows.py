@@ -28,6 +28,7 @@ ENDED = {
 WENT_ON = ENDED | {"went_on": True, "code": 0, "last_step": 100, "resumed_from": 100}
 REFUSED = {"ended": True, "seconds": 2.0, "code": 2, "message": "error: pid 7"}
 MISTAKEN = Case("", ENDS, code=MISTAKE, line="error: .*node1")
+SUPERVISED = Case("", GOES_ON, supervised=True, line="start again")
 SECOND = Case("", GOES_ON, second=MISTAKE, line="pid 7")
 
 
@@ -41,6 +42,8 @@ def judged(row: dict, case: Case) -> dict:
     [
         (ENDED, MISTAKEN, "1.0 s, code 2, 5 lost"),
         (WENT_ON, Case("", GOES_ON), "goes on"),
+        (WENT_ON | {"starts": 2, "said": "they start again"}, SUPERVISED, "goes on, 1 restart"),
+        (WENT_ON | {"starts": 4, "said": "they start again"}, SUPERVISED, "goes on, 3 restarts"),
         (WENT_ON | {"second": REFUSED, "said": "error: pid 7"}, SECOND, "goes on, the second: 2.0 s, code 2"),
         (WENT_ON | {"code": 2}, Case("", TO_THE_END, code=2), "goes on to the end, code 2, 0 lost"),
         (ENDED | {"last_step": 0, "began": False, "seconds": 6.0}, MISTAKEN, "6.0 s, code 2, not begun"),
@@ -74,6 +77,7 @@ def test_what_is_as_expected(row, case, words):
         ({"resumed_code": None}, MISTAKEN, "resumed, it does not end"),
         ({}, Case("", GOES_ON), "expected to go on"),
         (WENT_ON | {"same": False}, Case("", GOES_ON), "other losses"),
+        (WENT_ON | {"starts": 1, "said": "they start again"}, SUPERVISED, "no restart"),
         (WENT_ON | {"second": REFUSED | {"code": 0}}, SECOND, "expected code 2 of the second"),
         (WENT_ON | {"second": REFUSED | {"ended": False}}, SECOND, "the second: "),
         ({"same": False}, Case("", by_launcher=True), "resumed with other losses"),

@@ -9,7 +9,9 @@ from gpt2.formats.checkpoints import newest_first
 MARK = "fault at"  # what failure_train.py prints, and when it was
 LINE_BYTES = 4096  # a line of log.jsonl is shorter
 # Lines that say who, where, what: the job's own, which are looked for first, and those of the launchers.
-OF_THE_JOB = r"^(\w+\.py: )?(error|warning): |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended"
+OF_THE_JOB = (
+    r"^(\w+\.py: )?(error|warning): |rank \d+ (?:of \d+ )?on |^all \d+ ranks wait|^a signal ended|they start again in"
+)
 # What a job says of where its ranks are, before anything happens to them.
 AT_THE_START = "warning: parts of --tensor-parallel lie on several nodes"
 OF_A_LAUNCHER = r"RUNNING AT|Peer host:|srun: error: \w+: task|noticed that"

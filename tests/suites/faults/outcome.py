@@ -22,7 +22,7 @@ def what_became(row: dict) -> list[str]:
     if row["went_on"] and row["code"] == 0:
         text = "goes on, step skipped" if row["skipped"] else "goes on"
         if (restarts := row.get("starts", 1) - 1) > 0:
-            text += f", {restarts} restart{'s' * (restarts > 1)}, {row['seconds']:.0f} s"
+            text += f", {restarts} restart{'s' * (restarts > 1)}"
         return [text if row["same"] or row["skipped"] else f"{text}, **other losses**"]
     return [duration(row), "**code 0**" if row["code"] == 0 else f"code {exit_code(row['code'])}", lost(row)]
 

@@ -14,7 +14,7 @@ from tests.suites.faults.processes import processes_on, send, wait_until
 FLAGS = "--restarts", 20, "--restart-after", 120
 SHORT_S, LONG_S = 40, 240  # a start is ended meanwhile; longer than whatever ends one takes
 LOCK_LIMIT_S, LIMIT_S = 120, 420
-AGAIN = r"train\.py: .*they start again"  # Open MPI leaves a NUL before it
+AGAIN = r"^train\.py: .*they start again"
 
 
 def cut_for(seconds: float, node: int = VICTIM) -> Callable[[Scene], None]:
