@@ -1,6 +1,7 @@
 """What failure_suite.py and random_kills.py say of rows and runs that are as expected, and of others."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -213,3 +214,15 @@ def test_help_starts_nothing(name, tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{name}.py" in result.stdout
     assert not list(tmp_path.iterdir()), "pipeline_figure.py drew its figure into a file called --help"
+
+
+def test_a_rank_that_has_forked_is_its_first_process(tmp_path):
+    """The other one looks alike until it runs its own program; a signal to it is none to the rank."""
+    program = "import os, sys; os.fork(); os.write(1, b'forked\\n'); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipe, environment = subprocess.PIPE, {**os.environ, "PMI_RANK": "3"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as rank:
+        assert [rank.stdout.readline() for _ in range(2)] == ["forked\n"] * 2
+        assert len(processes_of(tmp_path)) == 2
+        assert rank_processes(tmp_path) == {3: rank.pid}
+        rank.stdin.close()

@@ -17,7 +17,9 @@ LOOK_S = 0.005
 def rank_processes(folder: Path) -> dict[int, int]:
     """{rank: process ID} of the ranks that train into `folder` and are alive."""
     pids = [pid for pid in processes_of(folder) if is_python(program_of(pid))]
-    return dict(sorted((rank, pid) for pid in pids if (rank := rank_of(pid)) is not None))
+    # A rank that has just forked, as for git, is two of them for a moment: the first one is meant.
+    found = dict(sorted(((rank, pid) for pid in pids if (rank := rank_of(pid)) is not None), reverse=True))
+    return dict(sorted(found.items()))
 
 
 def launcher_process(folder: Path) -> int | None:
