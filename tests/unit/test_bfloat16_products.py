@@ -95,6 +95,16 @@ def test_the_order_of_a_sum_does_not_depend_on_the_threads():
         np.testing.assert_array_equal(outs[1:], [outs[0]] * 2)
 
 
+def test_a_block_of_the_left_operand_holds_all_rows_or_a_fair_part():
+    cores = FmaCores(1)
+    for rows, depth in itertools.product((0, 1, 6, 7, 256, 263, 1000), (1, 64, 384, 3072, 10**6)):
+        at_once = cores.rows_at_once(rows, depth)
+        assert at_once % 6 == 0
+        assert 6 <= at_once <= max(6, 264 * 384 // depth)
+        blocks = max(1, -(-rows // at_once))
+        assert rows <= blocks * at_once < rows + 6 * blocks + 6
+
+
 def test_products_of_heads(cores):
     """Of views of a wider array, as attention has them: written, added, and rounded into another such view."""
     qkv, heads, T, size = random(2, 37, 3 * 5 * 24), 5, 37, 24

@@ -37,8 +37,8 @@ class BFloat16Cores(Cores):
     columns: int
     depth: int
 
-    def rows_at_once(self, depth: int) -> int:
-        """Of the left operand, where so many numbers of k are taken."""
+    def rows_at_once(self, rows: int, depth: int) -> int:
+        """Of a left operand of so many rows, where `depth` numbers of k are taken."""
         return self.rows
 
     def multiply(self, a, b, out, rows, columns, finish):
@@ -47,7 +47,7 @@ class BFloat16Cores(Cores):
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
             for columns_here in _blocks(columns, self.columns):
                 right = self.prepared("right", b[k, columns_here].T)
-                for rows_here in _blocks(rows, self.rows_at_once(k.stop - k.start)):
+                for rows_here in _blocks(rows, self.rows_at_once(rows.stop - rows.start, k.stop - k.start)):
                     left, count = self.prepared("left", a[rows_here, k]), rows_here.stop - rows_here.start
                     result = self.scratch("result", (count, width), np.float32) if rounds else out[rows_here]
                     self.sum_up(result[:, columns_here], left, right, k, add=k.start > 0)
@@ -127,7 +127,7 @@ class PackingCores(BFloat16Cores):
     def multiply_heads(self, a, b, out, add):
         (heads, rows, columns), depth, rounds = out.shape, a.shape[2], out.dtype == bfloat16
         deep = depth if rounds else min(depth, self.depth)
-        at_once = min(rows, self.rows_at_once(deep)), min(columns, self.columns), deep
+        at_once = min(rows, self.rows_at_once(rows, deep)), min(columns, self.columns), deep
         rooms = self._room("left", at_once[0], at_once[2]), self._room("right", at_once[1], at_once[2])
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
         mode = tile_sums.ROUND if rounds else tile_sums.ADD if add else tile_sums.WRITE
@@ -144,13 +144,16 @@ class DotProductCores(PackingCores):
 
 
 class FmaCores(PackingCores):
-    """By AVX2's multiply-add. A block of the left operand takes two thirds of an L2 cache of 512 KB."""
+    """By AVX2's multiply-add. A block of the left operand takes at most three quarters of an L2 cache of 512 KB."""
 
     kernels, how = avx2, "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
-    rows, columns, depth = 240, 3072, 384
+    rows, columns, depth = 264, 3072, 384
 
-    def rows_at_once(self, depth):
-        return max(1, self.rows * self.depth // depth // avx2.A_PANEL) * avx2.A_PANEL
+    def rows_at_once(self, rows, depth):
+        """As few blocks as that makes, all of about the same height: a low one would read all of the right operand."""
+        panels = max(1, -(-rows // avx2.A_PANEL))
+        blocks = -(-panels // max(1, self.rows * self.depth // depth // avx2.A_PANEL))
+        return -(-panels // blocks) * avx2.A_PANEL
 
 
 class WideningCores(BFloat16Cores):

@@ -67,10 +67,12 @@ def step(part: Part, folder: Path) -> str:
     """One step on one rank, in two sizes."""
     file, tables = folder / "step.json", []
     for length in part.lengths:
-        flags = "--seq-len", length, "--dtype", part.dtype, "--vs", "torch", "--json", file
+        flags = "--seq-len", length, "--dtype", part.dtype, *part.vs, "--json", file
         tables.append(fenced(output_of("bench_step.py", *flags)))
     machine, contenders = read(file)["machine"], read(file)["contenders"]
-    versions = {name: machine[name] for name in ("python", "numpy", "numba")} | contenders["torch"]["versions"]
+    versions = {name: machine[name] for name in ("python", "numpy", "numba")}
+    if part.vs:
+        versions |= contenders["torch"]["versions"]
     return "\n\n".join([*tables, measured_with(machine, **versions)])
 
 

@@ -208,11 +208,11 @@ def log(folder: Path) -> Damaged:
 def lock(folder: Path) -> Damaged:
     """What a second start of the run finds: whose lock it is, or that nobody can tell."""
     path = folder / LOCK
-    path.write_bytes(own_lock().content())
+    path.write_bytes(own_lock("3f").content())
 
     def judge(mutant, value):
         if value is not None:
-            stands_there = json.loads(mutant)
+            stands_there = {"supervisor": ""} | json.loads(mutant)  # which locks of before do not have
             assert all(stands_there[name] == field for name, field in asdict(value).items())
 
     return Damaged(path, Mutator.of_json, lambda: read_lock(path), UserError, judge, least=1)
