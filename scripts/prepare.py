@@ -5,9 +5,10 @@
     python scripts/prepare.py fineweb/*.parquet --out data/fineweb --processes 64
 
 Reads .txt, .jsonl (of each line the field --field), both also as .gz or .zst (needs the package zstandard), and
-.parquet (needs pyarrow); of a folder, every such file at any depth, sorted by path. A .txt file, a line, a row is a
-document. The end-of-text token goes between documents (a newline with --tokenizer bytes); empty documents are left out
-and counted.
+.parquet (needs pyarrow); of a folder, every such file at any depth, sorted by path. In folders, links are followed, and
+hidden files are left out; a line says what else is left out. A file of another extension is read as plain text if it is
+named itself. A .txt file, a line, a row is a document. The end-of-text token goes between documents (a newline with
+--tokenizer bytes); empty documents are left out and counted.
 
 The last --val-percent of the characters are the validation split. The tokens are those of `train.py --text`, the files
 DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., the same to the last bit for any number of processes.
@@ -26,14 +27,16 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from dist.console import open_console
+from dist.console import open_console, say
+from gpt2.data.inputs import EMPTY, Input, InputChanged, bare_name, find_inputs
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
-from scripts.preparation.files import Input, InputChanged, bare_name, find_inputs
 from scripts.preparation.manifest import (
+    READING,
     check_made_alike,
+    check_read_alike,
     check_same_inputs,
     owned_folder,
     read_manifest,
@@ -70,21 +73,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare(settings: argparse.Namespace) -> None:
     """Write what is missing of the folder's shards. UserError: see the modules."""
-    inputs = find_inputs(settings.inputs)
+    inputs, remarks = find_inputs(settings.inputs)
     making = how_to_make(settings)
     with owned_folder(settings.out), ordered_map(settings.processes) as mapped:
         found = read_manifest(settings.out)
         if found:
             check_made_alike(settings.out, found, making)
         surveyed = survey_all(inputs, settings.field, mapped)
+        for source, facts in zip(inputs, surveyed, strict=True):
+            if not facts["characters"]:
+                remarks.add(EMPTY, source.path)
+        if str(remarks):
+            say(remarks, on_stderr=True)
         shards = []
         if found:
             check_same_inputs(settings.out, found, surveyed)
             shards = whole_shards(settings.out, found["shards"])
-        manifest = {**making, "inputs": surveyed, "shards": shards, "complete": False}
+        manifest = {**making, "reading": READING, "inputs": surveyed, "shards": shards, "complete": False}
         if found and found["complete"] and len(shards) == len(found["shards"]):
             print(f"{settings.out}: complete already, its checksums are right")
         else:
+            if found:
+                check_read_alike(settings.out, found)
             kept = len(shards)
             try:
                 write_shards(settings, inputs, manifest, mapped)

@@ -4,7 +4,7 @@ The first 90 % of the characters are for training, the rest for validation, each
 """
 
 import hashlib
-import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,24 +12,34 @@ import numpy as np
 import tiktoken
 
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
+from gpt2.data.cuts import pieces_of
+from gpt2.data.documents import read_chunks
+from gpt2.data.inputs import EMPTY, Input, Remarks, bare_name, find_inputs
 from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError, file_errors
-from gpt2.files import read_bytes
 
 TRAIN_PERCENT = 90
 
 
-def prepare(text: Path | None, tokenizer_name: str, folder: Path, corpus: str = DEFAULT_CORPUS) -> tuple[Path, Path]:
+def prepare(
+    text: Path | None, tokenizer_name: str, folder: Path, corpus: str = DEFAULT_CORPUS, remark: Callable | None = None
+) -> tuple[Path, Path]:
     """Paths of the training and the validation shard of a text; to be called by one rank.
 
-    `text`: a UTF-8 file; a folder, whose *.txt at any depth are joined, in sorted order, by the tokenizer's end-of-text
-    token, or a newline where it has none; or None for the embedded corpus of that name (corpora.py). Everything is held
-    in memory once. The shards <folder>/<stem>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones
-    are there. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
+    `text`: a file or a folder, as prepare.py reads it, or None for the embedded corpus of that name (corpora.py). The
+    tokenizer's end-of-text token goes between documents, or a newline where it has none. Everything is held in memory
+    once. The shards <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones are there. remark
+    is called with a line about what was left out, if anything was. UserError: unreadable, not UTF-8, empty or too short
+    text; unwritable folder.
     """
     encoding = load_tokenizer(tokenizer_name)
-    name, documents = read_documents(text, corpus)
+    if text is None:
+        name, documents = corpus, [CORPORA[corpus]()]
+    else:
+        name, (documents, _, remarks) = bare_name(text), read_documents(text)
+        if remark and str(remarks):
+            remark(str(remarks))
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
     paths = tuple(Path(folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
     with suppress(UserError):  # one is missing or damaged: both are written below
@@ -55,8 +65,10 @@ def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:
     """Token ids (n,) uint16 of a text; what looks like a special token in it is ordinary text."""
     if encoding.name == "bytes":
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
-    # encode_ordinary's result without a Python integer for each token.
-    return encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+    # In pieces: a million white-space characters in a row, with a word behind them, are too many for tiktoken.
+    # encode_to_numpy gives encode_ordinary's result without a Python integer for each token.
+    pieces = (encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces_of(text))
+    return np.concatenate([tokens.astype(np.uint16) for tokens in pieces])
 
 
 def join_tokens(documents: list[str], encoding: tiktoken.Encoding) -> np.ndarray:
@@ -80,32 +92,32 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
     return [part for part in train if part], [part for part in validation if part]
 
 
-def read_documents(text: Path | None, corpus: str) -> tuple[str, list[str]]:
-    """A name for the text, and its documents in order."""
-    if text is None:
-        return corpus, [CORPORA[corpus]()]
-    text = Path(text)
-    if not os.path.isdir(text):  # unlike Path.is_dir, no error where permission is missing: read_text reports it
-        return text.stem, [read_text(text)]
-    with file_errors(text, "check the folder's permissions"):
-        paths = sorted(path for path in text.rglob("*.txt") if path.is_file())
-    if not paths:
-        raise UserError(f"{text}: no *.txt in this folder, expected one or more: give --text a file or another folder")
-    return text.resolve().name, [read_text(path) for path in paths]
+def read_documents(text: Path) -> tuple[list[str], list[Path], Remarks]:
+    """The documents of a file or a folder, in order and without empty ones; their files; and what is left out.
+
+    Of a .jsonl file its field "text" is read, of a .parquet file its column. UserError: as find_inputs and read_chunks,
+    or there is no text.
+    """
+    inputs, remarks = find_inputs([text])
+    documents = []
+    for source in inputs:
+        found = documents_of(source)
+        if not found:
+            remarks.add(EMPTY, source.path)
+        documents += found
+    if not documents:
+        raise UserError(f"{text}: no text in it, expected one document or more: give another")
+    return documents, [source.path for source in inputs], remarks
 
 
-def read_text(path: Path) -> str:
-    with file_errors(path, "expected a text file; check --text"):
-        content = read_bytes(path)
-    if not content:
-        raise UserError(f"{path}: the file is empty, expected text: remove it, or give another to --text")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: byte {error.start} (0x{content[error.start]:02x}) is not UTF-8, expected UTF-8 text: "
-            "convert the file with iconv, or give another to --text"
-        ) from error
+def documents_of(source: Input) -> list[str]:
+    """The documents of one file without empty ones."""
+    documents = []
+    for begins, chunk in read_chunks(source, "text"):
+        if begins:
+            documents.append([])
+        documents[-1].append(chunk)
+    return list(filter(None, map("".join, documents)))
 
 
 def content_hash(documents: list[str], tokenizer_name: str) -> str:

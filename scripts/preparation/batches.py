@@ -1,28 +1,26 @@
 """Documents cut into batches for the tokenizer. Each is small, and they are the same whoever tokenizes them.
 
-A long document is cut where no token can cross: between a character that is no white space and the space or line break
-after it. There every match of GPT-2's pattern ends (the openai/gpt-2 repository, encoder.py), and none looks beyond it.
-So the tokens of the pieces, one after another, are the tokens of the document.
+A long document is cut where no token can cross (gpt2/data/cuts.py). So the tokens of the pieces, one after another, are
+the tokens of the document.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
+from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, Cutter
+from gpt2.data.documents import Chunk, read_chunks
+from gpt2.data.inputs import Input, check_unchanged
 from gpt2.data.texts import join_tokens, tokens_of
 from gpt2.data.tokenizers import load_tokenizer
 from gpt2.errors import UserError
-from scripts.preparation.documents import Chunk, read_chunks
-from scripts.preparation.files import Input, check_unchanged
 
 END_OF_TEXT = "<|endoftext|>"
-BATCH_CHARACTERS = 1 << 18  # some 25 ms of tokenizing
-LONGEST_RUN = 1 << 24  # characters in which there must be one place to cut
-LAST_CUT = re.compile(r"(?s:.*\S)(?=[ \n])")
-NEXT_CUT = re.compile(r"\S(?=[ \n])")
+BATCH_CHARACTERS = PIECE_CHARACTERS
+LONGEST_RUN = 1 << 24  # characters in which there must be one place to cut: a match of them takes some 0.8 GB
+CUTTER = Cutter(ANYWHERE)  # not the one for complete texts: split_at may end a text soon after a cut
 
 
 class Batch(NamedTuple):
@@ -80,16 +78,13 @@ def cut_pieces(source: Input, field: str) -> Iterator[Chunk]:
 
 def find_cut(text: str, start: int, path) -> int:
     """Where a piece that begins at `start` ends; 0 if it needs no cut, or more text to find one."""
-    stop = start + BATCH_CHARACTERS
-    if len(text) <= stop:
-        return 0
-    found = LAST_CUT.match(text, start, stop + 1) or NEXT_CUT.search(text, stop)
-    if not found and len(text) - start > LONGEST_RUN:
+    cut = CUTTER.end_of_piece(text, start, BATCH_CHARACTERS)
+    if not cut and len(text) - start > LONGEST_RUN:
         raise UserError(
-            f"{path}: {LONGEST_RUN} characters from {text[start : start + 30]!r} on hold neither a space nor a line "
-            "break between them, expected text: leave this document out"
+            f"{path}: {LONGEST_RUN} characters from {text[start : start + 30]!r} on have no place to cut them without "
+            "changing a token, such as a space, a line break or a full stop: break them into lines, or leave them out"
         )
-    return found.end() if found else 0
+    return cut
 
 
 def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, bool, str]]:
@@ -110,7 +105,9 @@ def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, boo
 def tokenize(tokenizer: str, batch: Batch) -> tuple[str, int, np.ndarray]:
     """The batch's split, its characters, and its token ids (n,) uint16."""
     encoding = encoding_of(tokenizer)
-    if encoding.special_tokens_set and not any(END_OF_TEXT in text for _, text in batch.texts):
+    # A piece that is longer may hold more white space than tiktoken takes at once: tokens_of sees to it.
+    short = batch.characters <= BATCH_CHARACTERS
+    if short and encoding.special_tokens_set and not any(END_OF_TEXT in text for _, text in batch.texts):
         # One call for all of them, which is some 5 % quicker for documents of a few kB than one for each.
         joined = "".join(END_OF_TEXT + text if separated else text for separated, text in batch.texts)
         tokens = encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())

@@ -3,6 +3,7 @@
     tokenizer, vocabulary      by name; number of tokens
     separator                  the tokens between two documents
     options                    field, shard_tokens, val_percent, name, and batch_characters, by which work is cut
+    reading                    READING when the folder was begun; manifests of old have none
     inputs                     path, bytes, sha256, documents, empty_documents (left out), characters; in order
     shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
     complete                   true when nothing is missing
@@ -22,11 +23,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpt2.data.inputs import Input, check_unchanged
 from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
-from scripts.preparation.files import Input, check_unchanged
 
+READING = 2  # another number whenever the same input may be read or cut in another way than before
 FILE, CHECKSUM = "manifest.json", "crc32"
 SHARD = {"file": str, "split": str, "tokens": int, "bytes": int, "sha256": str, "end": (int, int)}
 INPUT = {"path": str, "bytes": int, "sha256": str}
@@ -146,6 +148,12 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
     for before, now in zip(found["inputs"], surveyed, strict=True):
         if (before["bytes"], before["sha256"]) != (now["bytes"], now["sha256"]):
             refuse(folder, f"made of {before['path']} with other contents than {now['path']} has now")
+
+
+def check_read_alike(folder: Path, found: dict) -> None:
+    """UserError if this version would go on at another place of the text than where the folder's shards end."""
+    if found["shards"] and found.get("reading") != READING:
+        refuse(folder, "begun by another version, which reads text in another way, and are not complete")
 
 
 def refuse(folder: Path, reason: str) -> None:

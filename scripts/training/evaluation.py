@@ -13,7 +13,7 @@ from dist.waiting import sum_everywhere
 from dist.world import threads_per_rank
 from gpt2.data import windows
 from gpt2.data.shards import open_shards
-from gpt2.data.texts import join_tokens, read_text
+from gpt2.data.texts import join_tokens, read_documents
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -106,14 +106,17 @@ def of_text(model: Model, path: Path, tokenizer: str | None, world) -> dict:
     """--text: the loss of a token, and bits for each byte of the text, which do not depend on the tokenizer."""
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
-        text = read_text(path)
-    check_same_files(world, [path])
+        documents, files, remarks = read_documents(path)
+    if world.rank == 0 and str(remarks):
+        say(remarks, on_stderr=True)
+    check_same_files(world, files)
     with world.together(UserError):
-        tokens = join_tokens(["", text], encoding)
+        tokens = join_tokens(["", *documents], encoding)
         parts = strided_windows(len(tokens), model.sequence_length, model.stride)[world.rank :: world.size]
         part = text_losses(new_scorer(model, world, "text"), tokens, parts)
     (total,) = sum_everywhere(world.comm, part)
-    count, size = len(tokens) - len(document_start(encoding)), len(text.encode("utf-8"))
+    count = len(tokens) - len(document_start(encoding))
+    size = sum(len(document.encode("utf-8")) for document in documents)
     return {
         "loss": total / count, "perplexity": perplexity(total / count), "bits_per_byte": total / math.log(2) / size,
         "tokens": count, "bytes": size,

@@ -1,11 +1,14 @@
 """Do all nodes read the same files? A copy on a node's own disk may be another, or stale, under the same path."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from dist.console import say
 from dist.world import World, end_with_one_line
 from gpt2.errors import UserError
 from gpt2.files import user_cache_folder
@@ -17,21 +20,23 @@ NAMED_AT_MOST = 3
 
 
 def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> list[str]:
-    """Paths of the files that rank 0's make(folder=...) leaves in a folder where all ranks see them. Collective.
+    """Paths of the files that rank 0's make(folder=..., remark=...) leaves where all ranks see them. Collective.
 
-    In the user's cache folder, so that all runs share them; where that has no room, or another node has another one,
-    in `beside`. The job ends with make's UserError there.
+    remark(line) says a line to the user, once even if the files are made in two places. They are made in the user's
+    cache folder, so that all runs share them; where that has no room, or another node has another one, in `beside`. The
+    job ends with make's UserError there.
     """
+    remark = functools.cache(partial(say, on_stderr=True))
     paths = None
     if world.rank == 0 and (cache := user_cache_folder()):
         with suppress(UserError):  # a mistake comes again below; what was the folder's fault does not
-            paths = [str(path) for path in make(folder=cache / "tokens")]
+            paths = [str(path) for path in make(folder=cache / "tokens", remark=remark)]
     paths = world.comm.bcast(paths)
     if paths and all(world.comm.allgather(all(map(os.path.exists, paths)))):
         return paths
     with world.together(UserError):
         if world.rank == 0:
-            paths = [str(path) for path in make(folder=beside)]
+            paths = [str(path) for path in make(folder=beside, remark=remark)]
     return world.comm.bcast(paths)
 
 

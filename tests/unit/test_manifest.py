@@ -31,3 +31,11 @@ def test_shards_of_other_files_are_refused(tmp_path):
         manifest.check_same_inputs(tmp_path, WAS, [{"path": "b", "bytes": 9, "sha256": "2"}])
     with pytest.raises(UserError, match="made of 1 files, these are 2"):
         manifest.check_same_inputs(tmp_path, WAS, WAS["inputs"] * 2)
+
+
+def test_half_a_folder_of_another_version_is_not_gone_on_with(tmp_path):
+    """Its shards end where that version's pieces of the text end. A folder without shards is begun again."""
+    manifest.check_read_alike(tmp_path, WAS | {"shards": [{}], "reading": manifest.READING})
+    manifest.check_read_alike(tmp_path, WAS | {"shards": []})
+    with pytest.raises(UserError, match="begun by another version, which reads text in another way"):
+        manifest.check_read_alike(tmp_path, WAS | {"shards": [{}]})

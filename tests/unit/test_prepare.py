@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from gpt2.data import documents as prepare_documents
+from gpt2.data import inputs as prepare_files
 from gpt2.data import texts
 from gpt2.data.shards import open_shard
 from scripts.preparation import batches as prepare_batches
-from scripts.preparation import documents as prepare_documents
-from scripts.preparation import files as prepare_files
 from scripts.prepare import parse
 from tests.support.prepared import (
     manifest_of,
@@ -147,10 +147,35 @@ def test_parquet(tmp_path, parquet):
     assert np.array_equal(tokens_in(tmp_path / "again", "train"), tokens_in(tmp_path / "out", "train"))
 
 
+def test_texts_in_parquet_of_any_type(tmp_path, parquet):
+    """Also beside structures whose fields have the column's name, and beside other columns of one name."""
+    import pyarrow
+
+    path, words = tmp_path / "a.parquet", pyarrow.array(["one", None, "", "two"])
+    columns = {"meta": [{"text": "no"}] * 4, "meta.text": words}
+    for column in (words.cast("large_string"), words.dictionary_encode(), words):
+        parquet(path, **columns | {"meta.text": column})
+        chunks = prepare_documents.read_chunks(prepare_files.file_of(path), "meta.text")
+        assert list(chunks) == [(True, "one"), (True, ""), (True, ""), (True, "two")]
+    table = pyarrow.Table.from_arrays([words, words, words], names=["id", "text", "id"])
+    pyarrow.parquet.write_table(table, path, row_group_size=1)
+    assert "".join(text for _, text in prepare_documents.read_chunks(prepare_files.file_of(path), "text")) == "onetwo"
+
+
 def test_bad_parquet(tmp_path, parquet, monkeypatch):
+    import pyarrow
+
     path, out = parquet(tmp_path / "a.parquet", id=[1, 2], body=["a", "b"]), ("--out", tmp_path / "out")
     assert "holds 'id', 'body', expected a column 'text'" in refusal(run, path, *out)
     assert "column 'id' is int64, expected text" in refusal(run, path, *out, "--field", "id")
+    for kind, values in (("binary", [b"a"]), ("list<element: string>", [["a"]]), ("null", [None]), ("int64", [1])):
+        parquet(path, text=values)
+        assert f"column 'text' is {kind}, expected text" in refusal(run, path, *out)
+    for kind, values in (("struct<a: string>", [{"a": "b"}]), ("dictionary<values=", None)):
+        parquet(path, text=values or pyarrow.array([b"a"]).dictionary_encode())
+        assert f"column 'text' is {kind}" in refusal(run, path, *out)
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text"] * 2), path)
+    assert "holds 2 columns 'text', expected one: rename the others" in refusal(run, path, *out)
     path.write_bytes(path.read_bytes()[:-5])
     assert "cannot be read as Parquet" in refusal(run, path, *out)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -170,9 +195,11 @@ def test_missing_zstandard(tmp_path, monkeypatch):
         (b"[" * 100_000, "line 1 is not JSON"),
         (b'{"a": 1, "b": 2}', "line 1 holds 'a', 'b', expected the field 'text'"),
         (b"\n\n[1]", "line 3 holds a list, expected an object"),
+        (b'{"text": "a", "text": "b"}', "line 1 holds the field 'text' more than once, expected it once"),
         (b'{"text": 5}', "line 1 has as 'text' a number, expected text"),
         (b'{"text": "\xff"}', "line 1 is not UTF-8 at its byte 10 (0xff)"),
         (b'{"text": "a\\ud83d"}', r"line 1 holds half a character (\ud83d)"),
+        (b'{"text": {"text": "a"}}', "line 1 has as 'text' an object, expected text"),
         (b'{"text": ""}\n{"text": null}\n', "no text in it, expected one document or more"),
         (b"", "no text in it"),
     ],
@@ -209,8 +236,10 @@ def test_bad_paths(tmp_path):
     assert "No such file" in refusal(run, tmp_path / "a.txt", *out)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.csv").write_text("x")
-    assert "unknown extension, expected .txt, .jsonl or .parquet" in refusal(run, tmp_path / "in/a.csv", *out)
-    assert "nothing to read in this folder" in refusal(run, tmp_path / "in", *out)
+    message = refusal(run, tmp_path / "in", *out)
+    assert f"nothing to read in this folder (left out: 1 of unknown extension ({tmp_path / 'in/a.csv'})), " in message
+    (tmp_path / "a.json.gz").write_text("x")
+    assert "unknown extension, expected .txt, .jsonl or .parquet" in refusal(run, tmp_path / "a.json.gz", *out)
     (tmp_path / "in/a.parquet.gz").write_text("x")
     assert "unpack it first" in refusal(run, tmp_path / "in", *out)
     assert "not a file" in refusal(run, "/dev/null", *out)
@@ -226,7 +255,7 @@ def test_text_without_a_place_to_cut(tmp_path, monkeypatch):
     path.write_text("a b" + "x" * 95 + " " * 5 + "yz")
     run(path, "--out", tmp_path / "out")
     path.write_text("a b" + "x" * 105)
-    assert "hold neither a space nor a line break" in refusal(run, path, "--out", tmp_path / "out2")
+    assert "have no place to cut them without changing a token" in refusal(run, path, "--out", tmp_path / "out2")
 
 
 def test_too_little_text(tmp_path):

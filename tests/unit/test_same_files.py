@@ -180,7 +180,7 @@ class Alone:
 def test_what_a_text_becomes_lies_in_the_users_cache_where_all_see_it(tmp_path, monkeypatch, others_see, full, where):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def make(folder):
+    def make(folder, remark):
         if full and folder.is_relative_to(tmp_path / "cache"):
             raise UserError("no space left on device")
         folder.mkdir(parents=True)
@@ -198,5 +198,5 @@ def test_a_mistake_in_the_text_is_told(tmp_path, monkeypatch):
         made_for_all(Alone(True), refuse, tmp_path / "beside")
 
 
-def refuse(folder):
+def refuse(folder, remark):
     raise UserError("a.txt: the file is empty")

@@ -201,7 +201,7 @@ def test_refuses_unusable_texts(tmp_path):
     path, folder = tmp_path / "a.txt", tmp_path / "folder"
     assert "No such file" in refusal(prepare, path, "bytes", tmp_path)
     path.write_bytes(b"")
-    assert "is empty" in refusal(prepare, path, "bytes", tmp_path)
+    assert "no text in it" in refusal(prepare, path, "bytes", tmp_path)
     path.write_bytes(b"ab\xff" * 100)
     message = refusal(prepare, path, "bytes", tmp_path)
     for fact in [str(path), "byte 2", "0xff", "UTF-8"]:
@@ -211,7 +211,7 @@ def test_refuses_unusable_texts(tmp_path):
     for fact in [str(path), "10 characters leave 1 tokens for validation", "expected at least 2"]:
         assert fact in message
     folder.mkdir()
-    assert "no *.txt" in refusal(prepare, folder, "bytes", tmp_path)
+    assert "nothing to read in this folder" in refusal(prepare, folder, "bytes", tmp_path)
     assert "gpt2, bytes" in refusal(prepare, path, "words", tmp_path)
 
 

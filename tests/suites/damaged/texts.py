@@ -13,10 +13,10 @@ from unittest import mock
 import tiktoken.load
 import tiktoken.registry
 
+from gpt2.data.documents import read_chunks
+from gpt2.data.inputs import file_of
 from gpt2.data.tokenizers import GPT2_FILES, load_tokenizer
 from gpt2.errors import UserError
-from scripts.preparation.documents import read_chunks
-from scripts.preparation.files import file_of
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.training.folder import RunFolder
 from tests.suites.damaged.huggingface import of_json

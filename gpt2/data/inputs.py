@@ -1,4 +1,7 @@
-"""The files that prepare.py reads: which they are, and their bytes, unpacked, without holding a file in memory."""
+"""The files of text that programs read: which they are, and their bytes, unpacked, without holding a file in memory.
+
+prepare.py, train.py --text and evaluate.py --text find and read the same files, by these functions.
+"""
 
 import gzip
 import os
@@ -14,6 +17,8 @@ from gpt2.errors import UserError, file_errors
 KINDS = (".txt", ".jsonl", ".parquet")
 PACKINGS = (".gz", ".zst")
 KNOWN = "expected .txt, .jsonl or .parquet, the first two also with .gz or .zst behind it"
+EMPTY = "without text"  # why a file is left out
+NAMED_AT_MOST = 3  # of the paths that are left out for one reason
 BLOCK_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # of a zstd file at a time: what they unpack to is held at once
 LARGEST_ZSTD_WINDOW = 1 << 31  # what `zstd --long=31` writes
@@ -30,6 +35,30 @@ class Input(NamedTuple):
     packing: str
     bytes: int = 0
     changed_ns: int = 0
+
+
+class Remarks:
+    """What the user should know of the files that were found, for one line: what is left out, and why."""
+
+    def __init__(self):
+        self._paths: dict[str, dict[str, list[Path]]] = {}
+
+    def add(self, reason: str, path: Path, what: str = "left out") -> None:
+        self._paths.setdefault(what, {}).setdefault(reason, []).append(path)
+
+    def __str__(self) -> str:
+        """As in "left out: 2 hidden (a/.git, a/.b.txt), 1 of unknown extension (a/b.csv)"; empty without a remark."""
+        parts = (
+            f"{what}: " + ", ".join(f"{len(paths)} {reason} ({names_of(paths)})" for reason, paths in reasons.items())
+            for what, reasons in self._paths.items()
+        )
+        return "; ".join(parts)
+
+
+def names_of(paths: list[Path]) -> str:
+    """The first paths, on one line whatever signs they hold."""
+    text = ", ".join(map(str, paths[:NAMED_AT_MOST])) + (", ..." if len(paths) > NAMED_AT_MOST else "")
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 class InputChanged(UserError):
@@ -54,12 +83,21 @@ def clock(changed_ns: int) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03}"
 
 
-def find_inputs(paths: list[Path]) -> list[Input]:
+def find_inputs(paths: list[Path]) -> tuple[list[Input], Remarks]:
     """The given files in the given order; of a folder, those of known extension at any depth, sorted by path.
 
-    UserError: missing, no file, an unknown extension, nothing known in a folder.
+    A given file of unknown extension is read as plain text. In a folder, links are followed, each folder is read once,
+    and what is hidden is left out. UserError: missing, no file, nothing known in a folder.
     """
-    return [found for path in paths for found in (files_of(path) if os.path.isdir(path) else [file_of(path)])]
+    found, remarks = [], Remarks()
+    for path in paths:
+        if os.path.isdir(path):  # unlike Path.is_dir, no error where permission is missing: file_of reports it
+            found += files_of(path, remarks)
+        else:
+            found.append(file_of(path))
+            if not classify(path):
+                remarks.add("of unknown extension", path, "read as plain text")
+    return found, remarks
 
 
 def file_of(path: Path) -> Input:
@@ -68,23 +106,54 @@ def file_of(path: Path) -> Input:
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: not a file, expected one that can be read twice: write its text to a file")
     found = classify(path)
-    if not found:
+    if not found and path.suffix.lower() in PACKINGS:
         raise UserError(f"{path}: unknown extension, {KNOWN}: rename or link it to what it is")
+    found = found or Input(path, ".txt", "")
     if found.kind == ".parquet" and found.packing:
         raise UserError(f"{path}: a packed Parquet file cannot be read, Parquet is packed inside: unpack it first")
     return found._replace(bytes=status.st_size, changed_ns=status.st_mtime_ns)
 
 
-def files_of(folder: Path) -> list[Input]:
+def files_of(folder: Path, remarks: Remarks) -> list[Input]:
+    with file_errors(folder, "check the permissions of the folder and of those in it"):
+        found = [file_of(path) for path in sorted(paths_in(folder, remarks)) if is_known_file(path, remarks)]
+    if not found:
+        others = f" ({remarks})" if str(remarks) else ""
+        raise UserError(f"{folder}: nothing to read in this folder{others}, {KNOWN}: give another")
+    return found
+
+
+def paths_in(folder: Path, remarks: Remarks) -> Iterator[Path]:
+    """What is not hidden in the folder and in those below it. Each is entered once, however many links lead to it."""
+
     def refuse(error: OSError):
         raise error
 
-    with file_errors(folder, "check the permissions of the folder and of those in it"):
-        paths = [Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names]
-    found = [file_of(path) for path in sorted(paths) if classify(path) and path.is_file()]
-    if not found:
-        raise UserError(f"{folder}: nothing to read in this folder, {KNOWN}: give another")
-    return found
+    entered = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in entered:
+            remarks.add("read already under another name", Path(place))
+            folders.clear()
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        for name in sorted(name for name in [*folders, *names] if name.startswith(".")):
+            remarks.add("hidden", Path(place, name))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in names if not name.startswith("."))
+
+
+def is_known_file(path: Path, remarks: Remarks) -> bool:
+    """Whether a path found in a folder is one to read. Else a remark says why not."""
+    if not path.exists():
+        remarks.add("a link to nothing", path)
+    elif not path.is_file():
+        remarks.add("not a file", path)
+    elif not classify(path):
+        remarks.add("of unknown extension", path)
+    else:
+        return True
+    return False
 
 
 def classify(path: Path) -> Input | None:
@@ -97,9 +166,10 @@ def classify(path: Path) -> Input | None:
 
 
 def bare_name(path: Path) -> str:
-    """The path's last part without the extensions that say how to read it."""
+    """The path's last part without the extensions that say how to read it. A link has the name of what it leads to."""
     name, found = path.resolve().name, classify(path)
-    return name[: len(name) - len(found.kind + found.packing)] if found else name
+    extension = found.kind + found.packing if found else ""
+    return name[: len(name) - len(extension)] if name.lower().endswith(extension) else name
 
 
 def blocks(source: Input) -> Iterator[bytes]:

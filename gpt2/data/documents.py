@@ -1,7 +1,8 @@
-"""The documents in a file that prepare.py reads, as chunks of text.
+"""The documents in a file of text, as chunks.
 
-A chunk is (begins, text): `begins` is true for a document's first. A document of a .txt file, which is all of it, comes
-in several, so that its size does not matter; one of a .jsonl or .parquet file in one. (True, "") is an empty document.
+A chunk is (begins, text): `begins` is true for a document's first. A .txt file is one document. It comes in several
+chunks, so that its size does not matter. A document of a .jsonl or .parquet file comes in one. (True, "") is an empty
+document. A byte order mark at the beginning of a .txt file or of a line of .jsonl is skipped.
 """
 
 import codecs
@@ -9,11 +10,18 @@ import json
 from collections.abc import Iterator
 from itertools import chain
 
+from gpt2.data.inputs import BLOCK_BYTES, Input, blocks
 from gpt2.errors import UserError
-from scripts.preparation.files import BLOCK_BYTES, Input, blocks
 
 Chunk = tuple[bool, str]
 
+SAMPLE_BYTES = 1 << 10  # from a file's beginning, to tell its encoding
+OTHER_MARKS = {  # in this order: the mark of UTF-32LE begins with that of UTF-16LE
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 LONGEST_LINE = 1 << 28  # bytes: what a .jsonl without line ends may take of the memory before it is refused
 PARQUET_ROWS = 64  # decoded together
 
@@ -31,7 +39,10 @@ def read_chunks(source: Input, field: str) -> Iterator[Chunk]:
 
 def read_text(source: Input) -> Iterator[Chunk]:
     decoder, position, begins = codecs.getincrementaldecoder("utf-8")(), 0, True
-    for block in chain(blocks(source), [b""]):
+    for block in chain(utf8_blocks(source), [b""]):
+        if not position and block.startswith(codecs.BOM_UTF8):
+            position = len(codecs.BOM_UTF8)
+            block = block[position:]
         held = decoder.getstate()[0]  # the first bytes of a character whose others are in this block
         try:
             text = decoder.decode(block, final=not block)
@@ -46,8 +57,35 @@ def read_text(source: Input) -> Iterator[Chunk]:
             begins = False
 
 
+def utf8_blocks(source: Input) -> Iterator[bytes]:
+    """The file's bytes in blocks; the first has SAMPLE_BYTES, if the file has. UserError: it is UTF-16 or UTF-32."""
+    beginning, others = b"", blocks(source)
+    for block in others:
+        beginning += block
+        if len(beginning) >= SAMPLE_BYTES:
+            break
+    if name := other_encoding(beginning[:SAMPLE_BYTES]):
+        raise UserError(f"{source.path}: {name} text, expected UTF-8: convert the file with iconv -f {name} -t UTF-8")
+    if beginning:
+        yield beginning
+    yield from others
+
+
+def other_encoding(beginning: bytes) -> str | None:
+    """What iconv calls the encoding of a text in UTF-16 or UTF-32. UTF-16 without a mark is known by its zeros."""
+    for mark, name in OTHER_MARKS.items():
+        if beginning.startswith(mark):
+            return name
+    even, odd = beginning[::2], beginning[1::2]
+    for name, high, low in (("UTF-16LE", odd, even), ("UTF-16BE", even, odd)):
+        if 2 * high.count(0) > len(high) and 2 * low.count(0) < len(low):
+            return name
+    return None
+
+
 def read_jsonl(source: Input, field: str) -> Iterator[str]:
     for number, line in enumerate(read_lines(source), 1):
+        line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
             try:
                 yield text_of_line(line, field)
@@ -58,7 +96,7 @@ def read_jsonl(source: Input, field: str) -> Iterator[str]:
 def read_lines(source: Input) -> Iterator[bytes]:
     """The lines without their ends; only what has no end yet is held."""
     begun, size = [], 0
-    for block in blocks(source):
+    for block in utf8_blocks(source):
         *complete, rest = block.split(b"\n")
         if complete:
             yield b"".join([*begun, complete[0]])
@@ -86,12 +124,17 @@ def text_of_line(line: bytes, field: str) -> str:
         raise UserError(f"is not JSON ({error}), expected one object on each line: correct the line") from error
     if not isinstance(found, dict):
         raise UserError(f"holds {kind_of(found)}, expected an object with the field {field!r}")
+    if line.count(f'"{field}"'.encode()) > 1:
+        objects = []
+        json.loads(line, object_pairs_hook=objects.append)  # the outermost is the last
+        if [name for name, _ in objects[-1]].count(field) > 1:
+            raise UserError(f"holds the field {field!r} more than once, expected it once: correct the line")
     if field not in found:
         names = shortened(", ".join(map(repr, found)) or "no field")
-        raise UserError(f"holds {names}, expected the field {field!r}: name the text's with --field")
+        raise UserError(f"holds {names}, expected the field {field!r}: name the text's with prepare.py --field")
     text = "" if found[field] is None else found[field]
     if not isinstance(text, str):
-        raise UserError(f"has as {field!r} {kind_of(text)}, expected text: name the text's field with --field")
+        raise UserError(f"has as {field!r} {kind_of(text)}, expected text: name the text's with prepare.py --field")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:  # an escape has put half a pair of surrogates there: UTF-8 has no place for it
@@ -120,7 +163,8 @@ def read_parquet(source: Input, field: str) -> Iterator[str]:
             check_column(source, file.schema_arrow, field, pyarrow.types)
             row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[field], use_threads=False):
-                for value in batch.column(0):
+                # Not column 0: a column "a.b" is read together with the fields b of a column of structures, a.
+                for value in batch.column(batch.schema.get_field_index(field)):
                     row += 1
                     yield value.as_py() or ""
     except UnicodeDecodeError as error:
@@ -134,9 +178,17 @@ def read_parquet(source: Input, field: str) -> Iterator[str]:
 
 
 def check_column(source: Input, schema, field: str, types) -> None:
-    if field not in schema.names:
-        names = shortened(", ".join(map(repr, schema.names)))
-        raise UserError(f"{source.path}: holds {names}, expected a column {field!r}: name the text's with --field")
+    count = schema.names.count(field)
+    if not count:
+        names = shortened(", ".join(map(repr, schema.names)) or "no column")
+        raise UserError(
+            f"{source.path}: holds {names}, expected a column {field!r}: name the text's with prepare.py --field"
+        )
+    if count > 1:
+        raise UserError(f"{source.path}: holds {count} columns {field!r}, expected one: rename the others")
     kind = schema.field(field).type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise UserError(f"{source.path}: column {field!r} is {kind}, expected text: name the text's with --field")
+    content = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(content) or types.is_large_string(content) or types.is_string_view(content)):
+        raise UserError(
+            f"{source.path}: column {field!r} is {kind}, expected text: name the text's with prepare.py --field"
+        )
