@@ -8,8 +8,9 @@ The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a fold
 all of it. The rows are dealt to the ranks: on another number of ranks, a result differs by rounding alone.
 
 --val-data   mean loss over all whole windows of --seq-len tokens, as in train.py --eval-steps 0.
---text       loss of every token. The first one counts, too: the text begins as a document does, after an end-of-text
-             or, in bytes, a newline. Windows of --seq-len tokens advance by --stride, and score what is new in each.
+--text       loss of every token of a file or a folder, read as by prepare.py. The first one counts, too: each document
+             begins after an end-of-text or, in bytes, a newline. Of several documents, those between them count, too.
+             Windows of --seq-len tokens advance by --stride, and score what is new in each.
 --hellaswag  llm.c's evaluation file. acc: how often the ending with the highest probability is right; acc_norm: how
              often the one with the highest probability per token is (EleutherAI's harness takes it per character).
 """
@@ -70,7 +71,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add = parser.add_argument
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
-    add("--text", type=Path, metavar="FILE", help="a text in UTF-8")
+    add("--text", type=Path, metavar="PATH", help="a file or a folder of text, as prepare.py reads it")
     add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
     add("--tokenizer", choices=TOKENIZERS, help="for --text: the run's; else gpt2 for 50257 tokens, bytes for 256")
     add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")

@@ -143,7 +143,8 @@ class Settings:
     train_data: str = setting(None, "token shards in llm.c's format to train on, a glob in quotes")
     val_data: str = setting(None, "token shards for validation, a glob in quotes")
     text: str = setting(
-        None, "a text file, or a folder of *.txt; 90%% of the text is for training, 10%% for validation"
+        None,
+        "a file or a folder of text, as prepare.py reads it; 90%% of the text is for training, 10%% for validation",
     )
     corpus: str = setting(
         None,

@@ -1,5 +1,6 @@
 """scripts/evaluate.py at 1, 2 and 3 ranks against losses taken from logits; llm.c's evaluation files and bad ones."""
 
+import codecs
 import json
 import math
 import sys
@@ -107,7 +108,10 @@ def files(tmp_path_factory):
     llmc.write_parameters(folder / "model.bin", parameters)
     tokens = np.random.default_rng(6).integers(256, size=24 * 13 + 9).astype(np.uint16)
     write_shard(folder / "tokens_val_0.bin", tokens)
-    (folder / "text.txt").write_text(TEXT)
+    (folder / "text.txt").write_bytes(codecs.BOM_UTF8 + TEXT.encode())
+    (folder / "texts").mkdir()
+    (folder / "texts" / "text.txt").symlink_to(folder / "text.txt")
+    (folder / "texts" / "empty.txt").write_text("")
     write_evaluation(folder / "choices.bin")
     total, size = expected_text_loss(parameters, TEXT), len(TEXT.encode())
     acc, acc_norm = expected_choices(parameters)
@@ -136,7 +140,7 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
     from scripts import evaluate
 
     folder, expected = files
-    data = {"--val-data": "tokens_val_*.bin", "--text": "text.txt", "--hellaswag": "choices.bin"}
+    data = {"--val-data": "tokens_val_*.bin", "--text": "texts", "--hellaswag": "choices.bin"}
     flags = [part for flag, name in data.items() for part in (flag, folder / name)]
     flags += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--backend", "numpy"]
     for name, more in (("found", []), ("rounded", ["--dtype", "bfloat16"])):

@@ -4,7 +4,6 @@ import random
 import re
 from itertools import product
 
-import numpy as np
 import pytest
 import tiktoken
 
@@ -60,6 +59,16 @@ def test_characters_have_the_class_that_tiktoken_gives_them(pattern, characters)
         assert set(re.findall(f"[{characters}]", every)) == of_class
 
 
+def prepared_tokens(path, border: int) -> dict[str, list[int]]:
+    """By split, of a file that prepare.py reads."""
+    found = {"train": [], "val": []}
+    pieces = prepare_batches.read_pieces(text_inputs.file_of(path), "text")
+    for batch in prepare_batches.batches(pieces, border):
+        split, _, tokens = prepare_batches.tokenize("gpt2", batch)
+        found[split] += tokens.tolist()
+    return found
+
+
 @needs_vocabulary
 @pytest.mark.parametrize("line_end", LINE_ENDS)
 def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch, gpt2, line_end):
@@ -68,18 +77,25 @@ def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch, gpt2, line_e
     text = nonsense(150) + "".join("字" * draw.randint(0, 9) + line_end * draw.randint(1, 3) for _ in range(40))
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    source = text_inputs.file_of(path)
     for _ in range(40):
         border = draw.randint(0, len(text))
         monkeypatch.setattr(text_inputs, "BLOCK_BYTES", draw.randint(1, 40))
         monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", draw.randint(1, 40))
-        found = {"train": [], "val": []}
-        for batch in prepare_batches.batches(prepare_batches.read_pieces(source, "text"), border):
-            split, _, tokens = prepare_batches.tokenize("gpt2", batch)
-            found[split] += tokens.tolist()
-        assert found == {"train": gpt2.encode_ordinary(text[:border]), "val": gpt2.encode_ordinary(text[border:])}
+        expected = {"train": gpt2.encode_ordinary(text[:border]), "val": gpt2.encode_ordinary(text[border:])}
+        assert prepared_tokens(path, border) == expected
         pieces = list(cuts.pieces_of(text, draw.randint(1, 40)))
         assert [token for piece in pieces for token in gpt2.encode_ordinary(piece)] == gpt2.encode_ordinary(text)
+
+
+@needs_vocabulary
+def test_training_may_end_within_white_space(tmp_path, monkeypatch, gpt2):
+    """The line break before a word is no token of its own any more where the word is for validation."""
+    monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 1)
+    path, text = tmp_path / "a.txt", "x\n\n\n\ny"
+    path.write_bytes(text.encode())
+    for border in range(len(text)):
+        expected = {"train": gpt2.encode_ordinary(text[:border]), "val": gpt2.encode_ordinary(text[border:])}
+        assert prepared_tokens(path, border) == expected
 
 
 @pytest.mark.parametrize("line_end", LINE_ENDS)
@@ -102,6 +118,4 @@ def test_more_white_space_than_tiktoken_takes(tmp_path, gpt2, white):
     assert tokens_of(text, gpt2).tolist() == expected
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    pieces = prepare_batches.read_pieces(text_inputs.file_of(path), "text")
-    tokens = [prepare_batches.tokenize("gpt2", batch)[2] for batch in prepare_batches.batches(pieces, len(text))]
-    assert np.concatenate(tokens).tolist() == expected
+    assert prepared_tokens(path, len(text))["train"] == expected

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpt2.data.texts import read_text
+from gpt2.data.texts import read_documents
 from gpt2.errors import UserError
 from gpt2.files import read_bytes
 from gpt2.formats import checkpoints, safetensors, weights
@@ -32,7 +32,7 @@ def pipe(tmp_path):
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("a.txt", lambda path: read_text(path)),
+        ("a.txt", lambda path: read_documents(path)),
         ("a.bin", lambda path: weights.read_config(path)),
         ("a.safetensors", lambda path: safetensors.read_header(path)),
         ("checkpoint.json", lambda path: checkpoints.Checkpoint(path.parent)),
