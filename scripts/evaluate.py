@@ -51,9 +51,9 @@ def evaluate(settings, world) -> None:
         say(line, on_stderr=True)
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {
-        "val_data": lambda: of_validation(model, s.val_data, world),
+        "val_data": lambda: of_validation(model, s.val_data, s.tokenizer, world),
         "text": lambda: of_text(model, s.text, s.tokenizer, world),
-        "hellaswag": lambda: of_choices(model, s.hellaswag, world),
+        "hellaswag": lambda: of_choices(model, s.hellaswag, s.tokenizer, world),
     }
     results = {}
     for name, evaluation in evaluations.items():
@@ -73,7 +73,11 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
     add("--text", type=Path, metavar="PATH", help="a file or a folder of text, as prepare.py reads it")
     add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
-    add("--tokenizer", choices=TOKENIZERS, help="for --text: the run's; else gpt2 for 50257 tokens, bytes for 256")
+    add(
+        "--tokenizer",
+        choices=TOKENIZERS,
+        help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
+    )
     add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")
     add("--seq-len", type=int, metavar="T", help="tokens in a window of --val-data and --text (the model's context)")
     add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")

@@ -17,6 +17,7 @@ from pathlib import Path
 import tiktoken
 
 from dist.console import open_console
+from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import new_folder, place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
@@ -32,7 +33,7 @@ from traces.read.run_files import read_config, read_log
 TRACES = ("paraver", "perfetto", "otf2")
 FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
 # Flags that only some of the formats take.
-FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",)}
+FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",), "tokenizer": ("huggingface",)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def export(settings: argparse.Namespace) -> list[Path]:
         llmc.write_parameters(settings.out, parameters, stored=stored)
         return [settings.out]
     shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
-    tokenizer, why_none = tokenizer_of(settings.run, parameters.layout.config.vocab_size)
+    tokenizer, why_none = exported_tokenizer(settings.tokenizer, settings.run, parameters.layout.config.vocab_size)
     huggingface_export.write_parameters(
         settings.out, parameters, stored=stored, shard_bytes=shard_bytes, tokenizer=tokenizer
     )
@@ -71,11 +72,16 @@ def export(settings: argparse.Namespace) -> list[Path]:
     return sorted(settings.out.iterdir())
 
 
-def tokenizer_of(path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
-    """The tokenizer of a run or of other weights; or None, and why: it is not known, or its files are missing."""
+def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
+    """Load the tokenizer that goes with the model; or return None, and why: it is not known, or its files are missing.
+
+    UserError: the one that is asked for cannot be had, or has more tokens than the model.
+    """
     try:
-        return choose_tokenizer(None, path, vocab_size), ""
+        return choose_tokenizer(asked, path, vocab_size), ""
     except UserError as error:
+        if asked:
+            raise
         return None, str(error)
 
 
@@ -116,6 +122,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", metavar="PATH", type=Path, required=True, help="where to")
     add("--dtype", choices=WRITTEN, help=f"of the weights written ({WRITTEN[0]}); rounded to nearest even")
     add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: of one file, like 500MB (5GB)")
+    add("--tokenizer", choices=TOKENIZERS, help="huggingface: whose files to add (the model's)")
     settings = parser.parse_args(arguments)
     for name, formats in FLAGS.items():
         if getattr(settings, name) is not None and settings.format not in formats:

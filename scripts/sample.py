@@ -63,7 +63,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="draw from the likeliest, together of this probability (1: all)",
     )
     add("--seed", type=int, default=1337, help="the same seed gives the same text (1337)")
-    add("--tokenizer", choices=TOKENIZERS, help="the run's; else gpt2 for a vocabulary of 50257, bytes for 256")
+    add(
+        "--tokenizer",
+        choices=TOKENIZERS,
+        help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
+    )
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products ({DTYPES[0]})")
     add("--threads", type=int, help="CPU cores to use (all)")
     add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")

@@ -102,15 +102,20 @@ def open_shard(path: Path) -> Shard:
 
 def open_shards(pattern: str) -> list[Shard]:
     """The shards that a path or a glob pattern matches, sorted by path: see open_shard. UserError if there is none."""
-    pattern = os.path.expanduser(pattern)  # a quoted pattern reaches us with its ~
-    # A path that exists is taken as it stands: its brackets are no pattern.
-    paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+    paths = shard_paths(pattern)
     if not paths:
         raise UserError(
             f"no file matches {pattern}, expected llm.c token shards (.bin): check --train-data and --val-data"
         )
     allow_open_files(len(paths))
-    return [open_shard(Path(path)) for path in paths]
+    return [open_shard(path) for path in paths]
+
+
+def shard_paths(pattern: str) -> list[Path]:
+    """The paths that a path or a glob pattern matches, sorted. One that exists is no pattern, whatever its brackets."""
+    pattern = os.path.expanduser(pattern)  # a quoted pattern reaches us with its ~
+    paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+    return [Path(path) for path in paths]
 
 
 def allow_open_files(count: int) -> None:

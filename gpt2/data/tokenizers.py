@@ -6,10 +6,12 @@ from threading import Thread
 
 import tiktoken
 
+from gpt2.config import GPT2_VOCABULARY
 from gpt2.errors import UserError
 from gpt2.files import temporary_files
 
 DOWNLOAD_LIMIT_S = 60.0
+END_OF_TEXT = "<|endoftext|>"  # GPT-2's name of the token that separates documents
 
 # What tiktoken calls GPT-2's files in its cache folder: the SHA-1 of the address each is downloaded from.
 GPT2_FILES = {
@@ -67,7 +69,7 @@ def missing_files_message(reason: str) -> str:
     names = " and ".join(f"{name} (there named {key})" for name, key in GPT2_FILES.items())
     return (
         f"the gpt2 tokenizer cannot be loaded: {found}, and downloading failed ({reason}): "
-        f"set TIKTOKEN_CACHE_DIR to a folder that holds {names}, or use --tokenizer bytes"
+        f"set TIKTOKEN_CACHE_DIR to a folder that holds {names}, or train a new model with --tokenizer bytes"
     )
 
 
@@ -81,3 +83,4 @@ def cache_folder() -> Path | None:
 
 
 TOKENIZERS = {"gpt2": gpt2_encoding, "bytes": byte_encoding}
+VOCABULARY_SIZES = {"gpt2": GPT2_VOCABULARY, "bytes": 256}

@@ -8,6 +8,7 @@ A token's bytes are written as text, each byte as a character of its own that ca
 bytes_to_unicode, https://github.com/openai/gpt-2/blob/master/src/encoder.py).
 """
 
+import hashlib
 import json
 from functools import cache
 from operator import itemgetter
@@ -15,11 +16,17 @@ from pathlib import Path
 
 import tiktoken
 
+from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.formats.huggingface_config import read_json
 
-END_OF_TEXT = "<|endoftext|>"
 # One token a character: merges are none, so it does not matter where a text is cut, and nothing is cut.
 BYTES_CLASS, GPT2_CLASS = "PreTrainedTokenizerFast", "GPT2Tokenizer"
+# By vocabulary_hash: comparing hashes needs none of tiktoken's files.
+NAMES = {
+    "8f1c046ab87201d64780f75892556c8a0697aeb493efec91776b0cdf2e411d7b": "gpt2",
+    "5b0e580d1091a86a8c230d29b98703beccc25719040803bd98cde9e182b943aa": "bytes",
+}
+OTHER = "other"
 
 
 @cache
@@ -83,19 +90,25 @@ def vocabulary_of(encoding: tiktoken.Encoding) -> dict[str, int]:
     return {as_text(token): rank for token, rank in sorted(encoding._mergeable_ranks.items(), key=itemgetter(1))}
 
 
-def find_other(folder: Path, encoding: tiktoken.Encoding) -> Path | None:
-    """The file that says that a folder's tokenizer is another one than this; None if it is this one, or there is none.
-    UserError: the file is damaged.
+def tokenizer_of_folder(folder: Path) -> str | None:
+    """Name the tokenizer whose vocabulary lies in a folder: "gpt2", "bytes", or OTHER; None if there is none.
+
+    Many a GPT-2 of another language has as many tokens as the English one, so each token and its id count. UserError:
+    the file is damaged.
     """
     for name, within in (("tokenizer.json", ["model", "vocab"]), ("vocab.json", [])):
         if (folder / name).is_file():
             found = read_json(folder / name, "a tokenizer's vocabulary")
             for key in within:
                 found = found.get(key) if isinstance(found, dict) else None
-            special = encoding._special_tokens  # the one file lists them among the others, the other one may
-            if not isinstance(found, dict) or found | special != vocabulary_of(encoding) | special:
-                return folder / name
+            return NAMES.get(vocabulary_hash(found), OTHER) if isinstance(found, dict) else OTHER
     return None
+
+
+def vocabulary_hash(vocabulary: dict[str, int]) -> str:
+    """SHA-256 (hex) of the tokens and their ids, without end-of-text, which only some of the files list."""
+    ordinary = sorted((token, number) for token, number in vocabulary.items() if token != END_OF_TEXT)
+    return hashlib.sha256(json.dumps(ordinary).encode()).hexdigest()
 
 
 def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, int]) -> dict:

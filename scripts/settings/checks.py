@@ -11,6 +11,7 @@ from scripts.machine import blas_choice
 from scripts.settings import presets
 from scripts.settings.model_parallel import copies, with_layers
 from scripts.settings.split_embedding import check_split
+from scripts.settings.tokenizer import start_of, tokenizer_of, tokenizer_of_training
 from scripts.settings.training import Settings
 from strategies import find, is_auto
 from strategies.checks import (
@@ -52,7 +53,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     settings = replace(
         settings,
         corpus=None if settings.train_data or settings.text else settings.corpus or DEFAULT_CORPUS,
-        tokenizer=None if settings.train_data else settings.tokenizer or "bytes",
+        tokenizer=tokenizer_of_training(settings, config.vocab_size),
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
         overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
@@ -165,8 +166,6 @@ def check_data_flags(settings: Settings) -> None:
         raise UserError(
             "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"
         )
-    if settings.tokenizer and settings.train_data:
-        raise UserError("--tokenizer with --train-data, which is tokenized already: leave --tokenizer out")
 
 
 def model_config(settings: Settings) -> GPT2Config:
@@ -175,7 +174,9 @@ def model_config(settings: Settings) -> GPT2Config:
         config = weights.read_config(settings.init)
     else:
         config = PRESETS[settings.model or "baby"]
-        tokens = GPT2_VOCABULARY if settings.train_data or settings.tokenizer == "gpt2" else 256
+        goes_on, run = start_of(settings)
+        tokenizer = settings.tokenizer or (goes_on and tokenizer_of(run))
+        tokens = GPT2_VOCABULARY if settings.train_data or tokenizer == "gpt2" else 256
         config = replace(config, vocab_size=max(config.vocab_size, tokens))
     given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
     return replace(config, **given)

@@ -37,7 +37,6 @@ KNOWN_RUNS = {
         batch_size=12,
         settings={
             "model": "baby",  # --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0
-            "tokenizer": "bytes",
             "seq_len": 64,
             "steps": 2000,  # --max_iters=2000
             "lr": 1e-3,

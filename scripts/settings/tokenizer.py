@@ -1,59 +1,123 @@
-"""Which tokenizer belongs to a model: that of the run that trained it, or the one with a vocabulary of its size."""
+"""Which tokenizer belongs to a model. All programs ask here."""
 
 import json
 from pathlib import Path
 
 import tiktoken
 
-from gpt2.config import GPT2_VOCABULARY
-from gpt2.data.tokenizers import TOKENIZERS, load_tokenizer
+from gpt2.data.shards import shard_paths
+from gpt2.data.tokenizers import TOKENIZERS, VOCABULARY_SIZES, load_tokenizer
 from gpt2.errors import UserError
 from gpt2.files import read_bytes
-from gpt2.formats.huggingface_tokenizer import find_other
+from gpt2.formats.checkpoints import newest_first
+from gpt2.formats.huggingface_tokenizer import OTHER, tokenizer_of_folder
 
-OF_VOCABULARY = {GPT2_VOCABULARY: "gpt2", 256: "bytes"}
+NAMES = " or ".join(TOKENIZERS)
+OF_VOCABULARY = {size: name for name, size in VOCABULARY_SIZES.items()}
 
 
 def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
-    """The tokenizer `asked` for; else that of the run which holds `path`; else GPT-2's for 50257 tokens, bytes for 256.
+    """Load the tokenizer of tokenizer_name. UserError also if the model has fewer tokens, or its files are missing."""
+    name = tokenizer_name(asked, path, vocab_size)
+    check_fits(name, vocab_size)
+    return load_tokenizer(name)
 
-    UserError: neither says which, or it has more tokens than the model, or it cannot be loaded, or in the folder lies
-    another one: many a GPT-2 of another language has 50257 tokens, too.
+
+def tokenizer_name(asked: str | None, path: Path | None, vocab_size: int) -> str:
+    """Name the tokenizer `asked` for; else that of the model at `path`; else the one with `vocab_size` tokens.
+
+    UserError: none of these is known.
     """
-    said = asked or (path and tokenizer_of_run(path))
-    name = said or OF_VOCABULARY.get(vocab_size)
+    name = asked or (path and tokenizer_of(path)) or OF_VOCABULARY.get(vocab_size)
     if name is None:
+        sizes = " or ".join(map(str, OF_VOCABULARY))
         raise UserError(
-            f"a model of {vocab_size} tokens, expected {' or '.join(map(str, OF_VOCABULARY))} to tell its tokenizer: "
-            "say --tokenizer gpt2 or bytes"
+            f"a model of {vocab_size} tokens, expected {sizes} to tell its tokenizer: say --tokenizer {NAMES}"
         )
-    encoding = load_tokenizer(name)
-    if encoding.n_vocab > vocab_size:
+    if name == OTHER:
         raise UserError(
-            f"the {name} tokenizer has {encoding.n_vocab} tokens, expected at most the model's {vocab_size}: "
+            f"{path or 'the model'}: its tokenizer is another one, expected {NAMES}: tokenize with the model's own, "
+            "or say --tokenizer"
+        )
+    return name
+
+
+def check_fits(name: str, vocab_size: int) -> None:
+    """UserError if a tokenizer has more tokens than the model."""
+    if VOCABULARY_SIZES[name] > vocab_size:
+        raise UserError(
+            f"the {name} tokenizer has {VOCABULARY_SIZES[name]} tokens, expected at most the model's {vocab_size}: "
             "choose the model's own, see --tokenizer"
         )
-    folder = path and (path.parent if path.suffix == ".safetensors" else path)
-    if not said and folder and (other := find_other(folder, encoding)):
-        raise UserError(f"{other}: not of the {name} tokenizer, expected that one's or none: say --tokenizer")
-    return encoding
+
+
+def tokenizer_of(path: Path) -> str | None:
+    """Name the tokenizer that a run, or a folder of Hugging Face's, says it has: one of TOKENIZERS, or OTHER.
+
+    path: as --init takes it. None: nothing says it. UserError: what says it is damaged.
+    """
+    path = Path(path)
+    found = tokenizer_of_run(path.absolute()) or tokenizer_of_run(path.resolve())  # either may lead out of the run
+    return found or tokenizer_of_folder(path.parent if path.suffix == ".safetensors" else path)
 
 
 def tokenizer_of_run(path: Path) -> str | None:
-    """The name that config.json gives, for a path of a run folder, a checkpoint in it, or a checkpoint's file.
+    """Read the name from config.json, for a path of a run folder, a checkpoint in it, or a checkpoint's file.
 
-    None: the path is in no run folder, or the run was trained on token shards and knows no tokenizer. UserError: the
-    name is none of a tokenizer.
+    None: the path is in no run folder, or the run does not know. UserError: it is the name of no tokenizer.
     """
-    path = Path(path).absolute()
     run = next((folder.parent for folder in path.parents if folder.name == "checkpoints"), path)
     try:
         name = json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # the path is in no run folder, or the run was trained on token shards and knows no tokenizer
-    if name is not None and name not in list(TOKENIZERS):
+        return None
+    if name is not None and name not in [*TOKENIZERS, OTHER]:
         found = f"{name!r}"[:50]
-        raise UserError(
-            f"{run / 'config.json'}: its tokenizer is {found}, expected {' or '.join(TOKENIZERS)}: say --tokenizer"
-        )
+        raise UserError(f"{run / 'config.json'}: its tokenizer is {found}, expected {NAMES}: say --tokenizer")
     return name
+
+
+def tokenizer_of_training(settings, vocab_size: int) -> str | None:
+    """Name the tokenizer of a training run: of its text, or of the tokens in --train-data, where anything says it.
+
+    A new model gets bytes. UserError: as choose_tokenizer, or the tokens are not those of the model's tokenizer.
+    """
+    goes_on, model = start_of(settings)
+    said = settings.tokenizer or (model and tokenizer_of(model))
+    if settings.tokenizer and (settings.train_data or (model and not goes_on)):
+        check_fits(settings.tokenizer, vocab_size)  # a new model may be smaller: its text's tokens are looked at
+    if not settings.train_data:
+        return tokenizer_name(said or (None if model else "bytes"), model, vocab_size)
+    if model and not goes_on:
+        said = said or OF_VOCABULARY.get(vocab_size)
+    for pattern in filter(None, (settings.train_data, settings.val_data)):
+        said = said or tokenizer_of_shards(pattern)
+        check_tokens(pattern, tokenizer_of_shards(pattern), said)
+    return said
+
+
+def start_of(settings) -> tuple[bool, Path | None]:
+    """(whether a run goes on, the path of the model that training starts from), None for a new model."""
+    if settings.resume and newest_first(Path(settings.out) / "checkpoints"):
+        return True, Path(settings.out)
+    return False, None if settings.init == "random" else Path(settings.init)
+
+
+def tokenizer_of_shards(pattern: str) -> str | None:
+    """Name the tokenizer in the manifest that prepare.py leaves beside shards; None where there is none."""
+    for path in shard_paths(pattern)[:1]:
+        try:
+            name = json.loads(read_bytes(path.parent / "manifest.json"))["tokenizer"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return name if name in list(TOKENIZERS) else None
+    return None
+
+
+def check_tokens(what, found: str | None, expected: str | None) -> None:
+    """UserError if tokens are known to be those of another tokenizer than the model's. what: names the tokens."""
+    if found and expected and found != expected:
+        raise UserError(
+            f"{what}: tokens of the tokenizer {found}, expected the model's, {expected}: tokenize the text with that "
+            f"one, or say --tokenizer {found} if the model is trained on these"
+        )

@@ -152,7 +152,11 @@ class Settings:
         "project); python, what older versions took: Python's own sources, others in each of its releases",
         choices=CORPORA,
     )
-    tokenizer: str = setting(None, "with --text: how it becomes tokens (bytes)", choices=TOKENIZERS)
+    tokenizer: str = setting(
+        None,
+        "how a text becomes tokens, also in samples (that of --init's model; else that of --train-data, or bytes)",
+        choices=TOKENIZERS,
+    )
     batch_size: int = setting(4, "B: sequences that a rank computes at once")
     seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)")
     global_batch_size: int = setting(

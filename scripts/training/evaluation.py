@@ -25,7 +25,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from gpt2.pipeline import SCHEDULES
 from scripts.backends.choose import choose_kernels
-from scripts.settings.tokenizer import choose_tokenizer
+from scripts.settings.tokenizer import check_tokens, choose_tokenizer, tokenizer_of, tokenizer_of_shards
 from scripts.training.same_files import check_same_files
 from scripts.training.worker import Worker
 
@@ -88,9 +88,10 @@ def load_model(
         return Model(path, kernels, Parameters(parameters.layout, flat), length, stride, batch_size)
 
 
-def of_validation(model: Model, shards: str, world) -> dict:
+def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> dict:
     """--val-data: the loss that training would validate with, by the same code. shards: their pattern."""
     with world.together(UserError):
+        check_tokens(shards, tokenizer_of_shards(shards), tokenizer or tokenizer_of(model.path))
         val = Windows(open_shards(shards), model.sequence_length)
     check_same_files(world, [shard.path for shard in val.shards])
     with world.together(UserError):
@@ -123,9 +124,10 @@ def of_text(model: Model, path: Path, tokenizer: str | None, world) -> dict:
     }  # fmt: skip
 
 
-def of_choices(model: Model, path: Path, world) -> dict:
+def of_choices(model: Model, path: Path, tokenizer: str | None, world) -> dict:
     """--hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
+        check_tokens(path, "gpt2", tokenizer or tokenizer_of(model.path))
         examples = read_examples(path)
     check_same_files(world, [path])
     with world.together(UserError):

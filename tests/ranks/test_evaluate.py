@@ -113,6 +113,13 @@ def files(tmp_path_factory):
     (folder / "texts" / "text.txt").symlink_to(folder / "text.txt")
     (folder / "texts" / "empty.txt").write_text("")
     write_evaluation(folder / "choices.bin")
+    run = folder / "run"
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    llmc.write_parameters(run / "checkpoints" / "step-00000001" / "model.bin", parameters)
+    (run / "config.json").write_text(json.dumps({"settings": {"tokenizer": "bytes"}}))
+    (folder / "gpt2").mkdir()
+    write_shard(folder / "gpt2" / "a.bin", tokens)
+    (folder / "gpt2" / "manifest.json").write_text(json.dumps({"tokenizer": "gpt2"}))
     total, size = expected_text_loss(parameters, TEXT), len(TEXT.encode())
     acc, acc_norm = expected_choices(parameters)
     assert 0 < acc < 1
@@ -253,8 +260,16 @@ def test_examples_that_the_model_cannot_read(tmp_path):
 
 
 BAD_FLAGS = {
-    "a damaged file": (["--hellaswag", "cut.bin"], "cut.bin: ends within example 4"),
-    "stride": (["--text", "text.txt", "--stride", "41"], "--stride is 41, expected at most --seq-len, 40"),
+    "a damaged file": (["model.bin", "--hellaswag", "cut.bin"], "cut.bin: ends within example 4"),
+    "stride": (["model.bin", "--text", "text.txt", "--stride", "41"], "--stride is 41, expected at most --seq-len, 40"),
+    "GPT-2's tokens for a model of bytes": (
+        ["run", "--hellaswag", "choices.bin"],
+        "choices.bin: tokens of the tokenizer gpt2, expected the model's, bytes",
+    ),
+    "tokens of another tokenizer": (
+        ["run", "--val-data", "gpt2/*.bin"],
+        "gpt2/*.bin: tokens of the tokenizer gpt2, expected the model's, bytes",
+    ),
 }
 
 
@@ -263,7 +278,7 @@ BAD_FLAGS = {
 def test_one_line_for_all_ranks(files, name):
     folder, (arguments, words) = files[0], BAD_FLAGS[name]
     (folder / "cut.bin").write_bytes((folder / "choices.bin").read_bytes()[:-20])
-    result = launch(2, [sys.executable, EVALUATE, str(folder / "model.bin"), *arguments], cwd=folder)
+    result = launch(2, [sys.executable, EVALUATE, *arguments], cwd=folder)
     assert result.returncode == 2
     assert words in result.stderr
     assert result.stderr.count("error: ") == 1

@@ -35,7 +35,7 @@ def test_samples_are_the_models(comm, shared_path, capsys, strategy):
         assert f"sample after step {step}: {printable(''.join(pieces))}\n" in printed
 
 
-def test_a_vocabulary_of_no_tokenizer_is_refused_before_training(tmp_path):
+def test_a_vocabulary_of_no_tokenizer_is_refused_before_training_unless_one_is_given(tmp_path):
     write_shard(tmp_path / "tokens.bin", np.arange(1000) % 100)
     command = [sys.executable, ROOT / "scripts" / "train.py", *SMALL, *STEPS, "--out", tmp_path / "run"]
     data = ["--train-data", tmp_path / "tokens.bin", "--vocab-size", 100]
@@ -43,3 +43,16 @@ def test_a_vocabulary_of_no_tokenizer_is_refused_before_training(tmp_path):
     assert result.returncode == 2
     assert "a model of 100 tokens, expected 50257 or 256" in result.stderr
     assert result.stderr.count("error: ") == 1
+    data = [
+        "--train-data",
+        tmp_path / "tokens.bin",
+        "--vocab-size",
+        300,
+        "--tokenizer",
+        "bytes",
+        "--out",
+        tmp_path / "b",
+    ]
+    result = launch(2, [str(part) for part in command + data])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("sample after step") == 2

@@ -1,11 +1,16 @@
 """What flags leave open is decided, and what means nothing is refused, before anything is made."""
 
+import json
 import re
 
 import pytest
 
-from gpt2.config import PRESETS
+from gpt2.config import PRESETS, GPT2Config
+from gpt2.data.shards import write_shard
+from gpt2.data.tokenizers import byte_encoding
 from gpt2.errors import UserError
+from gpt2.formats import checkpoints, huggingface_export, llmc
+from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
 from scripts.settings.training import GROUPS, flags, parse_settings
 
@@ -96,3 +101,78 @@ def test_tokens_settle_the_steps_and_the_schedule():
     assert (
         settings("--tokens", "1.92K", "--global-batch-size", "24", "--batch-size", "3", "--context", "16")[0].steps == 5
     )
+
+
+def model(vocab_size: int) -> Parameters:
+    return Parameters.zeros(Layout(GPT2Config(1, 1, 8, 64, vocab_size)))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models by name, and shards of bytes with prepare.py's manifest beside them."""
+    folder = tmp_path_factory.mktemp("models")
+    step = folder / "run" / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    llmc.write_parameters(step / "model.bin", model(50304))
+    (step / checkpoints.MARKER).write_text("{}")
+    (folder / "run" / "config.json").write_text(json.dumps({"settings": {"tokenizer": "gpt2"}}))
+    for size in (256, 777, 50257):
+        llmc.write_parameters(folder / f"{size}.bin", model(size))
+    for name in ("bytes", "other"):
+        huggingface_export.write_parameters(folder / name, model(50257), tokenizer=byte_encoding())
+    (folder / "other" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"der": 0, "die": 1}}}))
+    (folder / "shards").mkdir()
+    write_shard(folder / "shards" / "a.bin", range(256))
+    (folder / "shards" / "manifest.json").write_text(json.dumps({"tokenizer": "bytes"}))
+    write_shard(folder / "b.bin", range(256))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokenizer"),
+    [
+        ("--init run --text my.txt", "gpt2"),
+        ("--init run/checkpoints/step-00000001/model.bin --text my.txt", "gpt2"),
+        ("--init run", "gpt2"),
+        ("--init run --tokenizer bytes", "bytes"),
+        ("--init 50257.bin --text my.txt", "gpt2"),
+        ("--init 50257.bin --text my.txt --preset nanogpt-shakespeare", "gpt2"),
+        ("--init 256.bin", "bytes"),
+        ("--init bytes --text my.txt", "bytes"),
+        ("--init bytes/model.safetensors", "bytes"),
+        ("--text my.txt", "bytes"),
+        ("--text my.txt --vocab-size 128 --tokenizer bytes", "bytes"),
+        ("--init run --train-data b.bin", "gpt2"),
+        ("--init 50257.bin --train-data b.bin", "gpt2"),
+        ("--init 777.bin --train-data b.bin", None),
+        ("--init other --train-data b.bin", "other"),
+        ("--init run --train-data shards/a.bin --tokenizer bytes", "bytes"),
+        ("--train-data b.bin", None),
+        ("--train-data shards/*.bin", "bytes"),
+        ("--train-data b.bin --vocab-size 50304 --tokenizer gpt2", "gpt2"),
+        ("--out run --resume --text my.txt --vocab-size 50304", "gpt2"),
+        ("--out run --resume --init 50257.bin --text my.txt", "gpt2"),
+        ("--train-data b.bin --vocab-size 300 --tokenizer gpt2", "50257 tokens, expected at most the model's 300"),
+        ("--init 777.bin --text my.txt", "a model of 777 tokens, expected 50257 or 256 to tell its tokenizer"),
+        ("--init 256.bin --text my.txt --tokenizer gpt2", "50257 tokens, expected at most the model's 256"),
+        ("--init other --text my.txt", "other: its tokenizer is another one, expected gpt2 or bytes"),
+        ("--init run --train-data shards/a.bin", "a.bin: tokens of the tokenizer bytes, expected the model's, gpt2"),
+        ("--init 50257.bin --train-data shards/a.bin", "tokens of the tokenizer bytes, expected the model's, gpt2"),
+        ("--init run --train-data b.bin --val-data shards/a.bin", "shards/a.bin: tokens of the tokenizer bytes"),
+        ("--train-data shards/a.bin --tokenizer gpt2", "shards/a.bin: tokens of the tokenizer bytes"),
+    ],
+)
+def test_a_run_has_the_tokenizer_of_the_model_that_it_starts_from(models, monkeypatch, flags, tokenizer):
+    monkeypatch.chdir(models)
+    given = parse_settings("", flags.split())
+    if tokenizer and " " in tokenizer:
+        with pytest.raises(UserError, match=tokenizer):
+            complete(given, 2)
+    else:
+        assert complete(given, 2)[0].tokenizer == tokenizer
+
+
+def test_a_run_that_goes_on_keeps_its_tokenizer_and_so_its_vocabulary(models, monkeypatch):
+    monkeypatch.chdir(models)
+    made, config = complete(parse_settings("", ["--out", "run", "--resume", "--text", "my.txt"]), 2)
+    assert (made.tokenizer, config.vocab_size) == ("gpt2", 50257)

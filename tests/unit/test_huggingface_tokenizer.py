@@ -11,7 +11,15 @@ import tiktoken
 from gpt2.data.tokenizers import GPT2_FILES, byte_encoding, load_tokenizer
 from gpt2.errors import UserError
 from gpt2.formats import huggingface_export
-from gpt2.formats.huggingface_tokenizer import byte_characters, find_other, merges_of, write_tokenizer
+from gpt2.formats.huggingface_tokenizer import (
+    OTHER,
+    byte_characters,
+    described,
+    merges_of,
+    tokenizer_of_folder,
+    vocabulary_of,
+    write_tokenizer,
+)
 from gpt2.parameters import Layout, Parameters
 from scripts import export
 from scripts.settings.tokenizer import choose_tokenizer
@@ -91,20 +99,24 @@ def test_gpt2s_files_are_the_original_ones(gpt2, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "tokenizer.json"])
-def test_another_tokenizer_of_as_many_tokens_is_noticed(small, tmp_path, name):
-    """As those of GPT-2s of other languages are."""
-    encoding, folder = small
-    assert find_other(tmp_path, encoding) is None, "there is none"
-    assert find_other(folder, encoding) is None
-    text = (folder / name).read_text("utf-8")
-    assert text.count('"the"') == 1
-    (tmp_path / name).write_text(text.replace('"the"', '"der"'), "utf-8")
-    assert find_other(tmp_path, encoding) == tmp_path / name
+@pytest.mark.parametrize("known", ["bytes", pytest.param("gpt2", marks=needs_vocabulary)])
+def test_a_folders_tokenizer_is_told_by_its_tokens(known, tmp_path, name, monkeypatch):
+    """GPT-2s of other languages have as many tokens as the English one."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(CACHE))
+    assert tokenizer_of_folder(tmp_path) is None
+    encoding = load_tokenizer(known)
+    ids = vocabulary_of(encoding)
+    for vocabulary in (ids, ids | encoding._special_tokens):
+        (tmp_path / name).write_text(json.dumps(described(vocabulary, [], {}) if "z" in name else vocabulary), "utf-8")
+        assert tokenizer_of_folder(tmp_path) == known
+    ids["A"], ids["B"] = ids["B"], ids["A"]
+    (tmp_path / name).write_text(json.dumps(described(ids, [], {}) if "z" in name else ids), "utf-8")
+    assert tokenizer_of_folder(tmp_path) == OTHER
+    (tmp_path / name).write_text('{"model": [1]}')
+    assert tokenizer_of_folder(tmp_path) == OTHER
     (tmp_path / name).write_text("[]")
     with pytest.raises(UserError, match="not a JSON object"):
-        find_other(tmp_path, encoding)
-    (tmp_path / name).write_text('{"model": [1]}')
-    assert find_other(tmp_path, encoding) == tmp_path / name
+        tokenizer_of_folder(tmp_path)
 
 
 def test_another_tokenizer_is_neither_used_nor_exported(tmp_path):
@@ -115,11 +127,12 @@ def test_another_tokenizer_is_neither_used_nor_exported(tmp_path):
     vocabulary = described["model"]["vocab"]
     vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
     (folder / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=r"tokenizer\.json: not of the bytes tokenizer, expected"):
+    with pytest.raises(UserError, match=r"model\.safetensors: its tokenizer is another one, expected gpt2 or bytes"):
         choose_tokenizer(None, folder / "model.safetensors", 256)
     assert choose_tokenizer("bytes", folder, 256).name == "bytes"
     assert choose_tokenizer(None, folder / "other.bin", 256).name == "bytes", "llm.c has none beside its files"
-    assert export.tokenizer_of(folder, 256)[0] is None
+    assert export.exported_tokenizer(None, folder, 256)[0] is None
+    assert export.exported_tokenizer("bytes", folder, 256)[0].name == "bytes"
 
 
 def test_a_token_that_no_merge_makes_is_refused():
@@ -140,9 +153,9 @@ def test_bytes_have_no_merges_and_no_file_of_them(tmp_path):
 
 
 def test_without_gpt2s_files_the_model_goes_alone(offline):  # noqa: F811
-    tokenizer, why = export.tokenizer_of(offline, 50257)
+    tokenizer, why = export.exported_tokenizer(None, offline, 50257)
     assert tokenizer is None
     assert "set TIKTOKEN_CACHE_DIR" in why
-    assert export.tokenizer_of(offline, 777)[0] is None
-    tokenizer, why = export.tokenizer_of(offline, 256)
+    assert export.exported_tokenizer(None, offline, 777)[0] is None
+    tokenizer, why = export.exported_tokenizer(None, offline, 256)
     assert (tokenizer.n_vocab, why) == (load_tokenizer("bytes").n_vocab, "")

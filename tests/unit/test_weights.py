@@ -177,6 +177,7 @@ def test_exports_of_a_run_and_back(tmp_path):
 
 BAD_FLAGS = {
     "dtype of a trace": (["--format", "paraver", "--dtype", "bfloat16"], "--dtype with --format paraver"),
+    "tokenizer of llm.c's": (["--format", "llmc", "--tokenizer", "gpt2"], "--tokenizer with --format llmc"),
     "size of llm.c's": (["--format", "llmc", "--shard-size", "5GB"], "--shard-size with --format llmc"),
     "no size": (["--format", "huggingface", "--shard-size", "5"], "'5' is no size"),
     "nothing": (["--format", "huggingface", "--shard-size", "0GB"], "'0GB' is no size"),
