@@ -27,6 +27,7 @@ if __name__ == "__main__":
 
 from dist.console import open_console, say
 from dist.world import start_world
+from gpt2.data.end_of_text import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
@@ -52,7 +53,7 @@ def evaluate(settings, world) -> None:
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {
         "val_data": lambda: of_validation(model, s.val_data, s.tokenizer, world),
-        "text": lambda: of_text(model, s.text, s.tokenizer, world),
+        "text": lambda: of_text(model, s.text, s.tokenizer, s.split_documents, world),
         "hellaswag": lambda: of_choices(model, s.hellaswag, s.tokenizer, world),
     }
     results = {}
@@ -72,6 +73,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
     add("--text", type=Path, metavar="PATH", help="a file or a folder of text, as prepare.py reads it")
+    add("--split-documents", action="store_true", help=f"of --text: {SPLIT_HELP}")
     add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
     add(
         "--tokenizer",

@@ -28,6 +28,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from dist.console import open_console, say
+from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.inputs import EMPTY, Input, InputChanged, bare_name, find_inputs
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
@@ -79,10 +80,12 @@ def prepare(settings: argparse.Namespace) -> None:
         found = read_manifest(settings.out)
         if found:
             check_made_alike(settings.out, found, making)
-        surveyed = survey_all(inputs, settings.field, mapped)
+        surveyed = survey_all(inputs, settings.field, settings.split_documents, mapped)
         for source, facts in zip(inputs, surveyed, strict=True):
             if not facts["characters"]:
                 remarks.add(EMPTY, source.path)
+            if facts["end_of_text"]:
+                remarks.add(OF_THE_FILES, source.path, READ_AS_TEXT)
         if str(remarks):
             say(remarks, on_stderr=True)
         shards = []
@@ -108,6 +111,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
     """The part of the manifest that is known before the input is read. UserError: the tokenizer cannot be had."""
     options = {
         "field": settings.field,
+        "split_documents": settings.split_documents,
         "shard_tokens": settings.shard_tokens,
         "val_percent": float(settings.val_percent),
         "name": settings.name or NAME_BREAKS.sub("-", bare_name(settings.inputs[0])),
@@ -118,11 +122,11 @@ def how_to_make(settings: argparse.Namespace) -> dict:
     return dict(tokenizer=settings.tokenizer, vocabulary=encoding.n_vocab, separator=separator, options=options)
 
 
-def survey_all(inputs: list[Input], field: str, mapped) -> list[dict]:
+def survey_all(inputs: list[Input], field: str, splits: bool, mapped) -> list[dict]:
     """What the manifest says of each file. UserError: one cannot be used, or there is no text in any."""
     surveyed = []
     with ProgressLine("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
-        for facts in mapped(partial(survey, field), inputs):
+        for facts in mapped(partial(survey, field, splits), inputs):
             surveyed.append(facts)
             progress.advance(facts["bytes"])
     if not total(surveyed, "characters"):
@@ -140,7 +144,7 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
 
     write_manifest(settings.out, manifest)
     characters = total(manifest["inputs"], "characters")
-    pieces = chain.from_iterable(read_pieces(source, settings.field) for source in inputs)
+    pieces = chain.from_iterable(read_pieces(source, settings.field, settings.split_documents) for source in inputs)
     work = batches(pieces, int(characters * (100 - settings.val_percent) // 100))
     number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
     options = manifest["options"]
@@ -185,6 +189,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
     add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
     add("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
+    add("--split-documents", action="store_true", help=SPLIT_HELP)
     add("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
     add("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
     add("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")

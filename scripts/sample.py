@@ -22,7 +22,8 @@ if __name__ == "__main__":
     blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
 
 from dist.console import BY_CTRL_C, open_console
-from gpt2.data.tokenizers import TOKENIZERS
+from gpt2.data.end_of_text import READ_AS_TEXT, SPLIT_HELP
+from gpt2.data.tokenizers import END_OF_TEXT, TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.inference.generated_text import Sampling, printable, sample_text
@@ -53,6 +54,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("model", metavar="RUN|PATH", type=Path, help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--prompt", default="", metavar="TEXT", help="the text to go on with (none: as a document begins)")
+    add("--split-documents", action="store_true", help=SPLIT_HELP)
     add("--tokens", type=int, default=200, metavar="N", help="how many tokens, at most (200)")
     add("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest token (0.8)")
     add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest, 0 for all (200)")
@@ -86,12 +88,15 @@ def begin(settings):
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
     parameters = weights.load(settings.model)
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
-    pieces = sample_text(kernels, parameters, encoding, settings.prompt, settings.tokens, sampling, settings.seed)
+    asked = settings.prompt, settings.tokens, sampling, settings.seed, settings.split_documents
+    pieces = sample_text(kernels, parameters, encoding, *asked)
     size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
     products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
     facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores{products}"
-    line = remark(blas_facts(os.environ, settings.blas_kernels))
-    return settings.prompt, pieces, f"{facts}\n{line}" if line else facts
+    lines = [facts, remark(blas_facts(os.environ, settings.blas_kernels))]
+    if END_OF_TEXT in settings.prompt and not settings.split_documents:
+        lines.append(f"--prompt: {READ_AS_TEXT}")
+    return settings.prompt, pieces, "\n".join(filter(None, lines))
 
 
 def stream(prompt: str, pieces, facts: str) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from itertools import chain
 
+from gpt2.data.end_of_text import split_documents
 from gpt2.data.inputs import BLOCK_BYTES, Input, blocks
 from gpt2.errors import UserError
 
@@ -26,15 +27,18 @@ LONGEST_LINE = 1 << 28  # bytes: what a .jsonl without line ends may take of the
 PARQUET_ROWS = 64  # decoded together
 
 
-def read_chunks(source: Input, field: str) -> Iterator[Chunk]:
+def read_chunks(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
     """The file's documents in order; `field` is the .jsonl's field, the .parquet's column.
 
+    splits: end a document also at each <|endoftext|> in it.
     UserError: unreadable, damaged, not UTF-8 (which byte, line or row), a line that is no JSON or lacks the field.
     """
     if source.kind == ".txt":
-        return read_text(source)
-    texts = read_jsonl(source, field) if source.kind == ".jsonl" else read_parquet(source, field)
-    return ((True, text) for text in texts)
+        chunks = read_text(source)
+    else:
+        texts = read_jsonl(source, field) if source.kind == ".jsonl" else read_parquet(source, field)
+        chunks = ((True, text) for text in texts)
+    return split_documents(chunks) if splits else chunks
 
 
 def read_text(source: Input) -> Iterator[Chunk]:

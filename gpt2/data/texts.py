@@ -14,30 +14,36 @@ import tiktoken
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.cuts import pieces_of
 from gpt2.data.documents import read_chunks
+from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT
 from gpt2.data.inputs import EMPTY, Input, Remarks, bare_name, find_inputs
 from gpt2.data.shards import open_shard, write_shard
-from gpt2.data.tokenizers import load_tokenizer
+from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
 from gpt2.errors import UserError, file_errors
 
 TRAIN_PERCENT = 90
 
 
 def prepare(
-    text: Path | None, tokenizer_name: str, folder: Path, corpus: str = DEFAULT_CORPUS, remark: Callable | None = None
+    text: str | Path | None,
+    tokenizer_name: str,
+    folder: Path,
+    corpus: str = DEFAULT_CORPUS,
+    splits: bool = False,
+    remark: Callable | None = None,
 ) -> tuple[Path, Path]:
     """Paths of the training and the validation shard of a text; to be called by one rank.
 
     `text`: a file or a folder, as prepare.py reads it, or None for the embedded corpus of that name (corpora.py). The
     tokenizer's end-of-text token goes between documents, or a newline where it has none. Everything is held in memory
-    once. The shards <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones are there. remark
-    is called with a line about what was left out, if anything was. UserError: unreadable, not UTF-8, empty or too short
-    text; unwritable folder.
+    once. The shards <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones are there.
+    splits: as read_chunks takes it. remark: called with a line about what the user should know of the files, if there
+    is anything. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
     """
     encoding = load_tokenizer(tokenizer_name)
     if text is None:
         name, documents = corpus, [CORPORA[corpus]()]
     else:
-        name, (documents, _, remarks) = bare_name(text), read_documents(text)
+        name, (documents, _, remarks) = bare_name(Path(text)), read_documents(Path(text), splits)
         if remark and str(remarks):
             remark(str(remarks))
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
@@ -92,16 +98,18 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
     return [part for part in train if part], [part for part in validation if part]
 
 
-def read_documents(text: Path) -> tuple[list[str], list[Path], Remarks]:
+def read_documents(text: Path, splits: bool = False) -> tuple[list[str], list[Path], Remarks]:
     """The documents of a file or a folder, in order and without empty ones; their files; and what is left out.
 
-    Of a .jsonl file its field "text" is read, of a .parquet file its column. UserError: as find_inputs and read_chunks,
-    or there is no text.
+    Of a .jsonl file its field "text" is read, of a .parquet file its column. splits: as read_chunks takes it.
+    UserError: as find_inputs and read_chunks, or there is no text.
     """
     inputs, remarks = find_inputs([text])
     documents = []
     for source in inputs:
-        found = documents_of(source)
+        found = documents_of(source, splits)
+        if any(END_OF_TEXT in document for document in found):
+            remarks.add(OF_THE_FILES, source.path, READ_AS_TEXT)
         if not found:
             remarks.add(EMPTY, source.path)
         documents += found
@@ -110,10 +118,10 @@ def read_documents(text: Path) -> tuple[list[str], list[Path], Remarks]:
     return documents, [source.path for source in inputs], remarks
 
 
-def documents_of(source: Input) -> list[str]:
+def documents_of(source: Input, splits: bool) -> list[str]:
     """The documents of one file without empty ones."""
     documents = []
-    for begins, chunk in read_chunks(source, "text"):
+    for begins, chunk in read_chunks(source, "text", splits):
         if begins:
             documents.append([])
         documents[-1].append(chunk)

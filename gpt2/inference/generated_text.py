@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import tiktoken
 
-from gpt2.data.texts import join_tokens, tokens_of
+from gpt2.data.texts import join_tokens
+from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError
 from gpt2.inference.cached_model import CachedGPT2
 from gpt2.parameters import Parameters
@@ -72,15 +73,17 @@ def sample_text(
     count: int,
     sampling: Sampling,
     seed: int | tuple[int, ...],
+    splits: bool = False,
 ) -> Iterator[str]:
     """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
 
-    kernels: NumPy's; parameters: whole, in host memory. Only tokens that the tokenizer has are drawn. The same
-    arguments give the same text on one machine with one number of threads; elsewhere products round differently, which
-    can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than the context.
+    kernels: NumPy's; parameters: whole, in host memory; splits: as prompt_tokens takes it. Only tokens that the
+    tokenizer has are drawn. The same arguments give the same text on one machine with one number of threads; elsewhere
+    products round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or
+    longer than the context.
     """
     config = parameters.layout.config
-    tokens = prompt_tokens(prompt, encoding)
+    tokens = prompt_tokens(prompt, encoding, splits)
     check_prompt(tokens, config)
     random = np.random.default_rng(seed)
 
@@ -90,13 +93,18 @@ def sample_text(
     return text_pieces(generate(CachedGPT2(kernels, parameters), tokens, choose, count), encoding)
 
 
-def prompt_tokens(prompt: str, encoding: tiktoken.Encoding) -> np.ndarray:
-    """The prompt's tokens (n,). An empty prompt becomes what stands before a document: end-of-text, or a newline."""
+def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False) -> np.ndarray:
+    """The prompt's tokens (n,). An empty prompt becomes what stands before a document: end-of-text, or a newline.
+
+    splits: so does each <|endoftext|> in the prompt, which is ordinary text otherwise.
+    """
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("the prompt is not UTF-8, expected UTF-8 text: check the terminal's encoding") from None
-    return tokens_of(prompt, encoding) if prompt else document_start(encoding)
+    if not prompt:
+        return document_start(encoding)
+    return join_tokens(prompt.split(END_OF_TEXT) if splits else [prompt], encoding)
 
 
 def document_start(encoding: tiktoken.Encoding) -> np.ndarray:

@@ -14,10 +14,9 @@ from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, Cutter
 from gpt2.data.documents import Chunk, read_chunks
 from gpt2.data.inputs import Input, check_unchanged
 from gpt2.data.texts import join_tokens, tokens_of
-from gpt2.data.tokenizers import load_tokenizer
+from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
 from gpt2.errors import UserError
 
-END_OF_TEXT = "<|endoftext|>"
 BATCH_CHARACTERS = PIECE_CHARACTERS
 LONGEST_RUN = 1 << 24  # characters in which there must be one place to cut: a match of them takes some 0.8 GB
 CUTTER = Cutter(ANYWHERE)  # not the one for complete texts: split_at may end a text soon after a cut
@@ -45,24 +44,24 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
         yield Batch(current, held, size)
 
 
-def read_pieces(source: Input, field: str) -> Iterator[Chunk]:
+def read_pieces(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
     """The file's documents in chunks of about BATCH_CHARACTERS at most, cut where it changes no token.
 
-    The document alone decides where, not how it was read. UserError: as read_chunks, or nowhere to cut. InputChanged:
-    the file was changed since it was found.
+    The document alone decides where, not how it was read. splits: as read_chunks takes it. UserError: as read_chunks,
+    or nowhere to cut. InputChanged: the file was changed since it was found.
     """
     try:
-        yield from cut_pieces(source, field)
+        yield from cut_pieces(source, field, splits)
     except UserError:
         check_unchanged(source)  # which is why it seems to be damaged
         raise
     check_unchanged(source)
 
 
-def cut_pieces(source: Input, field: str) -> Iterator[Chunk]:
+def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
     """The same, of a file that nobody changes."""
     begins, held = True, None
-    for begins_document, text in read_chunks(source, field):
+    for begins_document, text in read_chunks(source, field, splits):
         if begins_document:
             if held is not None:
                 yield begins, held

@@ -2,9 +2,11 @@
 
     tokenizer, vocabulary      by name; number of tokens
     separator                  the tokens between two documents
-    options                    field, shard_tokens, val_percent, name, and batch_characters, by which work is cut
+    options                    field, split_documents, shard_tokens, val_percent, name, and batch_characters, by which
+                               work is cut
     reading                    READING when the folder was begun; manifests of old have none
-    inputs                     path, bytes, sha256, documents, empty_documents (left out), characters; in order
+    inputs                     path, bytes, sha256, documents, empty_documents (left out), characters, end_of_text
+                               (whether a literal <|endoftext|> was read as ordinary text); in order
     shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
     complete                   true when nothing is missing
     crc32                      of all the above; manifests of old have none
@@ -24,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpt2.data.inputs import Input, check_unchanged
+from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
@@ -35,10 +38,12 @@ INPUT = {"path": str, "bytes": int, "sha256": str}
 MANIFEST = {"tokenizer": str, "options": {}, "inputs": [INPUT], "shards": [SHARD], "complete": bool}
 
 
-def survey(field: str, source: Input) -> dict:
+def survey(field: str, splits: bool, source: Input) -> dict:
     """What the manifest says of an input, which is read whole, twice. UserError, InputChanged as read_pieces."""
     documents = empty = characters = 0
-    for begins, text in read_pieces(source, field):
+    end_of_text = False
+    for begins, text in read_pieces(source, field, splits):
+        end_of_text = end_of_text or END_OF_TEXT in text  # no piece ends within it
         documents += begins and bool(text)
         empty += not text
         characters += len(text)
@@ -50,6 +55,7 @@ def survey(field: str, source: Input) -> dict:
         "documents": documents,
         "empty_documents": empty,
         "characters": characters,
+        "end_of_text": end_of_text,
     }
 
 
@@ -136,7 +142,7 @@ def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
     if found["tokenizer"] != expected["tokenizer"]:
         refuse(folder, f"made with --tokenizer {found['tokenizer']}, this is {expected['tokenizer']}")
     for name, value in expected["options"].items():
-        other = found["options"].get(name)
+        other = found["options"].get(name, False if name == "split_documents" else None)  # manifests of old lack it
         if other != value:
             refuse(folder, f"made with --{name.replace('_', '-')} {other}, this is {value}")
 

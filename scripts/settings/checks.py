@@ -162,6 +162,11 @@ def check_data_flags(settings: Settings) -> None:
     if settings.corpus and (settings.text or settings.train_data):
         other = "--text" if settings.text else "--train-data"
         raise UserError(f"--corpus and {other} were both given: use one of them")
+    if settings.split_documents and not settings.text:
+        raise UserError(
+            "--split-documents without --text, expected a text to split: leave it out, or give it to prepare.py where "
+            "it makes --train-data"
+        )
     if settings.val_data and not settings.train_data:
         raise UserError(
             "--val-data without --train-data: the text's own last tenth is its validation set; give both or none"

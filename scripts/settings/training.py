@@ -8,6 +8,7 @@ from dist.wire import OPERATIONS, WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS, preset_name
 from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
+from gpt2.data.end_of_text import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
 from gpt2.pipeline import SCHEDULES
@@ -152,6 +153,7 @@ class Settings:
         "project); python, what older versions took: Python's own sources, others in each of its releases",
         choices=CORPORA,
     )
+    split_documents: bool = setting(False, f"with --text: {SPLIT_HELP}")
     tokenizer: str = setting(
         None,
         "how a text becomes tokens, also in samples (that of --init's model; else that of --train-data, or bytes)",

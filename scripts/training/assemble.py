@@ -172,7 +172,7 @@ def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]
     """
     patterns = s.train_data, s.val_data
     if not s.train_data:
-        prepare = partial(texts.prepare, s.text and Path(s.text), s.tokenizer, corpus=s.corpus)
+        prepare = partial(texts.prepare, s.text or None, s.tokenizer, corpus=s.corpus, splits=s.split_documents)
         patterns = made_for_all(world, prepare, (Path(s.out).parent if s.out else RUNS) / "tokens")
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)

@@ -103,11 +103,11 @@ def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> di
     return {"loss": total / tokens, "perplexity": perplexity(total / tokens), "tokens": int(tokens)}
 
 
-def of_text(model: Model, path: Path, tokenizer: str | None, world) -> dict:
+def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world) -> dict:
     """--text: the loss of a token, and bits for each byte of the text, which do not depend on the tokenizer."""
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
-        documents, files, remarks = read_documents(path)
+        documents, files, remarks = read_documents(path, splits)
     if world.rank == 0 and str(remarks):
         say(remarks, on_stderr=True)
     check_same_files(world, files)

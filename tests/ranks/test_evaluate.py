@@ -24,7 +24,8 @@ from tests.support.launch import launch
 EVALUATE = str(ROOT / "scripts" / "evaluate.py")
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=40, vocab_size=256)
 SEQUENCE, STRIDE = 24, 7
-TEXT = "Der Fluß, the river, 川, река. " * 9
+TEXT = "Der Fluß,\nthe river, 川, река. " * 9
+MARKED = TEXT.replace("\n", "<|endoftext|>")
 
 # (label, context, endings): lengths that differ, one ending three times as long as another, one of a single token
 EXAMPLES = [
@@ -112,6 +113,7 @@ def files(tmp_path_factory):
     (folder / "texts").mkdir()
     (folder / "texts" / "text.txt").symlink_to(folder / "text.txt")
     (folder / "texts" / "empty.txt").write_text("")
+    (folder / "documents.txt").write_text(MARKED)
     write_evaluation(folder / "choices.bin")
     run = folder / "run"
     (run / "checkpoints" / "step-00000001").mkdir(parents=True)
@@ -150,11 +152,14 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
     data = {"--val-data": "tokens_val_*.bin", "--text": "texts", "--hellaswag": "choices.bin"}
     flags = [part for flag, name in data.items() for part in (flag, folder / name)]
     flags += ["--seq-len", SEQUENCE, "--stride", STRIDE, "--batch-size", 3, "--backend", "numpy"]
-    for name, more in (("found", []), ("rounded", ["--dtype", "bfloat16"])):
+    documents = ["--text", folder / "documents.txt", "--split-documents"]
+    for name, more in (("found", []), ("rounded", ["--dtype", "bfloat16"]), ("split", documents)):
         words = (folder / "model.bin", *flags, "--json", shared_path / name, *more)
         evaluate.evaluate(evaluate.parse(list(map(str, words))), start_world())
     if comm.rank:
         return
+    split = json.loads((shared_path / "split").read_text())["text"]
+    assert split["loss"] == pytest.approx(expected["text"]["loss"], rel=1e-5), "in bytes a newline ends a document"
     rounded = json.loads((shared_path / "rounded").read_text())
     for name in ("val_data", "text"):
         assert rounded[name]["loss"] == pytest.approx(expected[name]["loss"], rel=0.01)
@@ -165,7 +170,7 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
     for name, numbers in expected.items():
         assert found[name] == pytest.approx(numbers, rel=1e-5), name
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"] * 2
+    assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"] * 3
     assert f"loss {expected['text']['loss']:.4f}" in lines[1]
 
 

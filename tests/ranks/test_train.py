@@ -160,6 +160,35 @@ def test_text(comm, shared_path, tokenizer, monkeypatch):
     train_here(start_world(), third, *SMALL, "--train-data", shards[0], "--steps", 1, "--eval-every", 0)
 
 
+@pytest.mark.ranks(2)
+def test_documents_in_a_text(comm, shared_path, monkeypatch, capsys):
+    """Split at a literal end-of-text, they are the documents of a folder. Else one line says that they are not."""
+    from dist.world import start_world
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_path / "cache"))
+    documents, folder, path = (
+        [f"Story {number}.\n" * 20 for number in range(9)],
+        shared_path / "a",
+        shared_path / "b.txt",
+    )
+    if comm.rank == 0:
+        folder.mkdir()
+        for number, document in enumerate(documents):
+            (folder / f"{number}.txt").write_text(document)
+        path.write_text("<|endoftext|>".join(documents))
+    flags = ["--steps", 2, "--eval-every", 2, "--eval-steps", 1]
+    runs = {"folder": ["--text", folder], "split": ["--text", path, "--split-documents"], "text": ["--text", path]}
+    remarks = []
+    for name, more in runs.items():
+        capsys.readouterr()
+        train_here(start_world(), shared_path / name, *SMALL, *flags, *more)
+        remarks.append(capsys.readouterr().err.count("<|endoftext|> is read as ordinary text"))
+    assert remarks == [0, 0, 1 if comm.rank == 0 else 0]
+    of_folder, of_split, of_text = ([line["loss"] for line in log(shared_path / name)] for name in runs)
+    assert of_folder == of_split
+    assert of_folder != of_text
+
+
 HELP_WITHOUT_MPI = f"""
 import runpy, sys
 import mpi4py

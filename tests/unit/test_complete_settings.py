@@ -38,6 +38,7 @@ def test_the_corpus_is_named_where_no_other_text_is():
     [
         (["--corpus", "python", "--text", "my.txt"], "--corpus and --text were both given: use one of them"),
         (["--corpus", "python", "--train-data", "a.bin"], "--corpus and --train-data were both given"),
+        (["--split-documents", "--train-data", "a.bin"], "--split-documents without --text"),
         (["--context", "16", "--seq-len", "17"], "--seq-len is 17, expected at most the model's context, 16"),
         (
             ["--global-batch-size", "12"],

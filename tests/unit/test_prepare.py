@@ -47,16 +47,36 @@ def test_shakespeare(tmp_path):
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("batch", [1, 7, 100, 1 << 18])
-def test_tokens_are_those_of_text(tmp_path, monkeypatch, tokenizer, batch):
+@pytest.mark.parametrize("splits", [False, True])
+def test_tokens_are_those_of_text(tmp_path, monkeypatch, tokenizer, batch, splits):
     """A folder, cut into batches of any size: the very shards of train.py --text, the border inside a document."""
     monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", batch)
     folder = write_folder(tmp_path / "texts", [nonsense(300), *(nonsense(9, seed) for seed in range(99))])
-    run(folder, "--out", tmp_path / "out", tokenizer=tokenizer)
-    expected = texts.prepare(folder, tokenizer, tmp_path)
+    run(folder, "--out", tmp_path / "out", *["--split-documents"] * splits, tokenizer=tokenizer)
+    expected = texts.prepare(folder, tokenizer, tmp_path, splits=splits)
     for split, path in zip(("train", "val"), expected, strict=True):
         assert (tmp_path / f"out/texts_{split}_000000.bin").read_bytes() == path.read_bytes()
     found = list(prepare_batches.read_pieces(prepare_files.file_of(folder / "000.txt"), "text"))
     assert (len(found) > 1) == (batch <= 100)
+
+
+def test_a_literal_end_of_text_is_remarked(tmp_path, monkeypatch, capsys):
+    """Once for all files, however short the pieces are, and not where documents are split there."""
+    monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 1)
+    folder = write_folder(tmp_path / "texts", ["one <|endoftext|>two\n<|endoftext|>", "three", "four<|endoftext|>"])
+    run(folder, "--out", tmp_path / "text")
+    assert [source["end_of_text"] for source in manifest_of(tmp_path / "text")["inputs"]] == [True, False, True]
+    said = capsys.readouterr().err
+    assert said.count("<|endoftext|> is read as ordinary text") == 1
+    assert "2 of the files" in said
+    run(folder, "--out", tmp_path / "split", "--split-documents")
+    assert "endoftext" not in capsys.readouterr().err
+    inputs = manifest_of(tmp_path / "split")["inputs"]
+    assert [source["documents"] for source in inputs] == [2, 1, 1]
+    assert [source["empty_documents"] for source in inputs] == [1, 0, 1]
+    assert "made with --split-documents False, this is True" in refusal(
+        run, folder, "--split-documents", "--out", tmp_path / "text"
+    )
 
 
 def test_a_text_of_many_blocks(tmp_path, monkeypatch):

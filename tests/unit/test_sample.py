@@ -139,6 +139,10 @@ def test_what_a_text_begins_with():
     assert document_start(byte_encoding()).tolist() == [10]
     assert prompt_tokens("", byte_encoding()).tolist() == [10]
     assert prompt_tokens("\u20ac", byte_encoding()).tolist() == [0xE2, 0x82, 0xAC]
+    text = "<|endoftext|>Ha<|endoftext|>"
+    assert prompt_tokens(text, WORDS, splits=True).tolist() == [9, 0, 1, 9]
+    assert prompt_tokens(text, byte_encoding(), splits=True).tolist() == list(b"\nHa\n")
+    assert prompt_tokens(text, byte_encoding()).tolist() == list(text.encode())
     for encoding in (WORDS, byte_encoding()):
         with pytest.raises(UserError, match="not UTF-8"):
             prompt_tokens("Hal\udcff", encoding)

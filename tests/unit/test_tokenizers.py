@@ -9,8 +9,9 @@ import pytest
 import tiktoken.load
 import tiktoken.registry
 
+from gpt2.data.end_of_text import split_documents
 from gpt2.data.shards import open_shard
-from gpt2.data.texts import content_hash, join_tokens, prepare, split, tokens_of
+from gpt2.data.texts import content_hash, join_tokens, prepare, read_documents, split, tokens_of
 from gpt2.data.tokenizers import GPT2_FILES, gpt2_encoding, load_tokenizer
 from gpt2.errors import UserError
 from tests.support.refusal import refusal
@@ -173,6 +174,36 @@ def test_a_folder_is_joined_in_sorted_order(tmp_path):
     assert train.name.startswith("texts-bytes-")
     assert bytes(open_shard(train)[:].astype(np.uint8)) == b"1" * 30 + b"\n" + b"2" * 30 + b"\n" + b"3" * 21
     assert bytes(open_shard(validation)[:].astype(np.uint8)) == b"3" * 9
+
+
+@needs_vocabulary
+def test_documents_end_at_a_literal_end_of_text_if_asked(gpt2, tmp_path):
+    """As tiktoken reads it. Otherwise one line says that it is ordinary text."""
+    path = tmp_path / "stories.txt"
+    text = "Once.\n<|endoftext|>\nTwice, <|endo<|endoftext|> thrice<|endoftext"
+    path.write_text(text)
+    documents, _, remarks = read_documents(path, splits=True)
+    assert join_tokens(documents, gpt2).tolist() == gpt2.encode(text, allowed_special={"<|endoftext|>"})
+    assert str(remarks) == ""
+    documents, _, remarks = read_documents(path)
+    assert join_tokens(documents, gpt2).tolist() == gpt2.encode_ordinary(text)
+    assert str(remarks).startswith("<|endoftext|> is read as ordinary text; with --split-documents a document ends")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13, 14, 1000])
+def test_documents_are_split_wherever_chunks_end(size):
+    mark = "<|endoftext|>"
+    documents = [f"{mark}a<|endo{mark}{mark}<|", "", f"text|>b{mark}", mark[:-1], ">c<<|endoftext|"]
+    chunks = []
+    for document in documents:
+        parts = [document[start : start + size] for start in range(0, len(document), size)] or [""]
+        chunks += [(place == 0, part) for place, part in enumerate(parts)]
+    found = []
+    for begins, part in split_documents(chunks):
+        if begins:
+            found.append("")
+        found[-1] += part
+    assert found == [part for document in documents for part in document.split(mark)]
 
 
 @pytest.mark.parametrize("lengths", [(10,), (5, 5), (9, 1), (1, 9), (3, 3, 3, 1), (92, 3, 5), (4, 96)])
