@@ -18,7 +18,7 @@ from gpt2.inference.evaluation_choices import check_examples, read_examples
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
-from tests.support.in_process import ROOT
+from tests.support.in_process import ROOT, log, train
 from tests.support.launch import launch
 
 EVALUATE = str(ROOT / "scripts" / "evaluate.py")
@@ -172,6 +172,49 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["val-data", "text", "hellaswag"] * 3
     assert f"loss {expected['text']['loss']:.4f}" in lines[1]
+
+
+@pytest.fixture(scope="module")
+def confident(tmp_path_factory):
+    """A model of GPT-2's 50257 tokens whose blocks add nothing, sure that a token comes again; 12 windows of tokens,
+    of which some do not; and the mean loss, from NumPy in float64."""
+    folder, random = tmp_path_factory.mktemp("confident"), np.random.default_rng(3)
+    parameters = Parameters.zeros(Layout(GPT2Config(n_layer=1, n_head=2, n_embd=64, context=16, vocab_size=50257)))
+    parameters.wte[:50257] = random.normal(0, 0.25, (50257, 64))
+    parameters.lnf_weight[:] = 1
+    llmc.write_parameters(folder / "model.bin", parameters)
+    tokens = np.repeat(random.integers(100, size=25), 8)[: 12 * 16 + 1]
+    write_shard(folder / "tokens.bin", tokens.astype(np.uint16))
+    wte, inputs, targets = parameters.wte[:50257].astype(np.float64), tokens[:-1], tokens[1:]
+    rows = wte[inputs]
+    rows = (rows - rows.mean(axis=1, keepdims=True)) / np.sqrt(rows.var(axis=1, keepdims=True) + 1e-5)
+    p = np.exp(rows @ wte.T)
+    p /= p.sum(axis=1, keepdims=True)
+    losses = -np.log(p[np.arange(len(p)), targets])
+    assert losses.min() < 0.1 < 10 < losses.max()
+    return folder, losses.mean()
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_losses_over_a_large_vocabulary(comm, confident, shared_path):
+    """As evaluate.py and train.py say them, with 1 to 3 threads: float64's, within 1e-5."""
+    from dist.world import start_world
+    from scripts import evaluate
+
+    folder, expected = confident
+    val, more = ["--val-data", folder / "tokens.bin"], ["--seq-len", 16, "--backend", "numpy"]
+    found = {}
+    for threads in (1, 2, 3):
+        words = [folder / "model.bin", *val, *more, "--threads", threads, "--json", shared_path / "found"]
+        evaluate.evaluate(evaluate.parse(list(map(str, words))), start_world())
+        found[f"{threads} threads"] = json.loads((shared_path / "found").read_text())["val_data"]["loss"]
+    parts = 2 - comm.size % 2
+    flags = ["--train-data", folder / "tokens.bin", *val, "--init", folder / "model.bin", "--tensor-parallel", parts]
+    flags += ["--batch-size", 12 * parts // comm.size, "--steps", 1, "--lr", 0, "--eval-every", 1, "--no-shuffle"]
+    train(start_world(), shared_path / "run", *flags, *more)
+    (step,) = log(shared_path / "run")
+    found |= {name: step[name] for name in ("loss", "val_loss")}
+    assert found == pytest.approx(dict.fromkeys(found, expected), rel=0, abs=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 40])

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from gpt2.kernels import KERNELS, load_kernels
 from gpt2.kernels import numpy as numpy_kernels
@@ -270,6 +271,49 @@ def test_classifier_of_huge_logits(k):
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_losses_over_a_large_vocabulary(threads, keeps, dtype):
+    """One likely token among GPT-2's 50257, near the first of them, against float64: float32 loses no small terms.
+
+    The operands are bfloat16 numbers, so that both dtypes multiply the same.
+    """
+    N, C, V, scale = 40, 16, 50257, 0.5
+    x, wte = (values.astype(bfloat16).astype(np.float32) for values in (random(N, C), random(V, C)))
+    x[:, 0], wte[:, 0], wte[7, 0] = 1, -12, 0
+    targets = np.where(np.arange(N) % 2, 7, RANDOM.integers(V, size=N))
+    kept = (np.empty((N, V), np.float32), np.empty(N, np.float32)) if keeps else (None, None)
+    losses = np.empty(N, np.float32)
+    load_kernels("numpy", threads, dtype=dtype).classifier_forward(losses, *kept, x, wte, targets, V, scale)
+    logits = x.astype(np.float64) @ wte.T.astype(np.float64)
+    shifted = logits - logits[np.arange(N), targets][:, None]
+    np.testing.assert_allclose(losses, np.log(np.exp(shifted).sum(axis=1)), rtol=0, atol=5e-6)
+    if keeps:
+        np.testing.assert_allclose(kept[1], scale / np.exp(shifted).sum(axis=1), rtol=5e-6)
+
+
+LONG = {  # what float32 adds one by one with errors of 1e-4
+    "equal": lambda count: np.full(count, 0.1, np.float32),
+    "one large": lambda count: np.where(np.arange(count) == 3, 1, 3e-8).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_gradients_that_are_sums_over_many_rows(threads, name):
+    """Of biases, LayerNorm and the embedding of a frequent token, against float64."""
+    N, C, k = 16384, 24, load_kernels("numpy", threads)
+    dy, ones, weight = np.repeat(LONG[name](N)[:, None], C, axis=1), np.ones(C, np.float32), np.eye(C, dtype=np.float32)
+    inputs, mean, rstd = np.full((N, C), 2, np.float32), np.ones(N, np.float32), np.ones(N, np.float32)
+    (dweight, dbias, of_linear), dwte = np.empty((3, C), np.float32), np.zeros((1, C), np.float32)
+    k.layernorm_backward(np.zeros_like(dy), dweight, dbias, dy, inputs, mean, rstd, ones, False)
+    k.linear_backward(np.empty_like(dy), np.empty((C, C), np.float32), of_linear, dy, inputs, weight, False)
+    k.embedding_backward(dwte, None, dy.reshape(16, -1, C), np.zeros((16, N // 16), np.int32), False)
+    for found in (dweight, dbias, of_linear, dwte[0]):
+        np.testing.assert_allclose(found, dy.sum(axis=0, dtype=np.float64), rtol=1e-5)
+
+
 @pytest.mark.parametrize("gradient_scale", [1.0, 0.3])
 def test_adamw_is_the_textbook_one(k, gradient_scale):
     """Against the formula with scaled moments and bias corrections, over several steps and several blocks."""
@@ -296,6 +340,9 @@ def test_sum_of_squares(k):
     x = RANDOM.standard_normal(300_001, dtype=np.float32)
     assert k.sum_of_squares(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
     assert k.sum_of_squares(x[:0]) == 0.0
+    x = np.full(1 << 20, 1e-4, np.float32)
+    x[:: 1 << 19] = 1
+    assert k.sum_of_squares(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("place", [0, 2])

@@ -14,8 +14,8 @@ from gpt2.kernels.numpy import (
     linear_backward,
     sum_of_squares,
 )
-from gpt2.kernels.numpy.adamw import BLOCK
 from gpt2.kernels.numpy.cores import Cores
+from gpt2.kernels.numpy.loops import SQUARES
 
 RANDOM = np.random.default_rng(7)
 
@@ -95,11 +95,11 @@ def test_adamw_does_not_depend_on_how_it_is_cut():
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])
+@pytest.mark.parametrize("size", [SQUARES - 1, SQUARES, SQUARES + 1, 2 * SQUARES + 3])
 def test_a_sum_of_squares_takes_every_element_of_every_block(size):
     """Whole numbers, so that float32 is exact: each place counts once."""
     cores, flat = Cores(1), np.zeros(size, np.float32)
-    for place in {0, size // 2, BLOCK - 1, BLOCK, size - 1, 2 * BLOCK - 1, 2 * BLOCK} & set(range(size)):
+    for place in {0, size // 2, SQUARES - 1, SQUARES, size - 1, 2 * SQUARES - 1, 2 * SQUARES} & set(range(size)):
         flat[place] = 3
         assert sum_of_squares(cores, flat) == 9, place
         flat[place] = 0
@@ -109,8 +109,8 @@ def test_a_sum_of_squares_takes_every_element_of_every_block(size):
 
 def test_small_blocks_are_not_lost_beside_large_ones():
     """1e10 and then 100: float32 would keep the first alone."""
-    flat = np.zeros(2 * BLOCK, np.float32)
-    flat[0], flat[BLOCK : BLOCK + 100] = 1e5, 1
+    flat = np.zeros(2 * SQUARES, np.float32)
+    flat[0], flat[SQUARES : SQUARES + 100] = 1e5, 1
     assert sum_of_squares(Cores(1), flat) == 1e10 + 100
 
 

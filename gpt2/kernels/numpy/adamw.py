@@ -8,11 +8,7 @@ bias corrections are constants of a step, and go into the step size and epsilon:
 
 import math
 
-import numpy as np
-
 from gpt2.kernels.numpy import loops
-
-BLOCK = 512 << 10  # elements that sum_of_squares adds in float32
 
 
 def adamw(
@@ -51,6 +47,5 @@ def _ranges(decaying, size, keep):
 
 
 def sum_of_squares(cores, flat) -> float:
-    """Sum of squares of a flat float32 range: blocks in float32, their sum in float64, always in the same order."""
-    starts = range(0, len(flat), BLOCK)
-    return math.fsum(float(np.dot(flat[s : s + BLOCK], flat[s : s + BLOCK])) for s in starts)
+    """Sum of squares of a flat range, always in the same order."""
+    return loops.sum_of_squares(flat)

@@ -97,8 +97,8 @@ def _exponentials(cores, out, inputs, weight, shift, blocks=None):
     """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
 
     def add_block(sums, logits, rows, first_column):
-        into, column = (logits, 0) if out is None else (loops.bits(out[rows]), first_column)
-        loops.add_exponentials(into, column, sums, logits, shift[rows])
+        kept = None if out is None else loops.bits(out[rows])
+        loops.add_exponentials(kept, first_column, sums, logits, shift[rows])
 
     return _reduce_logits(cores, inputs, weight, np.add, 0.0, add_block, blocks)
 

@@ -20,6 +20,7 @@ import numpy as np
 from gpt2.kernels.numpy import loops
 
 EPSILON = 1e-5
+ROWS = 128  # whose terms one float32 sum adds: a sum over all rows of a batch would round small terms away
 
 
 def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
@@ -88,7 +89,11 @@ def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, r
 
     def rows(start, stop):
         sums = partial_sums[start] = np.zeros((2, len(weight)), weight.dtype)
-        loops.layernorm_backward(dinputs, sums[0], sums[1], doutputs, inputs, mean, rstd, weight, start, stop)
+        for low in range(start, stop, ROWS):
+            of_block = np.zeros_like(sums)
+            arrays = dinputs, *of_block, doutputs, inputs, mean, rstd, weight
+            loops.layernorm_backward(*arrays, low, min(low + ROWS, stop))
+            sums += of_block
 
     cores.for_parts(len(inputs), rows)
     for start in sorted(partial_sums):  # always in the same order, whichever thread was first: the same bits
@@ -134,12 +139,14 @@ def _bias_backward(cores, dbias, doutputs, accumulate):
     """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs; None without one."""
     if dbias is None:
         return None
-    ones = np.ones(len(doutputs), dbias.dtype)
+    ones = np.ones(ROWS, dbias.dtype)
 
     def sum_columns(_, outputs, inputs):
         if inputs.start == 0:  # once for each output, also where the weight's columns are cut
-            # A matrix-vector product: faster than sum(axis=0).
-            sums = ones @ cores.exact("bias", doutputs[:, outputs])
+            rows = cores.exact("bias", doutputs[:, outputs])
+            blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+            # Matrix-vector products: faster than sum(axis=0).
+            sums = sum(ones[: len(block)] @ block for block in blocks)
             dbias[outputs] = dbias[outputs] + sums if accumulate else sums
 
     return sum_columns

@@ -14,6 +14,8 @@ from numba.extending import overload, register_jitable
 
 from gpt2.kernels.numpy.compiling import compiled, compiled_sums
 
+SQUARES = 1024  # elements whose squares sum_of_squares adds in their own dtype
+
 
 def _exp(x):
     """e**x; in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
@@ -122,6 +124,18 @@ def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
         m[i] = m[i] * beta1 + gradient
         v[i] = v[i] * beta2 + gradient * gradient
         p[i] = p[i] * keep - step_size * (m[i] / (math.sqrt(v[i]) + eps))
+
+
+@compiled_sums
+def sum_of_squares(flat):
+    """In float64, of sums of SQUARES squares each in the array's dtype: as exact as need be, and as fast as memory."""
+    total = 0.0
+    for start in range(0, len(flat), SQUARES):
+        block, squares = flat[start : start + SQUARES], flat.dtype.type(0.0)
+        for i in range(len(block)):
+            squares += block[i] * block[i]
+        total += squares
+    return total
 
 
 @compiled
@@ -241,12 +255,20 @@ def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale)
 
 @compiled_sums
 def add_exponentials(out, first_column, row_sums, logits, shift):
-    """out[:, first_column:] = exp(logits - shift[:, None]), row_sums += its sums; logits (N, columns), shift (N,)."""
+    """row_sums (N,) += the sums of exp(logits - shift[:, None]); out[:, first_column:] keeps the exponentials.
+
+    logits (N, columns), shift (N,). out is None where only the sums are wanted. It must not be the logits: LLVM makes
+    no vectors of a loop whose arrays overlap. Each sum begins at zero, since the rest of a long row would round small
+    terms away.
+    """
     N, width = logits.shape
     for n in range(N):
-        row, row_out, total = logits[n], out[n, first_column : first_column + width], row_sums[n]
+        row, total = logits[n], row_sums.dtype.type(0.0)
+        if out is not None:  # of which numba compiles one branch alone
+            row_out = out[n, first_column : first_column + width]
         for c in range(width):
             exponential = _exp(row[c] - shift[n])
-            row_out[c] = _as_kept(row_out, exponential)
+            if out is not None:
+                row_out[c] = _as_kept(row_out, exponential)
             total += exponential
-        row_sums[n] = total
+        row_sums[n] += total
