@@ -23,7 +23,7 @@ from contextlib import closing
 
 from dist.console import open_console
 from dist.probe.programs import RANKS, is_first
-from dist.world import end_without_mpi, start_world
+from dist.world import ClosedTogether, end_without_mpi, start_world
 from gpt2.errors import UserError
 from scripts.settings.checks import check_numbers
 from scripts.settings.training import parse_settings
@@ -52,10 +52,9 @@ def supervised(settings) -> int:
 
 def train(settings, world) -> int:
     """Train in a run folder that is this run's alone. Returns the exit code. Collective."""
-    with RunLock(world, supervisor=settings.supervisor or "") as lock:
-        parts = assemble(settings, world, lock)
-        with parts.resources:
-            return make_steps(parts, world)
+    with RunLock(world, supervisor=settings.supervisor or "") as lock, ClosedTogether() as resources:
+        parts = assemble(settings, world, lock, resources)
+        return 0 if parts is None else make_steps(parts, world)
 
 
 def make_steps(parts, world) -> int:
@@ -74,6 +73,8 @@ def make_steps(parts, world) -> int:
                 norm = strategy.update(lr)
                 with tracer.phase("wait"):  # for the slowest rank; from here on all know the same, and do the same
                     meeting = parts.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
+            if step == parts.steps.start:
+                fill_folder(parts, world)
             record = parts.records.of_step(step, meeting, norm, lr, tracer.seconds("step"), strategy.clipping.skips)
             record |= parts.validation.after(step)
             if world.rank == 0:  # before what may end the run, so that the log holds the step that ended it
@@ -94,6 +95,14 @@ def make_steps(parts, world) -> int:
     why = None if is_done else "--minutes" if meeting.asked == TIME_IS_UP else "a signal"
     parts.ending.tell(step, why, checkpoints.costs)
     return 0 if is_done else EXIT_CODES[meeting.asked]
+
+
+def fill_folder(parts, world) -> None:
+    """Make the run folder this start's, now that it has made a step. Collective."""
+    with world.together(UserError):
+        if world.rank == 0:
+            parts.folder.begin()
+    parts.tracer.begin()
 
 
 if __name__ == "__main__":

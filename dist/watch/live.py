@@ -131,6 +131,7 @@ class LivePositions:
         if self._world.local_rank == 0:
             with suppress(OSError):  # the folder may not be written any more
                 self._path(self._world.node).unlink(missing_ok=True)
+                self._folder.rmdir()  # only if it is empty, as no step has been traced
         self._own = self._node = None
         self._window.Free()
 

@@ -68,9 +68,6 @@ class Choice:
     overlap: bool
     why: str
 
-    def __str__(self):
-        return f"{form_text(self.name, self.overlap)}: {self.why}"
-
 
 def form_text(name: str, overlap: bool) -> str:
     return f"{name} with overlap" if overlap else name

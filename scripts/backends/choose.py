@@ -91,7 +91,6 @@ def with_strategy(settings, config, world, work, links: list[dict], wire_format:
         else:
             choice = auto.choose_on_gpus(world, settings, work().parameters, wire_format, comm)
     choice = world.job.comm.bcast(choice)  # one choice, where groups of the job have tried each for itself
-    world.print(f"--strategy auto takes {choice}")
     said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
     said["took_s"] = time.perf_counter() - begun
     return replace(settings, strategy=choice.name, overlap=choice.overlap), {"auto": said}

@@ -66,8 +66,6 @@ class Parts:
     folder          rank 0's run folder, None on the others
     gpu_choices     keeps which algorithms GPUs compute with
     model           all parameters, for who looks at them between steps
-    resources       closes what the run holds. Only where all ranks have come to its end: closing shared memory waits
-                    for the other ranks, and if one of them has failed, they do not come
     """
 
     table: str
@@ -87,13 +85,14 @@ class Parts:
     checkpoints: Checkpointing
     model: WholeModel
     ending: Ending
-    resources: ClosedTogether
 
 
-def assemble(settings, world, lock) -> Parts:
-    """Make the parts, each after those that it needs. Collective. lock: a RunLock; behind it the run folder is read."""
-    # What a user may have given wrongly is read before the run folder is filled: then a mistake leaves nothing behind.
-    signals = (resources := ClosedTogether()).enter_context(closing(Signals(partial(end_job_in_turn, world.comm))))
+def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
+    """Make the parts, each after those that it needs; None where no step is left to make. Collective.
+
+    lock: a RunLock; behind it the run folder is read, and nothing in it changes. resources: closes what the run holds.
+    """
+    signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
     clock, code = new_clock(settings, world), Checkout() if world.rank == 0 else None  # both go on meanwhile
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
@@ -105,6 +104,8 @@ def assemble(settings, world, lock) -> Parts:
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
     checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
+    if not steps:
+        return None
     choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), choice, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
@@ -138,7 +139,6 @@ def assemble(settings, world, lock) -> Parts:
         checkpoints=checkpoints,
         model=model,
         ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures, utilization),
-        resources=resources,
     )
 
 
@@ -213,7 +213,7 @@ def utilization_of(s, world, kernels, choice: dict) -> Utilization:
 
 
 def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code) -> RunFolder | None:
-    """Rank 0's run folder with its config.json, None on the other ranks. used: the settings as they are used."""
+    """Rank 0's run folder, None on the other ranks. used: the settings as they are used."""
     folder, resumed_step = None, steps.start - 1 if s.resume else None
     with world.together(UserError):
         if world.rank == 0:
@@ -226,7 +226,7 @@ def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, 
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
             if shared.identity():
                 facts["mesh"] = shared.mesh.coordinates
-            folder.write_config(used, world.places, library_name(), facts | choice)
+            folder.set_config(used, world.places, library_name(), facts | choice)
     return folder
 
 
@@ -248,7 +248,7 @@ def new_tracer(s, world, shared, is_asked, traces: Path, backend, resources) -> 
     """
     watchdog = new_watchdog(s, world, shared, is_asked, traces, resources)
     place = world.places[world.rank] | {"ranks": world.size, "strategy": s.strategy} | shared.identity()
-    clock, counters, options = clock_offset(world), None, {"most_bytes": s.trace_mb * 1e6}
+    clock, counters, options = clock_offset(world), None, {"most_bytes": s.trace_mb * 1e6, "waits": True}
     if world.local_rank == 0 and world.node_count > 1 and s.trace != "off":
         ports = Ports()
         counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -9,93 +10,121 @@ from itertools import chain, count
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import TEMPORARY, as_json, read_bytes, regular, replacing
+from gpt2.files import TEMPORARY, as_json, place_of_file, read_bytes, regular, replacing, write_json
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
+from scripts.training.launched import CONFIG, LOG, SUMMARY
 from scripts.training.report import warn
 from strategies import find
 from traces.read.starts import EARLIER
 
 RUNS = Path("runs")
+TIME = "%Y-%m-%dT%H:%M:%S%z"
+ADVICE = "free some space or see to the disk, and start again"
 
 
 class RunFolder:
-    """Rank 0's hand on the folder. Making one raises UserError if it cannot be written, or holds a run already.
+    """The run folder as rank 0 writes it. UserError if it cannot be written, or holds a run already.
+
+    Nothing in the folder changes before `begin`, which follows the first step: a start that makes no step, whether it
+    fails or has none to make, leaves the folder as it was.
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
-    new run, else the step after which the run goes on. The log then keeps the lines up to that step and drops the later
-    ones; all traces so far move to earlier-traces/, with their config.json. tensorboard: whether the log is also
-    written to RUN/tensorboard.
+    new run, else the step after which the run goes on. tensorboard: whether the log is also written to RUN/tensorboard.
     """
 
     def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
-        self.path, self._check_lock, self._earlier = Path(path), check_lock, []
-        with file_errors(self.path, "choose another --out"):
-            if resumed_step is not None:
-                self._take_up(resumed_step)
-            else:
-                check_holds_no_run(self.path)
-            (self.path / "summary.json").unlink(missing_ok=True)  # an earlier run's: it says that all steps are done
-            mode = "w" if resumed_step is None else "a"
-            self._log = open(self.path / "log.jsonl", mode, buffering=1, opener=regular)  # noqa: SIM115
-        with file_errors(self.path / "checkpoints", "choose another --out"):
-            (self.path / "checkpoints").mkdir(exist_ok=True)
-        self._events = None
-        if tensorboard:
-            from scripts.reports.event_files import EventFile  # what few runs need
+        self.path, self._check_lock, self._resumed_step = Path(path), check_lock, resumed_step
+        self._tensorboard, self._events = tensorboard, None
+        self._started = time.strftime(TIME)
+        if resumed_step is None:
+            check_holds_no_run(self.path)
+        for name in (LOG, CONFIG, SUMMARY):
+            place_of_file(self.path / name)
+        if (checkpoints := self.path / "checkpoints").exists() and not checkpoints.is_dir():
+            raise UserError(f"{checkpoints}: not a folder, expected that of a run's checkpoints: choose another --out")
 
-            self._events = EventFile(self.path / "tensorboard", (resumed_step or 0) + 1)
-
-    def _take_up(self, step: int) -> None:
-        """Bring the folder to what it was after that step."""
-        checkpoints.remove_parts(self.path / "checkpoints")
-        for temporary in self.path.glob(TEMPORARY):  # of a writer that was killed
-            temporary.unlink()
-        log, traces, config = self.path / "log.jsonl", self.path / "traces", self.path / "config.json"
-        if log.exists():
-            kept = [line for line in read_bytes(log).splitlines(keepends=True) if _step_of(line) <= step]
-            with replacing(log) as file:
-                file.writelines(kept)
-        if config.exists():
-            self._earlier = _earlier_runs(config)
-        if traces.exists():
-            if config.exists():
-                # It says whose traces these are, and what they were measured on (traces/read/starts.py).
-                with replacing(traces / "config.json") as file:
-                    file.write(read_bytes(config))
-            earlier = self.path / EARLIER
-            earlier.mkdir(exist_ok=True)
-            # Several starts may go on from the same step: the traces of each are kept.
-            name = f"to-{checkpoints.folder_name(step)}"
-            more = (f"{name}-{number}" for number in count(2))
-            traces.rename(next(earlier / one for one in chain([name], more) if not (earlier / one).exists()))
-
-    def write_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
-        """config.json. places: each rank's, as World.places. facts: of this run, beside its settings."""
+    def set_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
+        """Keep what config.json will say. places: as World.places. facts: of this run, beside its settings."""
         self._config = {
             "settings": settings,
             "command": sys.argv,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "started": self._started,
             "versions": versions("gpt2-mpi", "numpy", "numba", "mpi4py"),
             "machine": machine(),
             "mpi_library": mpi_library,
             "ranks": places,
-            "earlier": self._earlier,
+            **facts,
         }
-        self.add_to_config(**facts)
+
+    def begin(self) -> None:
+        """Make the folder this start's, now that it has made a step.
+
+        The log of a run that goes on loses the lines after `resumed_step`, and all traces so far move to
+        earlier-traces/, with their config.json.
+        """
+        config, is_resumed = self.path / CONFIG, self._resumed_step is not None
+        self._check_lock()
+        with file_errors(self.path, ADVICE):
+            if is_resumed:
+                self._keep_traces()
+                self._clean_up()
+            self._config["earlier"] = _earlier_runs(config) if is_resumed and config.exists() else []
+            self.add_to_config()
+            if is_resumed:
+                self._shorten_log()
+            (self.path / SUMMARY).unlink(missing_ok=True)  # an earlier start's: it says that all steps are done
+            self._log = open(self.path / LOG, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
+        with file_errors(self.path / "checkpoints", ADVICE):
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+        if self._tensorboard:
+            from scripts.reports.event_files import EventFile  # what few runs need
+
+            self._events = EventFile(self.path / "tensorboard", (self._resumed_step or 0) + 1)
+
+    def _clean_up(self) -> None:
+        """Remove what writers that were killed have left."""
+        checkpoints.remove_parts(self.path / "checkpoints")
+        for temporary in self.path.glob(TEMPORARY):
+            temporary.unlink()
+
+    def _shorten_log(self) -> None:
+        log = self.path / LOG
+        if log.exists():
+            kept = [line for line in read_bytes(log).splitlines(keepends=True) if _step_of(line) <= self._resumed_step]
+            with replacing(log) as file:
+                file.writelines(kept)
+
+    def _keep_traces(self) -> None:
+        """Move the traces so far to a folder of their own."""
+        traces, config = self.path / "traces", self.path / CONFIG
+        if not traces.exists():
+            return
+        if config.exists():
+            # It says whose traces these are, and what they were measured on (traces/read/starts.py).
+            with replacing(traces / CONFIG) as file:
+                file.write(read_bytes(config))
+        earlier = self.path / EARLIER
+        earlier.mkdir(exist_ok=True)
+        # Several starts may go on from the same step: the traces of each are kept.
+        name = f"to-{checkpoints.folder_name(self._resumed_step)}"
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        kept = traces.rename(next(earlier / one for one in names if not (earlier / one).exists()))
+        for live in kept.glob("*.live"):  # where the nodes of this start see each other (dist/watch/live.py)
+            traces.mkdir(exist_ok=True)
+            live.rename(traces / live.name)
 
     def add_to_config(self, **facts) -> None:
-        """Write config.json again, with what has become known of this run."""
+        """Write config.json, with what has become known of this run."""
         self._config |= facts
-        with file_errors(self.path, "choose another --out"), replacing(self.path / "config.json") as file:
-            file.write(f"{as_json(self._config, indent=1)}\n".encode())
+        write_json(self.path / CONFIG, self._config)
 
     def log(self, record: dict) -> None:
         """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written.
 
         A loss or norm that is not finite becomes null, as JSON has no word for it.
         """
-        with file_errors(self.path / "log.jsonl", "free some space or see to the disk, and go on with --resume"):
+        with file_errors(self.path / LOG, "free some space or see to the disk, and go on with --resume"):
             # The open file would still take lines if somebody has removed the folder, and nobody would ever read them.
             self._check_lock()
             self._log.write(as_json(record) + "\n")
@@ -109,14 +138,26 @@ class RunFolder:
     def write_summary(self, **facts) -> None:
         """summary.json: what is known only at the end of a run."""
         self._check_lock()
-        with replacing(self.path / "summary.json") as file:
-            file.write(f"{as_json(facts, indent=1)}\n".encode())
+        write_json(self.path / SUMMARY, facts)
+
+
+def confirm_summary(path: Path) -> None:
+    """Give summary.json the present time: the sign for --restarts and job scripts that a start ended well.
+
+    For a start that has no step to make. Where the last start was killed before it wrote one, an empty one is made.
+    """
+    summary = path / SUMMARY
+    with file_errors(summary, "see to the disk"):
+        if summary.exists():
+            os.utime(summary)
+        else:
+            write_json(summary, {})
 
 
 def check_holds_no_run(path: Path) -> None:
     """UserError if a new run cannot begin in this folder, as it holds one."""
     with file_errors(path, "choose another --out"):
-        if (path / "config.json").exists():
+        if (path / CONFIG).exists():
             raise UserError(
                 f"{path} already holds a run (config.json): choose another --out, remove it, or go on with it "
                 "(--resume)"

@@ -4,10 +4,10 @@ Some starts never end by themselves. Open MPI's mpirun stays where a host's cabl
 Ranks that hang before their first step do not watch each other yet (dist/watch), one rank alone is watched by nobody,
 and neither are ranks that write the run's last checkpoint. So this process looks at what grows in the run folder:
 
-- A run that moves on writes a line of its log each step, config.json before, and parts of a checkpoint meanwhile. A
-  start has failed that writes none of it for --restart-after seconds. Nothing shows within a step, nor while it
-  compiles, tokenizes a text or validates: the limit has to be longer than each of these. The default, an hour, is many
-  times as long, so what still moves on is not ended.
+- A run that moves on writes config.json after its first step, a line of its log each step, and parts of a checkpoint
+  meanwhile. A start that writes none of it for --restart-after seconds has failed. Nothing shows within a step, nor
+  while the run compiles, tokenizes a text or validates: the limit has to be longer than each of these. The default, an
+  hour, is many times as long, so a run that moves on is not ended.
 - Rank 0 touches the lock every two seconds while it lives, hanging or not (lock_file.py). If that ends, too, the ranks
   are gone: after GONE_S the launcher is. GONE_S is six times as long as what lets another job take over such a lock.
 

@@ -24,7 +24,8 @@ from traces.units import count_text
 def run_table(
     settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path
 ) -> str:
-    """What rank 0 prints before the first step: what the settings come to on this machine, then all settings.
+    """What rank 0 prints before the first step: what --strategy auto chose, what the settings come to here, and all
+    settings.
 
     whole: of the whole model. cut: how the ranks share it (scripts/settings/model_parallel.py), None where they do not.
     choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
@@ -43,7 +44,11 @@ def run_table(
         "MPI": library_name(),
         "run folder": str(path),
     }
-    return "\n".join([*(f"{name:<13} {value}" for name, value in facts.items()), "", *two_columns(settings), ""])
+    auto = choice.get("auto")
+    overlap = " with overlap" if auto and auto["overlap"] else ""
+    chosen = [f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}"] if auto else []
+    lines = [f"{name:<13} {value}" for name, value in facts.items()]
+    return "\n".join([*chosen, *lines, "", *two_columns(settings), ""])
 
 
 def blas_of_ranks(world, asked: str) -> dict:

@@ -107,8 +107,9 @@ def why_it_ends(
 ) -> str | None:
     """In words, after a start that ended with this exit code; None if another start follows.
 
-    is_done: it has left a summary.json of its own. was_asked: a signal came. earlier, after: what the starts before and
-    this one had reached when they ended. left: restarts that are left. is_late: --minutes end before another.
+    is_done: it has written summary.json, or given it a new time. was_asked: a signal came. earlier, after: what the
+    starts before and this one had reached when they ended. left: restarts that are left. is_late: --minutes end before
+    another.
     """
     if is_done:
         return "the run has ended well"

@@ -33,9 +33,15 @@ class RunLock:
         return self
 
     def __exit__(self, *error):
-        if self._file:
+        self.release()
+
+    def release(self) -> None:
+        """Give the lock back, if this rank has it. A signal's handler may call it again meanwhile."""
+        if self._thread:
             self._thread.stop()
-            self._file.release()
+        file, self._file = self._file, None
+        if file:
+            file.release()
 
     def take(self, folder: Path, anyway: bool) -> None:
         """Rank 0 makes the lock of the run folder, and all nodes look whether they see it. Collective.

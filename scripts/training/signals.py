@@ -34,10 +34,11 @@ def let_wait() -> None:
 
 class Signals:
     """Catches the signals of ASKS from here on, so that they end nothing, but for those that want the end of a run
-    without a step, and a second Ctrl-C: that is `end(text, exit code)`, which does not return."""
+    without a step, and a second Ctrl-C: that is `end(text, exit code)`, which does not return. clean_up: called before
+    the end of a run without a step."""
 
-    def __init__(self, end: Callable[[str, int], None]):
-        self._end, self._has_met, self._pressed = end, False, None
+    def __init__(self, end: Callable[[str, int], None], clean_up: Callable[[], None] = lambda: None):
+        self._end, self._clean_up, self._has_met, self._pressed = end, clean_up, False, None
         self._arrived = dict.fromkeys(ASKS, 0)
         self._answered = dict(self._arrived)
         for number in ASKS:
@@ -65,6 +66,7 @@ class Signals:
         code, now = EXIT_CODES.get(ASKS[number]), time.monotonic()
         if code and not self._has_met:
             name = signal.Signals(number).name
+            self._clean_up()
             self._end(f"{name} ends the run before its first step: the same command with --resume begins\n", code)
         elif number == signal.SIGINT and self._pressed is not None and now - self._pressed > ONE_PRESS_S:
             self._end(

@@ -13,6 +13,7 @@ from gpt2.formats import weights
 from gpt2.formats.checkpoints import CUT, STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
 from scripts.training.changes import changed_settings
+from scripts.training.folder import confirm_summary
 from scripts.training.same_files import check_same_files
 from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
 from strategies import STRATEGIES
@@ -101,11 +102,17 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
     Collective. Ends the job with one line where it is another run.
     """
     checkpoint, changes = find_checkpoint(world, out / "checkpoints"), ""
+    is_done = checkpoint is not None and checkpoint.step >= steps
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
             if world.rank == 0:
                 changes = changed_settings(checkpoint, facts["settings"], typed, steps)
+                if is_done:
+                    confirm_summary(out)
+    if is_done:
+        world.print(f"{out} has made {checkpoint.step} steps of {steps}: nothing is left to do; --steps makes more")
+        return checkpoint
     begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
     world.print(f"{out} {begins}{changes and f'; {changes}'}")
     return checkpoint

@@ -10,7 +10,7 @@ from dist.stage_links import DOWN, UP
 from gpt2.data.windows import Windows
 from gpt2.model import GPT2, no_hook
 from gpt2.pipeline import Actions
-from traces.record.phases import PHASES
+from traces.record.phases import EXCHANGE, PHASES, PIPELINE
 
 
 class NoStageLinks:
@@ -152,8 +152,8 @@ class Worker:
 
         Waiting for data counts as computing: a rank that its data holds up is slow for the others all the same.
         """
-        computing = self.tracer.seconds("data", "forward", "backward")
-        return self.tracer.exchange_seconds(), computing, self.tracer.seconds(*PHASES), self.tracer.pipeline_seconds()
+        computing = "data", "forward", "backward"
+        return tuple(self.tracer.seconds(*phases) for phases in (EXCHANGE, computing, PHASES, PIPELINE))
 
 
 class Server:

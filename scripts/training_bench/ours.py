@@ -1,11 +1,10 @@
 """Our side of bench_training.py: a training as scripts/train.py makes it, without its log and its checkpoints."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from gpt2.errors import UserError
+from dist.world import ClosedTogether
 from scripts.settings.training import Settings, parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.run_lock import RunLock
@@ -29,19 +28,16 @@ def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settin
 def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds and the mean loss of each step of a training from its beginning. Collective.
 
-    out: a folder, in which its run folder lies meanwhile.
+    out: a folder, in which its run folder lies meanwhile, with nothing but its lock.
     """
     settings = settings_of(name, training, steps, out)
-    with RunLock(world) as lock:
-        parts = assemble(settings, world, lock)
-        with parts.resources, closing(parts.tracer), parts.checkpoints:
+    with RunLock(world) as lock, ClosedTogether() as resources:
+        parts = assemble(settings, world, lock, resources)
+        with closing(parts.tracer), parts.checkpoints:
             for step in parts.steps:
                 yield make_step(parts, step)
             for _ in parts.model.ranges():  # what is still being gathered arrives
                 pass
-    with world.together(UserError):
-        if world.rank == 0:
-            shutil.rmtree(settings.out)
 
 
 def make_step(parts, step: int) -> tuple[float, float]:

@@ -37,8 +37,8 @@ def test_all_ranks_hold_the_same_rounded_parameters(comm, trainer, monkeypatch):
 
     assemble, held = train.assemble, []
 
-    def with_a_look_at_the_end(settings, world, lock):
-        parts = assemble(settings, world, lock)
+    def with_a_look_at_the_end(*arguments):
+        parts = assemble(*arguments)
         leave_last, model, rounded = parts.checkpoints.leave_last, parts.model, parts.worker.model.parameters.flat
 
         def look(step, whole):

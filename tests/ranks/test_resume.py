@@ -9,12 +9,15 @@ import pytest
 from dist.probe.links import probe_links
 from dist.world import start_world, world_of
 from gpt2.data.shards import write_shard
+from gpt2.errors import UserError
 from gpt2.formats import llmc
 from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
 from scripts.training import assemble
+from scripts.training.meeting import MeetingPoint
 from strategies import STRATEGIES
 from tests.support.in_process import log, train
+from traces import read_run
 
 SMALL = ["--n-layer", 2, "--n-head", 1, "--n-embd", 10, "--context", 8, "--vocab-size", 100, "--trace", "off"]
 # eps: where the true gradient is 0 (the key bias), AdamW makes steps of rounding noise otherwise.
@@ -32,12 +35,12 @@ class Runs:
             write_shard(self.folder / "tokens.bin", tokens)
         comm.Barrier()
 
-    def run(self, out, *flags, world=None):
+    def run(self, out, *flags, world=None, code=None):
         world = world or self.world
         workers = world.size - ("dedicated" in flags)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
         batch = ["--batch-size", GLOBAL_BATCH // workers]
-        train(world, self.folder / out, *SMALL, *STEPS, *data, *batch, *flags)
+        train(world, self.folder / out, *SMALL, *STEPS, *data, *batch, *flags, code=code)
 
     def interrupted(self, out, copy, world=None):
         """Copy a run as it would be if it had been killed after its checkpoint of step 3 and before that of step 6."""
@@ -191,9 +194,70 @@ def test_a_longer_run_keeps_its_learning_rates_or_is_asked(comm, runs, capsys):
     expected = [short.at(step) for step in range(1, 10)] + [long.at(step) for step in range(10, 13)]
     assert [line["lr"] for line in log(run)] == pytest.approx(expected, rel=1e-12)
     config = json.loads((run / "config.json").read_text())
-    assert [start["resumed_step"] for start in config["earlier"]] == [None, 6, 9]
+    assert [start["resumed_step"] for start in config["earlier"]] == [None, 6], "a start without a step leaves no word"
     assert all(start["code"].keys() >= {"commit", "dirty"} for start in (*config["earlier"], config))
     assert [config["settings"][name] for name in ("model", "n_head", "lr_steps")] == ["baby", 1, 12]
+
+
+def content(folder):
+    """{path: bytes of a file, None of a folder}: all there is."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_a_start_without_a_step_to_make_changes_nothing(comm, runs, capsys):
+    """It says so in one line. The summary's new time tells --restarts that this start has ended well."""
+    run = runs.folder / "run"
+    runs.run("run", "--trace", "on")
+    before, summary = content(run), (run / "summary.json").stat().st_mtime_ns
+    comm.Barrier()
+    for more in (["--strategy", "auto"], ["--steps", 4, "--lr-steps", 6]):
+        capsys.readouterr()
+        runs.run("run", "--resume", *more, code=0)
+        said = capsys.readouterr().out
+        assert comm.rank or (said.count("\n") == 1 and "nothing is left to do" in said), said
+        assert content(run) == before
+    assert (run / "summary.json").stat().st_mtime_ns > summary
+    comm.Barrier()
+    if comm.rank == 0:
+        (run / "summary.json").unlink()  # killed between the last checkpoint and the summary
+    runs.run("run", "--resume", code=0)
+    assert json.loads((run / "summary.json").read_text()) == {}
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("fails", ["a tokenizer of no such vocabulary", "in the first step"])
+def test_a_start_that_fails_before_its_first_step_changes_nothing(comm, runs, monkeypatch, fails):
+    """On two nodes, which see each other by files among the traces. Of a new run no folder stays."""
+
+    def fail(*arguments):
+        with runs.world.together(UserError):
+            raise UserError("a late mistake")
+
+    nodes = world_of(comm, comm.Split(comm.rank))
+    runs.run("run", "--trace", "on", "--strategy", "ring", world=nodes)
+    runs.interrupted("run", "interrupted")
+    before = content(runs.folder)
+    comm.Barrier()
+    flags = ["--trace", "on", "--strategy", "ring"]
+    if fails == "in the first step":
+        monkeypatch.setattr(MeetingPoint, "meet", fail)
+    else:
+        flags += ["--sample-every", 1, "--tokenizer", "bytes"]
+    for out, more in (("interrupted", ["--resume"]), ("new", [])):
+        with pytest.raises(SystemExit) as ended:
+            runs.run(out, *flags, *more, world=nodes)
+        assert ended.value.code == 2
+        comm.Barrier()
+        assert content(runs.folder) == before
+        comm.Barrier()
+    monkeypatch.undo()
+    runs.run("interrupted", *flags[:4], "--resume", world=nodes)
+    assert (runs.folder / "interrupted" / "earlier-traces" / "to-step-00000003" / "rank-00001.trace").exists()
+    assert read_run(runs.folder / "interrupted").config["resumed_step"] == 3
+    assert runs.result("interrupted")[1] == runs.result("run")[1]
 
 
 @pytest.mark.ranks(2)

@@ -9,7 +9,6 @@ import pytest
 from dist.world import start_world, world_of
 from gpt2.formats import checkpoint_files
 from scripts.training import run_lock
-from scripts.training.folder import RunFolder
 from scripts.training.lock import LOCK, own_lock, read_lock
 from scripts.training.run_lock import RunLock
 from tests.support.in_process import train
@@ -137,22 +136,3 @@ def test_a_part_of_another_job_makes_no_checkpoint(comm, shared_path, monkeypatc
     assert comm.rank or re.search(r"rank 0 on \S+: the checkpoint of step 4 was not written: .*rank-00001.*f{32}", said)
     comm.Barrier()
     assert list((shared_path / "run" / "checkpoints").iterdir()) == []
-
-
-@pytest.mark.ranks(1)
-def test_a_summary_of_an_earlier_start_does_not_outlive_the_next_one(comm, shared_path, monkeypatch):
-    """Exit code 0 counts only with a summary: it must be this start's."""
-    train(start_world(), shared_path, *TRAINING)
-    (shared_path / "summary.json").write_text("{}")
-
-    class Stop(Exception):
-        pass
-
-    def stop(folder, *arguments):
-        raise Stop
-
-    monkeypatch.setattr(RunFolder, "write_config", stop)
-    with pytest.raises(Stop):
-        train(start_world(), shared_path, *TRAINING, "--resume")
-    assert not (shared_path / "summary.json").exists()
-    assert not (shared_path / LOCK).exists()

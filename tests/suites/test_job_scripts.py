@@ -142,7 +142,7 @@ def test_the_time_limit_is_told_to_the_ranks(folder, said, environment, end):
     ("plan", "code", "wanted", "says"),
     [
         ("mkdir -p $run; touch $run/summary.json", 0, None, "ended with exit code 0"),
-        ("exit 0", 1, None, "there is no runs/one/summary.json"),
+        ("exit 0", 1, None, "this start left no runs/one/summary.json"),
         ("checkpoint 00000008.part; exit 75", 1, None, "interrupted without a new checkpoint"),
         ("checkpoint 00000004; exit 9", 9, None, "ended with exit code 9"),
         ("exit 2", 2, None, "ended with exit code 2"),
@@ -173,6 +173,7 @@ def test_the_summary_of_an_earlier_start_does_not_count(folder):
     (folder / "runs/one/summary.json").touch()
     code, output = end_of(start(folder, "exit 0"))
     assert code == 1, output
+    assert (folder / "runs/one/summary.json").exists(), "a start that makes no step takes nothing away"
 
 
 def test_a_task_of_an_array_queues_itself_alone(folder):

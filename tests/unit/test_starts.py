@@ -29,12 +29,15 @@ def made(tmp_path_factory):
     path.mkdir()
     for resumed, fault in STARTS:
         folder = RunFolder(path, lambda: None, resumed)
+        folder.set_config({}, [], "", {})
+        folder.begin()
         before = (path / "log.jsonl").read_bytes()
         faulty_runs.make(path, first=(resumed or 0) + 1, steps=40, **fault)
         (path / "log.jsonl").write_bytes(before + (path / "log.jsonl").read_bytes())
         config = json.loads((path / "config.json").read_text())
         facts = {name: config[name] for name in ("links", "parameters")} | {"resumed_step": resumed}
-        folder.write_config(config["settings"], config["ranks"], config["mpi_library"], facts)
+        facts |= {name: config[name] for name in ("settings", "ranks", "mpi_library")}
+        folder.add_to_config(**facts)
     return path
 
 

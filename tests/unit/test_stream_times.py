@@ -99,7 +99,7 @@ def test_seconds_in_a_step_wait_for_the_gpu(new_tracer):
         with tracer.phase("allreduce"):
             device.queue(4)
         with tracer.phase("wait"):
-            assert tracer.exchange_seconds() == pytest.approx(0.004, abs=2e-5)
+            assert tracer.seconds(*EXCHANGE) == pytest.approx(0.004, abs=2e-5)
             device.run(2)
         assert tracer.seconds("wait") == pytest.approx(0.002, abs=2e-5)
     device.waits = 0

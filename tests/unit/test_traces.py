@@ -15,7 +15,7 @@ from traces.export.paraver import STATE_OF
 from traces.plots.look import COLOUR
 from traces.read.trace_files import read_trace
 from traces.record import files, recorder
-from traces.record.phases import NAMES, PHASES, STEP
+from traces.record.phases import EXCHANGE, NAMES, PHASES, STEP
 
 
 def trace_of(folder):
@@ -73,11 +73,11 @@ def test_seconds_are_the_steps_own_and_need_no_file():
     with tracer.phase("allreduce"):
         time.sleep(0.001)
     assert tracer.seconds("allreduce") == during >= 0.004
-    assert tracer.exchange_seconds() == pytest.approx(tracer.seconds("allreduce") + tracer.seconds("bcast"))
-    assert tracer.exchange_seconds() >= 0.005
+    assert tracer.seconds(*EXCHANGE) == pytest.approx(tracer.seconds("allreduce") + tracer.seconds("bcast"))
+    assert tracer.seconds(*EXCHANGE) >= 0.005
     with tracer.step(2):
         pass
-    assert tracer.exchange_seconds() == 0
+    assert tracer.seconds(*EXCHANGE) == 0
 
 
 @pytest.mark.parametrize(("steps", "written"), [("on", [0, 1, 2, 3, 4]), ("2:3", [2, 3]), ("4:9", [4])])

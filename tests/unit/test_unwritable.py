@@ -149,7 +149,8 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
 
     (tmp_path / "run").mkdir()
     folder = RunFolder(tmp_path / "run", lambda: None, None, tensorboard=True)
-    folder.write_config({}, [], "", {})
+    folder.set_config({}, [], "", {})
+    folder.begin()
     folder.log({"step": 1, "loss": 3.0})
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     with files_of_at_most(events.stat().st_size + 5):
@@ -166,11 +167,13 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
 def test_starts_from_the_same_step_keep_each_other_s_traces(tmp_path):
     (tmp_path / "run").mkdir()
     for start in range(4):
-        RunFolder(tmp_path / "run", lambda: None, 7 if start else None)
+        folder = RunFolder(tmp_path / "run", lambda: None, 7 if start else None)
+        folder.set_config({}, [], "", {})
+        folder.begin()
         (tmp_path / "run" / "traces").mkdir()
         (tmp_path / "run" / "traces" / f"of-start-{start}").touch()
     kept = {
-        path.name: [file.name for file in path.iterdir()] for path in (tmp_path / "run" / "earlier-traces").iterdir()
+        path.name: [file.name for file in path.glob("of-*")] for path in (tmp_path / "run" / "earlier-traces").iterdir()
     }
     assert kept == {
         "to-step-00000007": ["of-start-0"], "to-step-00000007-2": ["of-start-1"], "to-step-00000007-3": ["of-start-2"],

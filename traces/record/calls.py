@@ -15,13 +15,16 @@ from traces.record.phases import INDEX
 
 
 class CallFile:
-    """folder, identity, clock: as files.create takes them. OSError where it cannot be written."""
+    """folder, identity, clock: as files.create takes them. Call `begin` before the first `write`. OSError."""
 
-    def __init__(self, folder, identity: dict, clock: dict):
+    def __init__(self, folder, identity: dict, clock: dict | None):
         self._path = files.calls_path(folder, identity["rank"])
         self._header = files.header_of(files.CALLS_FORMAT, identity, clock)
         self._records, self._file = [], None
-        self._path.unlink(missing_ok=True)  # an earlier run's in the same folder
+
+    def begin(self) -> None:
+        """Remove the file of an earlier run in the same folder."""
+        self._path.unlink(missing_ok=True)
 
     def add(self, *record) -> None:
         self._records.append(record)

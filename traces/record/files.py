@@ -61,7 +61,7 @@ def counters_path(folder, node: int) -> Path:
     return Path(folder) / f"node-{node:05d}.counters"
 
 
-def create(folder, identity: dict, clock: dict):
+def create(folder, identity: dict, clock: dict | None):
     """Start one rank's trace file: make the folder, write the header. Returns the open binary file."""
     path = trace_path(folder, identity["rank"])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +76,9 @@ def create(folder, identity: dict, clock: dict):
     return begin(path, header_of(TRACE_FORMAT, identity, clock))
 
 
-def header_of(kind: str, identity: dict, clock: dict) -> dict:
-    """What stands before the records of one rank."""
+def header_of(kind: str, identity: dict, clock: dict | None) -> dict:
+    """What stands before the records of one rank. clock: None where all ranks read the same one."""
+    clock = clock or {"offset_ns": 0, "error_ns": 0}
     header = {"format": kind, "version": VERSION, "identity": identity}
     return header | {"phases": NAMES, "fields": RECORD.descr, "clock": clock}
 

@@ -1,6 +1,7 @@
 """Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
 
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from traces.record import files
 from traces.record.calls import Call, CallFile
 from traces.record.files import RECORD
-from traces.record.phases import EXCHANGE, INDEX, NAMES, PIPELINE, STEP, check_phase
+from traces.record.phases import INDEX, NAMES, STEP, check_phase
 from traces.record.steps import TracedSteps
 from traces.record.stream_times import GPU_PHASES, StreamTimes
 
@@ -21,29 +22,28 @@ WRITE_AT_PHASE_END_NS = 1_000_000_000
 class Tracer:
     """Times phases, keeps the current step's sums, and writes every span of the traced steps.
 
-    folder: where the trace files go (RUN/traces), None to write nothing.
-    identity: rank, ranks, node, host, local_rank, strategy.
+    folder: where the trace files go (RUN/traces), None to write nothing. identity: as files.py describes it.
     steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included. "on" writes those that
     steps.py calls regular, and those of which `keep_step` was called.
     most_bytes: that this rank's files may take; what comes after is not written, and `is_full` says so.
+    waits: open no file before `begin` is called. What is traced until then stays in memory.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
     counters: the node's CounterFile, for the one rank of it that samples them.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
     device: the GPU that the rank computes on, as in stream_times.py; None without one. Its stream is waited for at a
     step's end, and where the step's seconds are asked for before.
-    on_stream: names of the phases to time on the stream. Exchanges belong to them if they are queued there (NCCL), or
-    leave work there, such as the last copy to the GPU.
+    on_stream: phases to time on the stream. Exchanges belong to them if they queue work there (NCCL, a last copy).
 
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
     step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
-    What cannot be written ends the tracing and not the run: `failure` is the OSError, after which nothing is written.
-    A phase costs one to two microseconds, half a microsecond more when its batch is written (2-core EPYC machine).
+    An OSError ends the tracing and not the run: `failure` holds it. A phase costs about two microseconds.
     With a device, a step's spans are known at its end: a process that is killed loses those of its last step.
     """
 
     def __init__(
         self, folder=None, identity: dict | None = None, steps: str = "on", clock: dict | None = None,
         counters=None, on_phase=None, device=None, on_stream=GPU_PHASES, most_bytes: float = float("inf"),
+        waits: bool = False,
     ):  # fmt: skip
         self._on_phase = on_phase
         self._steps = TracedSteps(steps)
@@ -59,14 +59,25 @@ class Tracer:
         self._new_phase = _Phase if device is None else _StreamPhase
         self._written_at = perf_counter_ns()
         self.failure: OSError | None = None
+        self._create = None  # opens the rank's file, until `begin` has called it
         if folder is not None and steps != "off":
-            clock = clock or {"offset_ns": 0, "error_ns": 0}
-            with self._or_stop():
-                self._file = files.create(folder, identity, clock)
-                self._calls = CallFile(folder, identity, clock)
-                if counters is not None:
-                    counters.begin()
+            self._create = partial(files.create, folder, identity, clock)
+            self._calls = CallFile(folder, identity, clock)
+        if not waits:
+            self.begin()
         self._writing = self._is_traced(0)
+
+    def begin(self) -> None:
+        """Open the files, and write what has been traced so far."""
+        create, self._create = self._create, None
+        if create is None:
+            return
+        with self._or_stop():
+            self._file = create()
+            self._calls.begin()
+            if self._counters is not None:
+                self._counters.begin()
+        self._write()
 
     def step(self, number: int):
         """Context manager: the step `number`, counted from 1. Starts the sums of `seconds` anew."""
@@ -116,14 +127,6 @@ class Tracer:
             self._stream.settle()
         return sum(self._spent[name if name == STEP else check_phase(name)] for name in names) * 1e-9
 
-    def exchange_seconds(self) -> float:
-        """Seconds spent in all exchange phases, of the same step as `seconds`."""
-        return self.seconds(*EXCHANGE)
-
-    def pipeline_seconds(self) -> float:
-        """Seconds of sending to neighbouring stages and, mostly, of waiting for them, of the same step."""
-        return self.seconds(*PIPELINE)
-
     @property
     def counters_ns(self) -> int:
         """Nanoseconds spent on reading the node's counters."""
@@ -148,27 +151,24 @@ class Tracer:
                 self._close_files()
 
     def _close_files(self) -> None:
-        file, self._file, self._writing = self._file, None, False
+        file, self._file, self._create, self._writing = self._file, None, None, False
         self._records.clear()
-        if file is not None:
-            file.close()
-            if self._calls is not None:
-                self._calls.close()
-            if self._counters is not None:
-                self._counters.close()
+        for each in (file, self._calls, self._counters) if file else ():
+            if each is not None:
+                each.close()
 
     def written_bytes(self) -> int:
         """Bytes of this rank's files, without their first lines."""
         return self.spans * RECORD.itemsize + (0 if self._counters is None else self._counters.written_bytes)
 
     def _is_traced(self, step: int) -> bool:
-        return self._file is not None and step in self._steps
+        return (self._file or self._create) is not None and step in self._steps
 
     def _begin_step(self, number: int) -> None:
         """Decide whether its spans are written in any case, remember what there was before them, read the counters."""
         self._keeps = self._steps.keep(number)
         counters = self._counters and self._counters.mark()
-        self._marks = len(self._records), self._calls and self._calls.mark(), counters
+        self._marks = len(self._records), self._calls.mark(), counters
         if self._counters is not None:
             self._counters.read_at(perf_counter_ns())
 
@@ -189,8 +189,7 @@ class Tracer:
                 files.append(self._file, np.array(self._records, RECORD).tobytes())
                 self.spans += len(self._records)
                 self._records.clear()
-            if self._calls is not None:
-                self.spans += self._calls.write()
+            self.spans += self._calls.write() if self._calls else 0
             if self._counters is not None:
                 self._counters.write()
             if self.written_bytes() >= self._most_bytes:
