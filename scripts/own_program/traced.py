@@ -38,7 +38,7 @@ class ProgramTracer(Tracer):
 
     def __init__(self, log, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._log, self._noted, self.made = log, {}, 0
+        self._log, self._noted, self.made, self._begun = log, {}, 0, time.monotonic()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -48,7 +48,8 @@ class ProgramTracer(Tracer):
             yield
         self.made += 1
         if self._log is not None:
-            self._log.write(as_json(self._noted | {"step": number, "step_s": self.seconds("step")}) + "\n")
+            times = {"step_s": self.seconds("step"), "elapsed_s": time.monotonic() - self._begun}
+            self._log.write(as_json(self._noted | {"step": number} | times) + "\n")
 
     def note(self, **numbers: float) -> None:
         """What the log is to say of the current step, too; of a `loss` there is a figure. Rank 0's count."""

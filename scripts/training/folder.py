@@ -36,7 +36,7 @@ class RunFolder:
     def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
         self.path, self._check_lock, self._resumed_step = Path(path), check_lock, resumed_step
         self._tensorboard, self._events = tensorboard, None
-        self._started = time.strftime(TIME)
+        self._started, self._begun = time.strftime(TIME), time.monotonic()
         if resumed_step is None:
             check_holds_no_run(self.path)
         for name in (LOG, CONFIG, SUMMARY):
@@ -122,8 +122,9 @@ class RunFolder:
     def log(self, record: dict) -> None:
         """Write one line of log.jsonl; the file system has it on return. UserError: it cannot be written.
 
-        A loss or norm that is not finite becomes null, as JSON has no word for it.
+        The line gets `elapsed_s`, too. A loss or norm that is not finite becomes null, as JSON has no word for it.
         """
+        record = record | {"elapsed_s": time.monotonic() - self._begun}
         with file_errors(self.path / LOG, "free some space or see to the disk, and go on with --resume"):
             # The open file would still take lines if somebody has removed the folder, and nobody would ever read them.
             self._check_lock()

@@ -1,7 +1,8 @@
 """A run folder as it is at this moment: whether the run lives, how far it is, and the verdict on its last steps.
 
 All of it is read from files that the run writes meanwhile. Whether the run lives, its lock says: rank 0 touches that
-every two seconds. How long ago the last step was is the time between two files' changes, so no two machines' clocks are
+every two seconds. Seconds are those that the run itself has written, so a folder that was copied says the same. Only
+how long ago the last step of a live run was is the time between two files' changes: no two machines' clocks are
 compared. A look costs no more for a long run than for a short one: traces/read/tails.py reads the ends of long files.
 """
 
@@ -17,7 +18,7 @@ from dist.watch.stalls import Observation
 from gpt2.errors import UserError
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
-from scripts.training.lock import LOCK, Seen, look
+from scripts.training.lock import LOCK, Seen, is_near, is_running, look, own_lock
 from scripts.training.lock_file import OLD_S
 from traces.read.run_files import Gaps, read_config, read_log
 from traces.read.runs import read_run
@@ -37,9 +38,9 @@ STALL_S, STALL_STEPS = 10.0, 10  # without a line in the log, both together: val
 class RunState:
     """One look at a run. Seconds are None where nothing tells them.
 
-    log: rows by step; of a long log only some. elapsed_s: since this start of the run began. remaining_s: as the steps
-    so far went. stall: a sentence, "" for none. measured, answer: the last traced steps and what diagnose.py --json
-    says of them; None, and unmeasured says why.
+    log: rows by step; of a long log only some. elapsed_s: since this start of the run began; to its last step if it is
+    over. remaining_s: as the steps so far went. stall: a sentence, "" for none. measured, answer: the last traced steps
+    and what diagnose.py --json says of them; None, and unmeasured says why.
     """
 
     path: Path
@@ -105,6 +106,8 @@ class Watcher:
         if self._lock is not None and lock != self._lock:
             self._lock_moved_at = now
         self._lock = lock
+        if lock.lock and is_near(lock.lock, own_lock()) and not is_running(lock.lock):
+            return False, lock
         # Seen to move; or as long as it has not been looked at for so long, moved lately by this machine's clock.
         is_new = now - self._begun < OLD_S and time.time() - lock.moved_ns * 1e-9 < OLD_S
         return now - self._lock_moved_at < OLD_S or is_new, lock
@@ -162,54 +165,62 @@ class Positions:
 
 @dataclass(frozen=True)
 class Times:
-    """Moments in seconds since 1970, of the file system's clock but for `started`; steps of this start of the run.
+    """The run's seconds, by its own records; what has passed since the last one, by two times of change of its files.
 
-    started, begun: the job, and its first step, about; logged: the last line of the log; beaten: the lock's last
-    heartbeat. made, left: steps.
+    made, left: steps of this start of the run; left is None where nothing says how many there will be. step_s: the
+    median of the last steps. pace_s: a step's, with validations and checkpoints. logged_s: from the start's beginning
+    to its last line in the log. silent_s: since then, of a run that lives. waiting_s: of a start that has made no step.
     """
 
-    started: float | None
-    begun: float | None
-    logged: float | None
-    beaten: float | None
     made: int
     left: int | None
     step_s: float | None
+    pace_s: float | None
+    logged_s: float | None
+    silent_s: float
+    waiting_s: float | None
 
     @classmethod
     def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
-        step, last = log[-1]["step"] if log else 0, config.get("settings", {}).get("steps")
+        """lock: of a run that lives, else None."""
+        last, resumed = config.get("settings", {}).get("steps"), config.get("resumed_step") or 0
+        step, beaten = log[-1]["step"] if log else 0, lock and lock.moved_ns * 1e-9
         started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
-        logged, written = changed_at(path / "log.jsonl"), changed_at(path / "config.json")
-        # config.json is written right before the first step; again at the end of the run.
-        begun = written if written and logged and written < logged else started
-        made = max(0, step - (config.get("resumed_step") or 0))
-        if holder and started and holder > started:  # folder and log are still those of the start before
-            started, made = holder, 0
+        rows = [row for row in log if row["step"] > resumed]
+        if holder and (started is None or holder > started):  # folder and log are still those of the start before
+            rows = []
         seconds = [row["step_s"] for row in log[-100:] if "step_s" in row]
+        step_s = float(np.median(seconds)) if seconds else None
+        pace_s = logged_s = None
+        if rows and step_s is not None:
+            # Logs of older versions have no elapsed_s.
+            first_s, logged_s = (row.get("elapsed_s", step_s * (row["step"] - resumed)) for row in (rows[0], rows[-1]))
+            pace_s = max(step_s, (logged_s - first_s) / max(1, step - rows[0]["step"]))
+        logged = changed_at(path / "log.jsonl")
         return cls(
-            started, begun, logged, lock and lock.moved_ns * 1e-9, made,
-            None if last is None else max(0, last - step), float(np.median(seconds)) if seconds else None,
-        )  # fmt: skip
+            made=step - resumed if rows else 0,
+            left=None if last is None else max(0, last - step),
+            step_s=step_s,
+            pace_s=pace_s,
+            logged_s=logged_s,
+            silent_s=max(0.0, beaten - logged) if beaten and logged else 0.0,
+            waiting_s=max(0.0, beaten - holder) if beaten and holder else None,  # two clocks, unless they are one
+        )
 
     def elapsed_s(self) -> float | None:
-        until = self.beaten or self.logged
-        return max(0.0, until - self.started) if until and self.started else None  # two clocks, unless they are one
+        return self.waiting_s if self.logged_s is None else self.logged_s + self.silent_s
 
     def remaining_s(self) -> float | None:
         """For the steps that are left, with validations and checkpoints as there were so far."""
-        if not self.made or self.left is None or not self.logged or not self.begun or self.step_s is None:
-            return None
-        return self.left * max(self.step_s, (self.logged - self.begun) / self.made)
+        return None if self.left is None or self.pace_s is None else self.left * self.pace_s
 
     def stall(self) -> str:
         """ "no step for 34 s, where one takes 0.41 s"; "" where the last one was not long ago."""
-        if not self.made or not self.beaten or self.step_s is None or self.left == 0:
+        if not self.made or self.step_s is None or self.left == 0:
             return ""
-        silent_s = self.beaten - self.logged
-        if silent_s < STALL_S + STALL_STEPS * self.step_s:
+        if self.silent_s < STALL_S + STALL_STEPS * self.step_s:
             return ""
-        return f"no step for {silent_s:.0f} s, where one takes {seconds_text(self.step_s)}"
+        return f"no step for {self.silent_s:.0f} s, where one takes {seconds_text(self.step_s)}"
 
 
 def moment(text: str | None) -> float | None:

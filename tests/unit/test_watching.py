@@ -40,6 +40,9 @@ def folder(tmp_path, made):
     after that. Rank 5 is slow."""
     path = shutil.copytree(made, tmp_path / "run")
     change(path, started=moment(0), steps=60)
+    rows = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+    rows = [row | {"elapsed_s": 10 + 58 * row["step"] / STEPS} for row in rows]
+    (path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (path / "lock.json").write_bytes(replace(own_lock(), started=moment(-1)).content())
     set_times(path)
     return path
@@ -76,9 +79,14 @@ def test_a_run_that_trains(folder):
 
 def test_a_run_that_went_on(folder):
     """Of the log only the steps of this start have taken its time."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for row in rows[:12]:
+        row["elapsed_s"] *= 100
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     change(folder, resumed_step=12)
     set_times(folder)
-    assert Watcher(folder).look().remaining_s == pytest.approx((60 - STEPS) * 58 / 12)
+    state = Watcher(folder).look()
+    assert (state.elapsed_s, state.remaining_s) == (69, pytest.approx((60 - STEPS) * 58 / STEPS))
     change(folder, resumed_step=STEPS)
     set_times(folder)
     state = Watcher(folder).look()
@@ -161,8 +169,31 @@ def test_a_lock_of_a_dead_job_does_not_live_as_a_server_s_clock_is_ahead(folder,
 
 def test_a_job_has_not_begun_after_its_last_sign_of_life(folder):
     """The one by its host's clock, the other by the file system's, which is behind."""
-    set_times(folder, log=-100, lock=-90)
+    (folder / "log.jsonl").write_text("")
+    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(65)).content())
+    set_times(folder, log=-100, lock=60)
     assert Watcher(folder).look().elapsed_s == 0
+
+
+def test_a_copied_folder_says_what_the_run_has_recorded(folder, monkeypatch):
+    """All its files are new, and this machine's clock is a day later. The holder of its lock has ended."""
+    monkeypatch.setattr("time.time", lambda: STARTED + 86400.0)
+    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(-1), born=1).content())
+    for path in folder.rglob("*"):
+        os.utime(path, (STARTED + 86400,) * 2)
+    state = Watcher(folder).look()
+    assert (state.word, state.elapsed_s) == (ENDED, 68)
+    change(folder, steps=STEPS)
+    (folder / "lock.json").unlink()
+    (folder / "summary.json").write_text("{}")
+    state = Watcher(folder).look()
+    assert (state.word, state.elapsed_s) == (FINISHED, 68)
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    (folder / "log.jsonl").write_text(
+        "".join(f"{json.dumps(row | {'elapsed_s': None})}\n" for row in rows).replace(', "elapsed_s": null', "")
+    )
+    step_s = np.median([row["step_s"] for row in rows])
+    assert Watcher(folder).look().elapsed_s == pytest.approx(STEPS * step_s), "of a run of an older version"
 
 
 @needs_rich
@@ -181,7 +212,7 @@ def test_what_is_not_there_yet(folder, tmp_path):
     (folder / "log.jsonl").unlink()
     os.utime(folder / "lock.json", (STARTED + 70,) * 2)
     state = Watcher(folder).look()
-    assert (state.word, state.log, state.elapsed_s) == (STARTING, [], None)
+    assert (state.word, state.log, state.elapsed_s) == (STARTING, [], 71)
     assert shown(state)[0].endswith("STARTING")
     (folder / "lock.json").unlink()
     with pytest.raises(RunError, match=r"config\.json is missing"):

@@ -105,9 +105,7 @@ def _header(run: Run, spans: Spans, groups: Communicators) -> str:
         f"c:1:{number}:{len(ranks)}:{':'.join(str(rank + 1) for rank in ranks)}\n"
         for number, ranks in enumerate(groups.members, start=WORLD)
     )
-    started = datetime.fromtimestamp(run.path.stat().st_mtime)
-    if "started" in run.config:
-        started = datetime.fromisoformat(run.config["started"])
+    started = datetime.fromisoformat(run.config.get("started", "1970-01-01T00:00:00"))
     return (
         f"#Paraver ({started:%d/%m/%Y at %H:%M}):{spans.end}_ns:{len(set(nodes))}({cpus_of_nodes}):"
         f"1:{len(nodes)}({tasks}),{len(groups.members)}\n{lines}"

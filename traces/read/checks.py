@@ -163,7 +163,7 @@ CONFIG = {
 EARLIER = {"started": CONFIG["started"], "resumed_step": STEP_NUMBER.or_none(), "ranks": integer(1, MOST_RANKS)}
 # Of a run that has diverged these are null, as JSON has no word for nan; older logs say NaN.
 DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none())
-LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE}
+LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE, "elapsed_s": NOT_NEGATIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}
 LOG_ROW |= {"mfu": NOT_NEGATIVE, "slowest_rank": RANK, "slowest_excess": ANY_NUMBER, "skipped": one_of(True)}
 LOG_ROW |= {"peak_underestimated": one_of(True), "pipeline_wait_s": NOT_NEGATIVE}
