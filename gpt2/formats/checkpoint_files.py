@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.errors import UserError, file_errors
-from gpt2.files import new_file
+from gpt2.files import new_file, regular
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 
 RUN = "run"
 LONGEST = 1 << 20  # elements of a range: 4 MiB
+AT_ONCE = 1 << 22  # bytes
 RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
 RANGE_CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
 
@@ -96,6 +97,15 @@ def read_range(stored: StoredRange, step: int) -> np.ndarray:
     if len(values) != count or _range_checksum(step, tensor.name, values) != stored.checksum:
         raise damaged(tensor.path, f"{tensor.name} does not have its checksum")
     return values
+
+
+def file_checksum(path: Path) -> int:
+    """The CRC-32 of a file's bytes. OSError."""
+    found = 0
+    with open(path, "rb", opener=regular) as file:
+        while block := file.read(AT_ONCE):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def damaged(path: Path, what: str) -> UserError:

@@ -33,18 +33,18 @@ from gpt2.config import GPT2Config
 from gpt2.errors import UserError, file_errors
 from gpt2.files import new_file, read_bytes, sync_folder
 from gpt2.formats import checkpoint_files
-from gpt2.formats.checkpoint_files import RUN, StoredRange, damaged, read_index
+from gpt2.formats.checkpoint_files import RUN, StoredRange, damaged, file_checksum, read_index
 from gpt2.formats.stored_numbers import check_config
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 from gpt2.pieces import pieces
 
-MARKER = "checkpoint.json"
+MARKER, MODEL = "checkpoint.json", "model.bin"
 WHOLE, IN_PIECES = "gpt2-mpi checkpoint 1", "gpt2-mpi checkpoint 2"
 CUT = "cut"
 STATE = ("parameters", "m", "v")
 NAME = re.compile(r"step-(\d{8,})(\.part)?", re.ASCII)
 FILE = re.compile(r"checkpoint\.json|rank-\d{5,}\.safetensors|model\.bin|\..*\.tmp", re.ASCII)
-CHECKSUM = "crc32"
+CHECKSUM, MODEL_CHECKSUM = "crc32", "model_crc32"
 
 
 def folder_name(step: int) -> str:
@@ -254,6 +254,21 @@ def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
         raise damaged(path, "it does not say how its model was cut") from None
     layouts = _layouts(config, layers, parts)
     return layouts, {begin: layout.count for begin, layout in layouts.items()}
+
+
+def check_model(path: Path) -> None:
+    """UserError if a checkpoint's model.bin is not what was written. Of other files, and of older versions', nothing is
+    known."""
+    path = path.resolve()
+    if path.name != MODEL or not path.with_name(MARKER).exists():
+        return
+    expected = _read_marker(path.with_name(MARKER)).get(MODEL_CHECKSUM)
+    with file_errors(path, "cannot read it; check the disk"):
+        if expected is not None and file_checksum(path) != expected:
+            raise UserError(
+                f"{path}: does not have the checksum in {MARKER}, expected the file that the run wrote: it is damaged; "
+                "remove it, and the parameters are read from the files beside it"
+            )
 
 
 def _read_marker(path: Path) -> dict:

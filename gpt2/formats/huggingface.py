@@ -7,6 +7,7 @@
 
 A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte has no pad there. The head is
 the token embedding: a lm_head.weight of its own must equal it. Old files also hold the causal mask, which is skipped.
+Names may still have the words of what a model was wrapped in when it was saved, as _orig_mod.transformer.wte.weight.
 """
 
 import math
@@ -35,7 +36,12 @@ LAYER = {
     "fc_weight": "mlp.c_fc.weight", "fc_bias": "mlp.c_fc.bias",
     "fcproj_weight": "mlp.c_proj.weight", "fcproj_bias": "mlp.c_proj.bias",
 }  # fmt: skip
-MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)", re.ASCII)
+SKIPPED = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|n_averaged", re.ASCII)  # causal masks; AveragedModel's count
+# Words that wrappers put into the names, anywhere: torch.compile; DataParallel, DDP, DeepSpeed and AveragedModel; FSDP;
+# activation checkpointing; Lightning's Fabric; a module that has the model as self.model.
+WRAPPERS = {
+    "_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "model"
+}  # fmt: skip
 FILE_NAME = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 CONVERT = (
     "a pickle can run any code, so it is never read: convert it where you trust it, with transformers: "
@@ -123,14 +129,18 @@ def open_source(path: Path) -> tuple[GPT2Config, dict[str, StoredTensor], Stored
         # Before the tensors: of another architecture, its name says more than theirs.
         config, is_tied = read_config_file((path if is_folder else path.parent) / "config.json")
         stored = read_folder(path) if is_folder else read_header(path)[0]
-    found = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
-    if len(found) != len(stored):
-        raise UserError(f"{path}: has tensors with and without the prefix {PREFIX}, expected each once: copy it again")
+    found = {}
+    for name, tensor in stored.items():
+        first = found.setdefault(plain_name(name), tensor)
+        if first is not tensor:
+            both = f"{first.name[:200]!r} and {name[:200]!r}"
+            raise UserError(f"{path}: has both {both}, expected each tensor once: save one model alone")
     tensors = {}
     for ours, name, shape in names_and_shapes(config):
         if name not in found:
+            begins = f" (its first is {next(iter(stored))[:200]!r})" if stored else ""
             raise UserError(
-                f"{path}: has no tensor {name}, expected the {config.n_layer} layers that config.json says: "
+                f"{path}: has no tensor {name}{begins}, expected the {config.n_layer} layers that config.json says: "
                 "give the whole model's folder"
             )
         tensors[ours] = checked(found.pop(name), shape)
@@ -139,13 +149,18 @@ def open_source(path: Path) -> tuple[GPT2Config, dict[str, StoredTensor], Stored
         checked(head, (config.vocab_size, config.n_embd))
     elif not is_tied:
         raise UserError(f"{path}: config.json says that the head is not tied, but there is no {HEAD}: copy it again")
-    if extra := [name for name in found if not MASKS.fullmatch(name)]:
+    if extra := [name for name in found if not SKIPPED.fullmatch(name)]:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise UserError(
             f"{path}: has a tensor {extra[0][:200]!r}{more}, expected a GPT-2 with the {config.n_layer} layers that "
             "config.json says and no other heads: use another model"
         )
     return config, tensors, head
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without the words of wrappers, and without transformer's prefix."""
+    return ".".join(word for word in name.split(".") if word not in WRAPPERS).removeprefix(PREFIX)
 
 
 def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:

@@ -32,6 +32,7 @@ def read_config(path: Path) -> GPT2Config:
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
     """UserError as in read_config, or if the shapes differ, or a parameter is nan or infinite."""
     form, place = find(path)
+    checkpoints.check_model(place)
 
     def checked(start, stop):
         check_finite(place, parameters, start, stop)
@@ -179,8 +180,8 @@ def _fetch(path: Path) -> str:
 
 def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:
     """A checkpoint's own format; each is a line here."""
-    if (folder / "model.bin").exists():
-        return llmc, folder / "model.bin"
+    if (folder / checkpoints.MODEL).exists():
+        return llmc, folder / checkpoints.MODEL
     if (folder / checkpoints.MARKER).exists():
         return checkpoints, folder
     raise UserError(f"{folder}: holds no model.bin: give a run that ended")

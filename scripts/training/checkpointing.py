@@ -144,10 +144,10 @@ class Checkpointing:
             return NOT_FINITE if isinstance(error, NotFiniteError) else FAILED
         return self._writing.result()
 
-    def settle(self, written, model_bytes: int | None = None) -> None:
+    def settle(self, written, model: tuple[int, int] | None = None) -> None:
         """Complete the checkpoint if all ranks have written their parts, or remove it if one of them could not.
 
-        written: what `written()` said on each rank. model_bytes: the size of a model.bin that belongs to it, if any.
+        written: what `written()` said on each rank. model: (bytes, checksum) of its model.bin, if it has one.
         """
         if self._facts is None or not all(written):
             return
@@ -161,7 +161,8 @@ class Checkpointing:
                 self._completing = self._thread.submit(shutil.rmtree, part, True)
         elif self.world.rank == 0:
             files = {checkpoint_files.rank_file(rank): int(size) for rank, size in enumerate(written)}
-            files |= {"model.bin": model_bytes} if model_bytes else {}
+            if model is not None:
+                files[checkpoints.MODEL], facts[checkpoints.MODEL_CHECKSUM] = model
             self._completing = self._thread.submit(self._complete, part, facts, files)
 
     def end_if_not_finite(self, written) -> None:
@@ -181,16 +182,16 @@ class Checkpointing:
         If this run made no step, the checkpoint that it went on from is the last one. model: of a run that has made all
         its steps, to be left as model.bin in llm.c's format.
         """
-        model_bytes = problem = None
+        written_model = problem = None
         if self.every is None:
             found = checkpoints.not_finite(self._layout, self._own_arrays())
             self._end_together(NotFiniteError(f"after step {step} there is {found}") if found else None)
         elif step in self.steps:
             self.begin(step, goes_on=False)
             if model is not None:
-                model_bytes, problem = self._write_model(self._part_folder(step), model)
+                written_model, problem = self._write_model(self._part_folder(step), model)
         if self._facts is not None:
-            self.end_if_not_finite(self._settle_begun(model_bytes))
+            self.end_if_not_finite(self._settle_begun(written_model))
         self._thread.shutdown()
         errors = [future.exception() for future in (self._writing, self._completing) if future is not None]
         problems = [UserError(self._words(error)) for error in errors if error] + ([problem] if problem else [])
@@ -198,16 +199,16 @@ class Checkpointing:
             if problems:
                 raise problems[0]
 
-    def _write_model(self, folder: Path, model: WholeModel) -> tuple[int | None, UserError | None]:
-        """Rank 0 writes model.bin: (its bytes, what was wrong), either or both None."""
-        ranges, path = model.ranges(), folder / "model.bin"
+    def _write_model(self, folder: Path, model: WholeModel) -> tuple[tuple[int, int] | None, UserError | None]:
+        """Rank 0 writes model.bin: ((its bytes, its checksum), what was wrong), either or both None."""
+        ranges, path = model.ranges(), folder / checkpoints.MODEL
         try:
             if self.world.rank == 0:
                 self._make_folder()
                 with file_errors(folder, "free some space, or choose another --out"):
                     folder.mkdir(exist_ok=True)
                     llmc.write_parameters(path, model.parameters, _finite(path, model.parameters, ranges))
-                    return path.stat().st_size, None
+                    return (path.stat().st_size, checkpoint_files.file_checksum(path)), None
         except UserError as error:
             return None, error
         except MemoryError as error:
@@ -218,11 +219,11 @@ class Checkpointing:
                 pass
         return None, None
 
-    def _settle_begun(self, model_bytes: int | None = None) -> list[int]:
+    def _settle_begun(self, model: tuple[int, int] | None = None) -> list[int]:
         """Settle the checkpoint that was begun, when all parts are written; what `written` says on each rank."""
         wait(Condition(self._writing.done))
         written = gather_everywhere(self.world.comm, self.written())[:, 0].astype(int).tolist()
-        self.settle(written, model_bytes)
+        self.settle(written, model)
         return written
 
     def _complete(self, part: Path, facts: dict, files: dict) -> None:

@@ -5,6 +5,7 @@ import json
 import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -100,6 +101,7 @@ def test_what_a_run_leaves(tmp_path):
     llmc.read_parameters(checkpoint / "model.bin", parameters)
     assert parameters.layout.count == config["parameters"]
     assert parameters.lnf_weight.any()
+    assert marker["model_crc32"] == zlib.crc32((checkpoint / "model.bin").read_bytes())
 
     again = tmp_path / "again"
     train(2, again, "--steps", 1, "--init", run, "--seed", 9, "--eval-every", 1, "--eval-steps", 2, "--lr", 0)

@@ -35,7 +35,11 @@ def test_the_logits_and_loss_of_transformers():
     assert model.token_losses(inputs, targets).mean() == pytest.approx(float(expected["loss"]), abs=1e-5)
 
 
-@pytest.mark.parametrize("prefix", ["", "transformer."])
+# As torch.compile, DDP, AveragedModel and Lightning name the tensors of what they wrap.
+WRAPPED = ["_orig_mod.", "module.transformer.", "module._orig_mod.transformer.", "_forward_module.model.transformer."]
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer.", *WRAPPED])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_tensor_of_a_file_packed_by_hand(tmp_path, prefix, dtype):
     tensors = gpt2_tensors(prefix=prefix, dtype=dtype)
@@ -44,6 +48,19 @@ def test_every_tensor_of_a_file_packed_by_hand(tmp_path, prefix, dtype):
         assert read_config(path) == CONFIG
         parameters = read(path, multiple_of=7)
         assert_holds(parameters, {name.removeprefix(prefix): values for name, values in tensors.items()})
+
+
+def test_wrappers_within_a_model(tmp_path):
+    """Layers that are compiled, checkpointed or sharded each on its own; a tied head; a count of averaged models."""
+    tensors = gpt2_tensors()
+    words = ("._orig_mod.attn.", "._checkpoint_wrapped_module.attn.", "._fsdp_wrapped_module.mlp.")
+    wrapped = {f"module.{name}": values for name, values in tensors.items()}
+    for word in words:
+        inner = f".{word.split('.')[2]}."
+        wrapped = {name.replace(inner, word, 1) if ".h.1" in name else name: wrapped[name] for name in wrapped}
+    assert any("._orig_mod." in name for name in wrapped)
+    wrapped |= {"module.lm_head.weight": tensors["transformer.wte.weight"], "n_averaged": np.ones((), "f4")}
+    assert_holds(read(write_folder(tmp_path / "gpt2", wrapped)), tensors)
 
 
 @pytest.mark.parametrize("piece", [1, 5, 17])

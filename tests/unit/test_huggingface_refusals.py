@@ -85,7 +85,10 @@ TENSORS = {
     "one dimension": (with_tensor(C_ATTN, np.zeros(48, "f4")), ["[48], expected [4, 12]"]),
     "float64": (with_tensor(C_ATTN, np.zeros((4, 12), "f8")), ["dtype F64, expected F32, F16, BF16"]),
     "another head": (with_tensor("lm_head.weight", np.zeros((6, 4), "f4")), ["lm_head.weight is [6, 4]"]),
-    "twice": (with_tensor("wpe.weight", np.zeros((3, 4), "f4")), ["with and without the prefix"]),
+    "twice": (
+        with_tensor("wpe.weight", np.zeros((3, 4), "f4")),
+        ["has both 'transformer.wpe.weight' and"],
+    ),
 }
 
 

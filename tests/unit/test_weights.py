@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpt2.errors import UserError
-from gpt2.formats import llmc, weights
+from gpt2.formats import checkpoint_files, checkpoints, llmc, weights
 from gpt2.formats.weights import available_bytes
 from gpt2.parameters import Layout, Parameters, initialize
 from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
@@ -44,6 +45,32 @@ def test_a_run_is_its_newest_checkpoint(tmp_path):
     assert (weights.load(run).flat == new_parameters(3).flat).all()
     assert (weights.load(run / "checkpoints" / "step-00000100").flat == new_parameters(2).flat).all()
     assert (weights.load(run / "checkpoints" / "step-00000000" / "model.bin").flat == new_parameters(1).flat).all()
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[1030] ^= 1  # of the first number behind the header
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_s_model_that_is_damaged(tmp_path):
+    """Refused, wherever it is named; without it the same parameters are read from the rank's file beside it."""
+    parameters, layout = new_parameters(), Layout(CONFIG)
+    part = tmp_path / "run" / "checkpoints" / "step-00000007.part"
+    part.parent.mkdir(parents=True)
+    ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
+    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges)}
+    llmc.write_parameters(part / "model.bin", parameters)
+    facts = {"step": 7, "model_crc32": zlib.crc32((part / "model.bin").read_bytes())} | checkpoints.model_facts(layout)
+    step = checkpoints.complete(part, facts, files)
+    assert (weights.load(tmp_path / "run").flat == parameters.flat).all()
+    (tmp_path / "link.bin").symlink_to(step / "model.bin")
+    flip_a_bit(step / "model.bin")
+    for path in (tmp_path / "run", step, step / "model.bin", tmp_path / "link.bin"):
+        assert "model.bin: does not have the checksum in checkpoint.json" in refusal(path)
+    (step / "model.bin").rename(tmp_path / "model.bin")
+    assert not (weights.load(tmp_path / "model.bin").flat == parameters.flat).all(), "nothing is known of it there"
+    assert (weights.load(tmp_path / "run").flat == parameters.flat).all()
 
 
 def test_a_folder_and_a_file_of_safetensors(tmp_path):
