@@ -13,11 +13,11 @@ import runpy
 import sys
 import time
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dist.console import open_console
 from dist.probe.programs import RANKS, is_first
+from scripts.machine.host import version_of
 
 NAME = "gpt2-mpi"
 FOLDER = Path(__file__).parent
@@ -53,13 +53,6 @@ def mistake(text: str) -> None:
     raise SystemExit(USER_MISTAKE)
 
 
-def installed_version() -> str:
-    try:
-        return version(NAME)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
     """Run the program that the command line names, as if it had been called by itself."""
     words = sys.argv[1:]
@@ -69,7 +62,7 @@ def main() -> None:
     if words[0] in ("-h", "--help", "--version"):
         open_console()
         if is_first(RANKS):
-            print(installed_version() if words[0] == "--version" else overview())
+            print((version_of(NAME) or "not installed") if words[0] == "--version" else overview())
         raise SystemExit(0)
     if name not in commands():
         close = get_close_matches(name, commands(), 1)

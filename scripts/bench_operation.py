@@ -32,6 +32,7 @@ from dist.wire import WireFormat, round_to_bfloat16, widen
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
+from gpt2.kernels import check_compiles
 from scripts.exchange_bench.table import aligned
 from scripts.exchange_bench.values import fill, rank_values, summed_values, vector_size
 from scripts.machine.host import machine, versions
@@ -68,6 +69,7 @@ def main():
     settings = parse()
     world = start_world()
     with world.together(UserError):
+        check_compiles()
         if world.rank == 0 and settings.json:
             place_of_file(settings.json)
     numba.config.THREADING_LAYER = "workqueue"  # its threads sleep between two calls, where OpenMP's spin
@@ -89,6 +91,7 @@ def main():
     for operation in operations.values():
         operation.close()
     with world.together(UserError):
+        check_compiles()
         if world.rank == 0 and settings.json:
             facts = {
                 "machine": machine(),

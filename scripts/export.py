@@ -5,6 +5,7 @@
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
     python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
+    python scripts/export.py runs/sliced --format otf2 --start 2 --out two.otf2     of a run that was taken up again
     python scripts/export.py runs/sliced --format tensorboard --out board/sliced    for tensorboard --logdir board
 
 A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, for another format of them.
@@ -33,7 +34,12 @@ from traces.read.run_files import read_config, read_log
 TRACES = ("paraver", "perfetto", "otf2")
 FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
 # Flags that only some of the formats take.
-FLAGS = {"dtype": ("llmc", "huggingface"), "shard_size": ("huggingface",), "tokenizer": ("huggingface",)}
+FLAGS = {
+    "dtype": ("llmc", "huggingface"),
+    "shard_size": ("huggingface",),
+    "tokenizer": ("huggingface",),
+    "start": TRACES,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,7 +98,7 @@ def export_trace(settings: argparse.Namespace) -> list[Path]:
     out, write_trace = settings.out, paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):
         place_of_file(out)  # refuses before the minutes that a long trace takes
-    run = read_run(settings.run, allow_missing=True)
+    run = read_run(settings.run, allow_missing=True, start=settings.start)
     with replacing_in(out.parent) as folder:
         written = write_trace(run, folder / out.name)
     return [out.parent / path.name for path in written]
@@ -106,7 +112,7 @@ def export_otf2(settings: argparse.Namespace) -> list[Path]:
         raise UserError(
             f"--format otf2 needs the package otf2, which cannot be imported ({error}): pip install -e '.[otf2]'"
         ) from None
-    run = read_run(settings.run, allow_missing=True)
+    run = read_run(settings.run, allow_missing=True, start=settings.start)
     with new_folder(settings.out) as folder:
         otf2.export(run, folder)
     return [settings.out / "traces.otf2"]
@@ -123,6 +129,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=WRITTEN, help=f"of the weights written ({WRITTEN[0]}); rounded to nearest even")
     add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: of one file, like 500MB (5GB)")
     add("--tokenizer", choices=TOKENIZERS, help="huggingface: whose files to add (the model's)")
+    add("--start", type=int, metavar="K", help="traces: which start of a run that was taken up again (the last)")
     settings = parser.parse_args(arguments)
     for name, formats in FLAGS.items():
         if getattr(settings, name) is not None and settings.format not in formats:

@@ -52,11 +52,12 @@ def load_kernels(
 ) -> SimpleNamespace:
     """The kernels of `backend`, bound to what they run on, their `device`: `kernels.sum_of_squares(flat)`.
 
-    numpy: `threads` cores; dtype "bfloat16" rounds the operands of products to that. cupy: the `gpu`-th of the GPUs
-    that this process sees; UserError where there is none.
+    numpy: `threads` cores; dtype "bfloat16" rounds the operands of products to that; UserError where numba is told not
+    to compile. cupy: the `gpu`-th of the GPUs that this process sees; UserError where there is none.
     tf32: float32 products keep 10 bits of mantissa, on its tensor cores.
     """
     if backend == "numpy":
+        check_compiles()
         from gpt2.kernels import numpy as kernel_set
 
         device = (kernel_set.Cores if dtype == "float32" else kernel_set.bfloat16_cores)(threads)
@@ -67,6 +68,16 @@ def load_kernels(
     else:
         raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
     return bind(kernel_set, device)
+
+
+def check_compiles() -> None:
+    """UserError where numba is told to leave its loops to Python."""
+    import numba
+
+    if numba.config.DISABLE_JIT:
+        raise UserError(
+            "NUMBA_DISABLE_JIT is set, expected unset: on CPU cores the loops run only as numba compiles them: unset it"
+        )
 
 
 def bind(kernel_set, device) -> SimpleNamespace:

@@ -36,7 +36,8 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         settings = replace(settings, backend="numpy")
         with world.together(UserError):
             check_arrays(settings, f" ({why})")
-        settings, kernels = replace(settings, transport="host"), load_kernels("numpy", threads, dtype=settings.dtype)
+            kernels = load_kernels("numpy", threads, dtype=settings.dtype)
+        settings = replace(settings, transport="host")
         work = cache(partial(training_of, world, settings, config, layout, adamw, kernels))
         settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept)
         settings = with_operation(settings, operation)

@@ -9,10 +9,10 @@ import faulthandler
 import os
 import socket
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from dist.console import say
+from scripts.machine.host import version_of
 
 SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
 LAST_RESORT_S = 5.0
@@ -58,10 +58,7 @@ def variables(*names: str) -> dict[str, str]:
 
 def installed(package: str) -> str | None:
     """Its version; "unknown" of a module that is there without being installed, None of what is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown" if find_spec(package) else None
+    return version_of(package) or ("unknown" if find_spec(package) else None)
 
 
 class TimeLimit:

@@ -76,7 +76,11 @@ def launcher() -> dict:
 
 
 def numba_cache() -> dict:
-    """{"folder": where compiled loops are kept, None if nowhere}: numba has tried to write there."""
+    """{"folder": where compiled loops are kept, None if nowhere: numba has tried to write there}. UserError where it
+    does not compile."""
+    from gpt2.kernels import check_compiles
+
+    check_compiles()
     from gpt2.kernels.numpy import loops
 
     caches = [loop._cache for loop in vars(loops).values() if hasattr(loop, "_cache")]
@@ -166,6 +170,8 @@ def unreadable(ranks, model):
             severity, fix = FAIL, "find out what hangs there: a file system, a driver, a tool"
         elif of_library and why.startswith(("ImportError", "ModuleNotFoundError", "OSError")):
             severity, fix = FAIL, INSTALL
+        elif of_library and why.startswith("UserError"):
+            severity, fix = FAIL, why.rpartition(": ")[2]  # our errors end with what to do
         yield Finding(severity, section, f"{section} could not be looked at on {some.names}: {why}", fix)
 
 

@@ -10,7 +10,6 @@ The best kernels are found by trial (blas_trial.py), once for each kind of CPU, 
 import os
 import sys
 import time
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpt2.errors import UserError
 from scripts.machine import kept
 from scripts.machine.blas import AS_SET, BEST, CORE_TYPE, L2_SIZE, TRIED, check_name, cpu_words, loaded_blas, runnable
 from scripts.machine.blas_trial import try_all
-from scripts.machine.host import processor
+from scripts.machine.host import processor, version_of
 
 FLAG = "--blas-kernels"
 METAVAR = f"{AS_SET}|{BEST}|NAME"
@@ -96,7 +95,7 @@ def trial_facts() -> dict:
     folders = package.with_name("numpy.libs"), Path(sys.prefix, "lib")
     libraries = {str(path.resolve()) for folder in folders for path in folder.glob("lib*blas*")}
     return {
-        "processor": processor(), "flags": sorted(cpu_words()), "numpy": version("numpy"), "place": str(package),
+        "processor": processor(), "flags": sorted(cpu_words()), "numpy": version_of("numpy"), "place": str(package),
         "libraries": sorted(libraries),
     }  # fmt: skip
 

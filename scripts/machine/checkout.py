@@ -8,8 +8,9 @@ import os
 import re
 import subprocess
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from scripts.machine.host import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("gpt2", "dist", "strategies", "traces", "scripts")  # what runs; a run folder or a note beside it is no change
@@ -33,7 +34,7 @@ class Checkout:
         Where the commit is not known, "version", too: the package's."""
         head, changes = self._answer(self._head), self._answer(self._changes)
         if head is None or not COMMIT.fullmatch(head.strip()):
-            return {"commit": None, "dirty": None, "version": package_version()}
+            return {"commit": None, "dirty": None, "version": version_of("gpt2-mpi")}
         return {"commit": head.strip(), "dirty": None if changes is None else bool(changes.strip())}
 
     def _answer(self, process: subprocess.Popen | None) -> str | None:
@@ -64,11 +65,4 @@ def ask(folder: Path, *words: str) -> subprocess.Popen | None:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     except OSError:
-        return None
-
-
-def package_version() -> str | None:
-    try:
-        return version("gpt2-mpi")
-    except PackageNotFoundError:
         return None

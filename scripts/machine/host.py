@@ -3,7 +3,7 @@
 import os
 import platform
 import resource
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dist.control_groups import cpu_quota, memory_limit
@@ -14,7 +14,17 @@ def machine() -> dict:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+    """Python's, and those of the packages that are installed: this project may run from its checkout alone."""
+    found = {name: version_of(name) for name in packages}
+    return {"python": platform.python_version()} | {name: text for name, text in found.items() if text}
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def processor() -> str:

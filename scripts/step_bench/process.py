@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from gpt2.errors import UserError
 from gpt2.files import write_json
 
 BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
@@ -81,7 +82,7 @@ def _answer(function) -> dict | None:
     """What the function returns, or its error."""
     try:
         return function()
-    except ContenderError as error:
+    except (ContenderError, UserError) as error:
         return {"error": str(error)}
     except Exception as error:  # of any library: the rest is measured all the same
         traceback.print_exc()

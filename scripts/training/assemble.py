@@ -88,17 +88,14 @@ class Parts:
 
 
 def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
-    """Make the parts, each after those that it needs; None where no step is left to make. Collective.
-
-    lock: a RunLock; behind it the run folder is read, and nothing in it changes. resources: closes what the run holds.
-    """
+    """Make the parts, each after those that it needs; None where no step is left to make. Collective. lock: a RunLock,
+    behind which the run folder is read; nothing in the folder changes here. resources: closes what the run holds."""
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
     clock, code = new_clock(settings, world), Checkout() if world.rank == 0 else None  # both go on meanwhile
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     mesh, layout, whole = shared.mesh, shared.layout, shared.whole
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
-    # From here on nothing is "auto": s has a backend, a transport and a strategy. choice says why, for config.json.
     s, new_backend, choice = decided(settings, config, world, shared, threads, links)
     path = take_run_folder(s.out, s.strategy, choice["auto"] is not None, s.resume, s.take_over, world, lock)
     train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
@@ -151,7 +148,10 @@ def completed(s, world) -> tuple:
 
 
 def decided(settings, config, world, shared, threads: int, links: list[dict]) -> tuple:
-    """choose_backend, of a run that goes on as it chose before; and what config.json says of BLAS. Collective."""
+    """choose_backend, of a run that goes on as it chose before; and what config.json says of BLAS. Collective.
+
+    The settings have a backend, a transport and a strategy: nothing is "auto" any more.
+    """
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw, data_world = adamw_settings(settings), shared.mesh.data_world
     s, new_backend, choice = choose_backend(settings, config, data_world, shared.layout, adamw, threads, links, kept)

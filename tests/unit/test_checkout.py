@@ -9,10 +9,11 @@ import pytest
 
 from scripts.machine import checkout
 from scripts.machine.checkout import Checkout
+from scripts.machine.host import version_of
 
 pytestmark = [pytest.mark.any_mpi, pytest.mark.skipif(shutil.which("git") is None, reason="no git on this machine")]
 AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-UNKNOWN = {"commit": None, "dirty": None, "version": checkout.package_version()}
+UNKNOWN = {"commit": None, "dirty": None, "version": version_of("gpt2-mpi")}
 
 
 def git(folder, *words) -> str:

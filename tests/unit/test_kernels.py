@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from gpt2.errors import UserError
 from gpt2.kernels import KERNELS, load_kernels
 from gpt2.kernels import numpy as numpy_kernels
 from gpt2.kernels.numpy.attention import ROWS
@@ -358,3 +359,10 @@ def test_an_error_in_any_threads_part_is_raised(place):
     covered = []
     cores.for_blocks(10, 2, lambda start, stop: covered.extend(range(start, stop)))
     assert sorted(covered) == list(range(10)), "the threads go on working after an error"
+
+
+def test_kernels_that_numba_may_not_compile(monkeypatch):
+    """As with NUMBA_DISABLE_JIT=1."""
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    with pytest.raises(UserError, match="NUMBA_DISABLE_JIT is set, expected unset"):
+        load_kernels("numpy", 1)

@@ -1,11 +1,12 @@
 """A run that was taken up again: each start has its own traces, settings, lines of the log, and verdict."""
 
 import json
+import re
 import shutil
 
 import pytest
 
-from scripts import diagnose, plot
+from scripts import diagnose, export, plot
 from scripts.reports import verdict
 from scripts.training.folder import RunFolder
 from tests.support import faulty_runs
@@ -94,6 +95,16 @@ def test_a_start_that_is_not_there(run, capsys):
     assert capsys.readouterr().out.count("its traces are not there") == 2
     assert diagnose.main([str(run), "--start", "3"]) == 2
     assert capsys.readouterr().err.startswith("diagnose.py: error: ")
+
+
+def test_the_traces_of_a_start_are_exported(made, tmp_path):
+    for start, last in ((None, 100), (2, 70)):
+        out = tmp_path / f"{start}.json"
+        asked = [] if start is None else ["--start", str(start)]
+        assert export.main([str(made), "--format", "perfetto", "--out", str(out), *asked]) == 0
+        assert max(map(int, re.findall(r"step (\d+)", out.read_text()))) == last
+    with pytest.raises(SystemExit):
+        export.main([str(made), "--format", "llmc", "--out", str(tmp_path / "model"), "--start", "2"])
 
 
 def test_traces_of_another_run_are_nobodys(run):
