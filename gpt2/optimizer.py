@@ -81,9 +81,18 @@ class LearningRateSchedule:
             case "constant":
                 left = 1.0
             case "wsd":
-                decay_steps = max(1, round(DECAY_SHARE * self.steps))
-                left = 1.0 - math.sqrt(max(0.0, 1.0 - max(0, self.steps - step) / decay_steps))
+                left = 1.0 - math.sqrt(max(0.0, 1.0 - max(0, self.steps - step) / self.decay_steps))
         return self.min_lr + left * (self.lr - self.min_lr)
+
+    @property
+    def decay_steps(self) -> int:
+        """How many of the last steps lower the rate, if the warm-up is over by then."""
+        match self.name:
+            case "constant":
+                return 0
+            case "wsd":
+                return max(1, round(DECAY_SHARE * self.steps))
+        return max(1, self.steps - self.warmup)
 
 
 @dataclass(frozen=True)

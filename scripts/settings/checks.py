@@ -58,10 +58,11 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
         overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
     )
-    try:
-        parse_steps(settings.trace)
-    except RunError as error:
-        raise UserError(str(error)) from None
+    if settings.min_lr > settings.lr:
+        raise UserError(
+            f"--min-lr is {settings.min_lr:g}, expected at most --lr, {settings.lr:g}: lower it, or leave it out for a "
+            "tenth of --lr"
+        )
     if settings.seq_len > config.context:
         raise UserError(
             f"--seq-len is {settings.seq_len}, expected at most the model's context, {config.context}: "
@@ -78,7 +79,18 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         settings = with_steps(settings, worker_count(settings.server, copies(settings, ranks)))
     if settings.lr_steps is None:
         settings = replace(settings, lr_steps=settings.steps)
+    check_trace(settings)
     return settings, config
+
+
+def check_trace(settings: Settings) -> None:
+    """UserError unless --trace names steps that the run has. A run that is taken up again may be past them."""
+    try:
+        first, _ = parse_steps(settings.trace)
+    except RunError as error:
+        raise UserError(str(error)) from None
+    if settings.trace != "off" and first > settings.steps:
+        raise UserError(f"--trace {settings.trace} begins after the last step, {settings.steps}: choose earlier steps")
 
 
 def with_steps(settings: Settings, workers: int) -> Settings:
@@ -174,17 +186,38 @@ def check_data_flags(settings: Settings) -> None:
 
 
 def model_config(settings: Settings) -> GPT2Config:
-    """The shape of --init's file or of --model, with the numbers replaced that have a flag of their own."""
+    """The shape of --init's file; else that of --model, with the numbers replaced that have a flag of their own.
+
+    UserError: these flags ask for another shape than the file has.
+    """
+    given = {name: getattr(settings, name) for name in asdict(PRESETS["baby"]) if getattr(settings, name) is not None}
     if settings.init != "random":
-        config = weights.read_config(settings.init)
-    else:
-        config = PRESETS[settings.model or "baby"]
-        goes_on, run = start_of(settings)
-        tokenizer = settings.tokenizer or (goes_on and tokenizer_of(run))
-        tokens = GPT2_VOCABULARY if settings.train_data or tokenizer == "gpt2" else 256
-        config = replace(config, vocab_size=max(config.vocab_size, tokens))
-    given = {name: getattr(settings, name) for name in asdict(config) if getattr(settings, name) is not None}
-    return replace(config, **given)
+        found = weights.read_config(settings.init)
+        # The vocabulary of a name is the least that it has: --tokenizer and --train-data raise it.
+        named = PRESETS[settings.model] if settings.model else found
+        check_shape(settings, found, replace(named, vocab_size=max(named.vocab_size, found.vocab_size)), given)
+        return found
+    config = PRESETS[settings.model or "baby"]
+    goes_on, run = start_of(settings)
+    tokenizer = settings.tokenizer or (goes_on and tokenizer_of(run))
+    tokens = GPT2_VOCABULARY if settings.train_data or tokenizer == "gpt2" else 256
+    return replace(config, **{"vocab_size": max(config.vocab_size, tokens)} | given)
+
+
+def check_shape(settings: Settings, found: GPT2Config, named: GPT2Config, given: dict[str, int]) -> None:
+    """UserError unless --init's model has the shape that --model names, and the numbers that are given beside it."""
+    unlike = {name: value for name, value in (asdict(named) | given).items() if value != getattr(found, name)}
+    if not unlike:
+        return
+    flags = [f"--{name.replace('_', '-')} {given[name]}" for name in unlike if name in given]
+    if unlike.keys() - given.keys():
+        flags.insert(0, f"--model {settings.model}" if "model" in settings.typed else f"--preset {settings.preset}")
+    expected = ", ".join(f"{name} {value}" for name, value in unlike.items())
+    has = ", ".join(f"{name} {getattr(found, name)}" for name in unlike)
+    advice = "leave it out"
+    if flags[0].startswith("--preset"):
+        advice = "give the model's shape by --model, or by --n-layer and its like"
+    raise UserError(f"{' '.join(flags)} with --init {settings.init}, expected {expected}, found {has}: {advice}")
 
 
 def check_checkpoints(settings: Settings) -> None:
@@ -204,12 +237,18 @@ def check_numbers(settings: Settings) -> None:
     """UserError if a number is outside the range in which it means something."""
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
-        "lr_steps": 1, "weight_decay": 0, "eps": 0, "grad_clip": 0, "threads": 0, "eval_every": 0, "eval_steps": 0,
+        "lr_steps": 1, "weight_decay": 0, "eps": FLOAT32[0], "grad_clip": 0, "threads": 0, "eval_every": 0,
+        "eval_steps": 0,
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
         "keep_every": 0, "check_replicas": 0, "minutes": 0, "checkpoint_minutes": 0, "tokens": 1, "restarts": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
         "restart_after": 0,
     }  # fmt: skip
+    if settings.eps == 0:
+        raise UserError(
+            "--eps is 0, expected a number above 0: AdamW divides by it where a parameter has no gradient, such as an "
+            "unused position or the vocabulary's padding"
+        )
     highest = {"seed": 2**64 - 1, "tokens": MOST_TOKENS, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
     for name, low in lowest.items():
         value, flag = getattr(settings, name), name.replace("_", "-")
@@ -219,7 +258,8 @@ def check_numbers(settings: Settings) -> None:
             raise UserError(f"--{flag} is {value}, expected a number of at least {low}")
         least, most = FLOAT32 if isinstance(value, float) else (low, highest.get(name, MOST))
         if value and not least <= value <= most:
-            between = f"from {least:g} to {most:g}, or 0" if isinstance(value, float) else f"of at most {most}"
+            or_zero = ", or 0" if low == 0 else ""
+            between = f"from {least:g} to {most:g}{or_zero}" if isinstance(value, float) else f"of at most {most}"
             raise UserError(f"--{flag} is {value}, expected a number {between}")
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:

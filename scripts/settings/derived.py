@@ -19,9 +19,9 @@ ROUNDING = ("dtype", "tf32", "stochastic_rounding", "wire", "error_feedback")
 def resolved(s: Settings, config: GPT2Config, threads: int, path: Path) -> dict:
     """Every setting as it is used, for the printed table and config.json. s: complete, with no "auto" left.
 
-    model: the name that the shape began with, None where it came from a file (--init). What no default decides is None.
+    model: the name that the shape began with, None where only a file (--init) says it. What no default decides is None.
     """
-    model = (s.model or "baby") if s.init == "random" else None
+    model = s.model or ("baby" if s.init == "random" else None)
     used = {item.name: getattr(s, item.name) for item in flags()}
     return used | asdict(config) | {"model": model, "threads": threads, "out": str(path)}
 
@@ -42,6 +42,25 @@ def adamw_settings(s: Settings) -> AdamWSettings:
 
 def learning_rate(s: Settings) -> LearningRateSchedule:
     return LearningRateSchedule(*(getattr(s, name) for name in SCHEDULE))
+
+
+def doubtful_warmup(s: Settings) -> str:
+    """Say what is odd about the length of the warm-up; "" if nothing is. s: complete.
+
+    A run that is shorter than the default warm-up is a trial, of which nothing needs to be said.
+    """
+    rate = learning_rate(s)
+    if s.warmup > s.steps:
+        if "warmup" not in s.typed and not s.preset:
+            return ""
+        end = f"the learning rate ends at {rate.at(s.steps):.3g}, below --lr {s.lr:g}"
+        return f"--warmup {s.warmup} is above --steps {s.steps}: {end}"
+    if s.warmup == s.steps or rate.decay_steps <= max(0, s.lr_steps - s.warmup):
+        return ""
+    return (
+        f"--warmup {s.warmup} ends after --schedule {s.schedule} has begun to lower the learning rate (--lr-steps "
+        f"{s.lr_steps}): it drops from {s.lr:.3g} to {rate.at(s.warmup + 1):.3g} at once"
+    )
 
 
 def computing_ranks(s: Settings, ranks: int) -> list[bool]:

@@ -39,9 +39,8 @@ KNOWN_RUNS = {
             "model": "baby",  # --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0
             "seq_len": 64,
             "steps": 2000,  # --max_iters=2000
-            "lr": 1e-3,
+            "lr": 1e-3,  # --min_lr=1e-4: a tenth, the default, so that it follows another --lr
             "schedule": "cosine",  # --lr_decay_iters=2000
-            "min_lr": 1e-4,
             "warmup": 100,
             "beta1": 0.9,
             "beta2": 0.99,

@@ -62,6 +62,8 @@ def test_nanogpts_recipe(ranks, batch_size):
 def test_flags_override_a_preset():
     s, _ = settings_of(f"{FINEWEB} --lr 1e-5 --steps 10 --batch-size 16", 8)
     assert (s.lr, s.steps, s.batch_size, s.grad_accum, s.warmup) == (1e-5, 10, 16, 4, 700)
+    assert settings_of(f"{SHAKESPEARE} --lr 2e-5", 1)[0].min_lr == pytest.approx(2e-6)  # a tenth, as the preset's own
+    assert settings_of(f"{SHAKESPEARE} --lr 2e-5 --min-lr 1e-5", 1)[0].min_lr == 1e-5
     assert settings_of(f"{FINEWEB} --grad-accum 2", 8)[0].batch_size == 32
     s, _ = settings_of(f"{FINEWEB} --batch-size 3 --grad-accum 5", 7)
     assert (s.batch_size, s.grad_accum) == (3, 5)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +10,13 @@ from gpt2.config import PRESETS, GPT2Config
 from gpt2.data.shards import write_shard
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.errors import UserError
-from gpt2.formats import checkpoints, huggingface_export, llmc
+from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc
 from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
+from scripts.settings.derived import doubtful_warmup
 from scripts.settings.training import GROUPS, flags, parse_settings
+
+SHAPE = replace(PRESETS["tiny"], vocab_size=300)
 
 
 def settings(*flags):
@@ -53,6 +57,14 @@ def test_the_corpus_is_named_where_no_other_text_is():
         (["--minutes", "-1"], "--minutes is -1.0, expected a number of at least 0"),
         (["--global-batch-size", "0"], "--global-batch-size is 0"),
         (["--log-every", "0"], "--log-every is 0"),
+        (["--lr", "1e-4", "--min-lr", "1e-3"], "--min-lr is 0.001, expected at most --lr, 0.0001: lower it, or leave"),
+        (["--trace", "50:60", "--steps", "30"], "--trace 50:60 begins after the last step, 30: choose earlier steps"),
+        (["--trace", "3:4", "--tokens", "1K"], "--trace 3:4 begins after the last step, 2"),
+        (
+            ["--eps", "0"],
+            "--eps is 0, expected a number above 0: AdamW divides by it where a parameter has no gradient",
+        ),
+        (["--eps=-1"], "--eps is -1.0, expected a number of at least 1.2e-38"),
         (["--beta1", "1"], "--beta1 is 1.0, expected at least 0 and below 1"),
         (["--beta2", "-0.1"], "--beta2 is -0.1, expected at least 0 and below 1"),
     ],
@@ -60,6 +72,82 @@ def test_the_corpus_is_named_where_no_other_text_is():
 def test_a_number_that_means_nothing_is_refused(flags, message):
     with pytest.raises(UserError, match=message):
         settings(*flags)
+
+
+def test_traces_of_the_last_step_are_allowed():
+    assert settings("--trace", "30:60", "--steps", "30")[0].trace == "30:60"
+    assert settings("--trace", "off", "--steps", "1")[0].trace == "off"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--steps 20", ""),
+        ("--steps 10", ""),
+        ("--steps 10 --warmup 20", "--warmup 20 is above --steps 10: the learning rate ends at 0.0005"),
+        ("--tokens 5K --warmup 20", "--warmup 20 is above --steps 10: the learning rate ends at 0.0005"),
+        ("--preset nanogpt-shakespeare --text a --steps 50",
+         "--warmup 100 is above --steps 50: the learning rate ends at 0.0005"),
+        ("--steps 50 --lr-steps 21", ""),
+        ("--steps 50 --lr-steps 20", "--warmup 20 ends after --schedule cosine has begun to lower the learning rate "
+         "(--lr-steps 20): it drops from 0.001 to 0.0001 at once"),
+        ("--steps 50 --lr-steps 20 --schedule constant", ""),
+        ("--steps 25 --schedule wsd", ""),
+        ("--steps 24 --schedule wsd", "--warmup 20 ends after --schedule wsd has begun to lower the learning rate "
+         "(--lr-steps 24): it drops from 0.001 to 0.000431 at once"),
+    ],
+)  # fmt: skip
+def test_a_warmup_that_is_rarely_meant_is_told(flags, line):
+    told = doubtful_warmup(settings(*flags.split())[0])
+    assert told.removesuffix(", below --lr 0.001") == line
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A model of 2 layers and 4 heads in each format."""
+    folder, layout = tmp_path_factory.mktemp("models"), Layout(SHAPE)
+    parameters = Parameters.zeros(layout)
+    llmc.write_parameters(folder / "llmc", parameters)
+    huggingface_export.write_parameters(folder / "huggingface", parameters)
+    part = folder / "run" / "checkpoints" / "step-00000001.part"
+    part.mkdir(parents=True)
+    ranges = [(array, 0, parameters.flat[: layout.count]) for array in checkpoints.STATE]
+    size = checkpoint_files.write_part(part, 1, 0, ranges)
+    files = {checkpoint_files.rank_file(0): size}
+    checkpoints.complete(part, {"step": 1} | checkpoints.model_facts(layout), files)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["llmc", "huggingface", "run"])
+def test_a_shape_that_is_not_that_of_init_is_refused(models, form):
+    """Heads, too, which no tensor's shape shows. A vocabulary that the tokenizer has raised belongs to the name."""
+    init = ["--init", str(models / form)]
+    for asked in ("", "--model tiny", "--model tiny --n-head 4", "--n-layer 2 --vocab-size 300"):
+        assert settings(*init, *asked.split())[1] == SHAPE
+    refused = {
+        ("--n-head", "2"): "--n-head 2 with --init .*, expected n_head 2, found n_head 4: leave it out",
+        ("--vocab-size", "256"): "--vocab-size 256 with --init .*, expected vocab_size 256, found vocab_size 300",
+        ("--context", "32"): "--context 32 with --init .*, expected context 32, found context 64: leave it out",
+        (
+            "--model",
+            "baby",
+        ): "--model baby with --init .*, expected n_layer 4, n_embd 128, found n_layer 2, n_embd 64: l",
+        (
+            "--model",
+            "gpt2",
+        ): "--model gpt2-124M with --init .*, expected n_layer 12, n_head 12, n_embd 768, context 1024",
+        ("--model", "tiny", "--n-layer", "3"): "^--n-layer 3 with --init .*, expected n_layer 3, found n_layer 2",
+        (
+            "--preset",
+            "nanogpt-shakespeare",
+            "--text",
+            "a",
+        ): "--preset nanogpt-shakespeare with .*: give the model's shape",
+    }
+    for asked, message in refused.items():
+        with pytest.raises(UserError, match=message):
+            settings(*init, *asked)
+    assert settings(*init, "--preset", "nanogpt-shakespeare", "--text", "a", "--model", "tiny")[1] == SHAPE
 
 
 def test_the_ends_of_the_ranges_are_allowed():
