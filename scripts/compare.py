@@ -19,9 +19,10 @@ from pathlib import Path
 
 from dist.console import open_console
 from dist.probe.programs import mpirun_command, mpirun_environment
+from gpt2.errors import UserError
 from scripts.cluster.program import end_process, end_with, run_process
 from scripts.settings.command_line import Parser
-from strategies import CONTROL, STRATEGIES
+from strategies import CONTROL, STRATEGIES, find, is_auto
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
@@ -49,6 +50,11 @@ def main():
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: expected 1 or more")
+    try:
+        for name in strategy_names(arguments.strategies):  # all of them before the first one is trained
+            strategy_flags(name)
+    except UserError as error:
+        parser.error(str(error))
     end_with(lambda: compare(arguments))
 
 
@@ -88,11 +94,13 @@ def strategy_names(text: str) -> list[str]:
 
 
 def strategy_flags(name: str) -> list[str]:
-    """The flags of train.py for a name with options, such as "hierarchical/bfloat16/overlap"."""
+    """The flags of train.py for a name with options, such as "hierarchical/bfloat16/overlap". UserError: unknown."""
     strategy, *options = name.split("/")
+    if not is_auto(strategy):
+        find(strategy)
     unknown = [option for option in options if option not in OPTIONS]
     if unknown:
-        raise SystemExit(f"compare.py: error: {name}: no option {unknown[0]!r}, expected {', '.join(OPTIONS)}")
+        raise UserError(f"{name}: no option {unknown[0]!r}, expected {', '.join(OPTIONS)}")
     flags = ["--strategy", strategy, *(["--no-exchange"] if strategy == CONTROL else [])]
     return [*flags, *(flag for option in options for flag in OPTIONS[option])]
 

@@ -22,7 +22,7 @@ from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
-from gpt2.files import as_json, write_json
+from gpt2.files import as_json, place_of_file, write_json
 from scripts.checkup import blas, gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
 from scripts.checkup.findings import FAIL, find
@@ -62,7 +62,13 @@ def parse() -> argparse.Namespace:
     add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
     add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")
     add("--remove-segments", action="store_true", help="first remove what killed jobs of yours left in /dev/shm")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    if settings.json not in (None, "-") and is_first(RANKS):
+        try:
+            place_of_file(Path(settings.json))  # before the minutes that the measurements may take
+        except UserError as error:
+            parser.end(str(error))
+    return settings
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:

@@ -43,6 +43,8 @@ class RunFolder:
             place_of_file(self.path / name)
         if (checkpoints := self.path / "checkpoints").exists() and not checkpoints.is_dir():
             raise UserError(f"{checkpoints}: not a folder, expected that of a run's checkpoints: choose another --out")
+        if checkpoints.exists() and not os.access(checkpoints, os.W_OK | os.X_OK):
+            raise UserError(f"{checkpoints}: Permission denied: choose another --out")
 
     def set_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
         """Keep what config.json will say. places: as World.places. facts: of this run, beside its settings."""

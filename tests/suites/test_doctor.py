@@ -77,6 +77,13 @@ def test_alone(tmp_path):
     assert sum(line.strip().startswith("fix: ") for line in lines) == len(report["findings"])
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
+    result = ended(start("--json", str(tmp_path / "absent" / "doctor.json"), "--limit", "0.01"))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "doctor.json: No such file or directory" in result.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_under_mpirun(ranks):
     result = launch(ranks, [sys.executable, DOCTOR, "--json"])

