@@ -7,6 +7,8 @@
 The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a folder of Hugging Face's. Each rank holds
 all of it. The rows are dealt to the ranks: on another number of ranks, a result differs by rounding alone.
 
+A run is evaluated on sequences as long as those that it was trained on, unless --seq-len says otherwise.
+
 --val-data   mean loss over all whole windows of --seq-len tokens, as in train.py --eval-steps 0.
 --text       loss of every token of a file or a folder, read as by prepare.py. The first one counts, too: each document
              begins after an end-of-text or, in bytes, a newline. Of several documents, those between them count, too.
@@ -51,19 +53,20 @@ def evaluate(settings, world) -> None:
     if world.rank == 0 and (line := remark(blas_facts(os.environ, s.blas_kernels))):
         say(line, on_stderr=True)
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
-    evaluations = {
-        "val_data": lambda: of_validation(model, s.val_data, s.tokenizer, world),
-        "text": lambda: of_text(model, s.text, s.tokenizer, s.split_documents, world),
-        "hellaswag": lambda: of_choices(model, s.hellaswag, s.tokenizer, world),
-    }
+    evaluations = {}
+    if s.val_data:
+        evaluations["val_data"] = of_validation(model, s.val_data, s.tokenizer, world)
+    if s.text:
+        evaluations["text"] = of_text(model, s.text, s.tokenizer, s.split_documents, world)
+    if s.hellaswag:
+        evaluations["hellaswag"] = of_choices(model, s.hellaswag, s.tokenizer, world)
     results = {}
-    for name, evaluation in evaluations.items():
-        if getattr(settings, name):
-            results[name] = evaluation()
-            world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
+    for name, measure in evaluations.items():
+        results[name] = measure()
+        world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
         if world.rank == 0 and settings.json:
-            write_json(settings.json, {"model": settings.model} | results)
+            write_json(settings.json, {"model": settings.model, "seq_len": model.sequence_length} | results)
 
 
 def parse(arguments=None) -> argparse.Namespace:
@@ -81,7 +84,7 @@ def parse(arguments=None) -> argparse.Namespace:
         help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
     )
     add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")
-    add("--seq-len", type=int, metavar="T", help="tokens in a window of --val-data and --text (the model's context)")
+    add("--seq-len", type=int, metavar="T", help="tokens in a window (as in the run's training; else the context)")
     add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products on cores ({DTYPES[0]})")

@@ -25,6 +25,7 @@ from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.reports.event_files import write_log
 from scripts.settings.command_line import Parser
+from scripts.settings.sequence_length import untrained_positions
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.units import file_size
 from traces import RunError, read_run
@@ -65,6 +66,8 @@ def export(settings: argparse.Namespace) -> list[Path]:
     if settings.format == "tensorboard":
         return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
     parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
+    if line := untrained_positions(settings.run, parameters.layout.config.context):
+        print(f"export.py: warning: {line}", file=sys.stderr)
     if settings.format == "llmc":
         llmc.write_parameters(settings.out, parameters, stored=stored)
         return [settings.out]

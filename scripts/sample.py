@@ -5,8 +5,9 @@
     python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a folder of Hugging Face's
 
 A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, all else to standard error.
-The text may become longer than the model's context: when that is full, the model reads its newest half again. The text
-ends early where the model ends its document. All is computed on CPU cores, in float32, also if a GPU trained the model.
+The model reads sequences of --seq-len tokens; by default as long as those that its run was trained on. The text may
+become longer: when a sequence is full, the model reads its newest half again. The text ends early where the model ends
+its document. All is computed on CPU cores, in float32, also if a GPU trained the model.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.command_line import Parser
+from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.training import DTYPES
 
@@ -56,6 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--prompt", default="", metavar="TEXT", help="the text to go on with (none: as a document begins)")
     add("--split-documents", action="store_true", help=SPLIT_HELP)
     add("--tokens", type=int, default=200, metavar="N", help="how many tokens, at most (200)")
+    add("--seq-len", type=int, metavar="T", help="tokens read at once (as in the run's training; else the context)")
     add("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest token (0.8)")
     add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest, 0 for all (200)")
     add(
@@ -77,23 +80,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def begin(settings):
-    """(prompt, pieces of text that follow it, line of facts). UserError: a mistake in the flags or the model."""
-    for name, least in (("tokens", 1), ("seed", 0), ("threads", 1)):
+    """(prompt, pieces of text that follow it, lines of facts). UserError: a mistake in the flags or the model."""
+    for name, least in (("tokens", 1), ("seq_len", 1), ("seed", 0), ("threads", 1)):
         value = getattr(settings, name)
         if value is not None and value < least:
-            raise UserError(f"--{name} is {value}, expected at least {least}")
+            raise UserError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
     blas_choice.check(settings.blas_kernels)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     config = weights.read_config(settings.model)
+    length, about_length = choose_sequence_length(settings.seq_len, settings.model, config)
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
     parameters = weights.load(settings.model)
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
-    asked = settings.prompt, settings.tokens, sampling, settings.seed, settings.split_documents
-    pieces = sample_text(kernels, parameters, encoding, *asked)
+    drawn = settings.prompt, settings.tokens, sampling, settings.seed, length, settings.split_documents
+    pieces = sample_text(kernels, parameters, encoding, *drawn)
     size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
     products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
     facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores{products}"
-    lines = [facts, remark(blas_facts(os.environ, settings.blas_kernels))]
+    lines = [facts, about_length, remark(blas_facts(os.environ, settings.blas_kernels))]
     if END_OF_TEXT in settings.prompt and not settings.split_documents:
         lines.append(f"--prompt: {READ_AS_TEXT}")
     return settings.prompt, pieces, "\n".join(filter(None, lines))

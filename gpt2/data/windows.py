@@ -54,12 +54,16 @@ class Windows:
         return self.first_window[-1]
 
     @property
+    def token_count(self) -> int:
+        return sum(map(len, self.shards))
+
+    @property
     def description(self) -> str:
         """How much data there is and where it came from, to begin a message with."""
         lengths = [len(shard) for shard in self.shards]
         first = shard_name(self.shards[0], 0) if lengths else "no shards"
         others = f" and {len(lengths) - 1} more" if len(lengths) > 1 else ""
-        return f"{first}{others}: {sum(lengths)} tokens in shards of at most {max(lengths, default=0)}"
+        return f"{first}{others}: {self.token_count} tokens in shards of at most {max(lengths, default=0)}"
 
     def facts(self, content: int) -> dict[str, int]:
         """What tells other data from these: how much there is, how each shard begins, and the checksum of all content.
@@ -69,7 +73,7 @@ class Windows:
         beginnings = 0
         for shard in self.shards:
             beginnings = zlib.crc32(np.ascontiguousarray(shard[:COMPARED_TOKENS], "<u2"), beginnings)
-        tokens = sum(map(len, self.shards))
+        tokens = self.token_count
         return {"shards": len(self.shards), "tokens": tokens, "crc32": beginnings, "content": content % (1 << 64)}
 
     def read(self, first: int, inputs, targets) -> None:

@@ -128,7 +128,7 @@ class Checkpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self.facts = _read_marker(path / MARKER)
+        self.facts = read_marker(path / MARKER)
         self.step = self.facts["step"]
         self._layouts, counts = _pieces_in(path / MARKER, self.facts)
         self._ranges: dict[str, list[StoredRange]] = {}
@@ -257,12 +257,14 @@ def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
 
 
 def check_model(path: Path) -> None:
-    """UserError if a checkpoint's model.bin is not what was written. Of other files, and of older versions', nothing is
-    known."""
+    """Check a checkpoint's model.bin against the checksum in its marker. UserError: they differ.
+
+    Nothing is known of other files.
+    """
     path = path.resolve()
     if path.name != MODEL or not path.with_name(MARKER).exists():
         return
-    expected = _read_marker(path.with_name(MARKER)).get(MODEL_CHECKSUM)
+    expected = read_marker(path.with_name(MARKER)).get(MODEL_CHECKSUM)
     with file_errors(path, "cannot read it; check the disk"):
         if expected is not None and file_checksum(path) != expected:
             raise UserError(
@@ -271,7 +273,8 @@ def check_model(path: Path) -> None:
             )
 
 
-def _read_marker(path: Path) -> dict:
+def read_marker(path: Path) -> dict:
+    """The facts that a checkpoint.json holds. UserError: unreadable, damaged, or of another format."""
     with file_errors(path, "cannot read it; check the disk"):
         text = read_bytes(path)
     try:

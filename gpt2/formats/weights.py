@@ -53,6 +53,22 @@ def check_finite(path: Path, parameters: Parameters, start: int, stop: int) -> N
         )
 
 
+def trained_lengths(path: Path) -> tuple[int, int] | None:
+    """(tokens of a sequence, positions of the context that are trained) of the run that made the model at `path`.
+
+    The second is the larger one where the run began with a model that had been trained on longer sequences. None: the
+    model is not in a run's checkpoint, so nothing says it. UserError: nothing is there, or it is damaged.
+    """
+    form, place = find(path)
+    marker = (place if form is checkpoints else place.parent) / checkpoints.MARKER
+    if form is huggingface or not marker.is_file():
+        return None
+    facts = checkpoints.read_marker(marker)
+    if "seq_len" not in facts:
+        return None
+    return facts["seq_len"], facts.get("trained_positions", facts["seq_len"])
+
+
 def load(path: Path) -> Parameters:
     """All parameters, newly allocated, for a program of one process. UserError also if the memory is too small."""
     config = read_config(path)

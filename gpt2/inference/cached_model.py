@@ -18,14 +18,15 @@ ROWS = 128  # query rows whose scores exist at once
 class CachedGPT2:
     """A GPT-2 that reads one sequence, on NumPy `kernels`; `length` tokens of it are in the cache.
 
-    Beside the parameters it holds keys and values (2 L context C numbers) and one layer's activations for a whole
-    context.
+    sequence_length: T, the most tokens that it reads, at most the model's context, which is the default. Beside the
+    parameters it holds keys and values (2 L T C numbers) and one layer's activations for T tokens.
     """
 
-    def __init__(self, kernels, parameters: Parameters):
+    def __init__(self, kernels, parameters: Parameters, sequence_length: int | None = None):
         self.kernels, self.parameters, self.length = kernels, parameters, 0
         self.config = config = parameters.layout.config
-        T, C, dtype = config.context, config.n_embd, parameters.flat.dtype
+        self.sequence_length = T = sequence_length or config.context
+        C, dtype = config.n_embd, parameters.flat.dtype
 
         def new(*shape):
             return kernels.empty(shape, dtype)
@@ -41,12 +42,12 @@ class CachedGPT2:
     def forward(self, tokens) -> np.ndarray:
         """Logits (V,) of the token that follows `tokens` (n,), n >= 1, which follow those in the cache and join them.
 
-        A view, valid until the next call. ValueError: the cache would hold more than `context` tokens.
+        A view, valid until the next call. ValueError: the cache would hold more than T tokens.
         """
         tokens = np.asarray(tokens, np.int32)
         n, k, p = len(tokens), self.kernels, self.parameters
-        if not 0 < n <= self.config.context - self.length:
-            raise ValueError(f"{n} tokens after {self.length}, of a context of {self.config.context}")
+        if not 0 < n <= self.sequence_length - self.length:
+            raise ValueError(f"{n} tokens after {self.length}, expected at most {self.sequence_length} in all")
         a = SimpleNamespace(**{name: buffer[:n] for name, buffer in self._buffers.items()})
         k.embedding_forward(a.stream[None], tokens[None], p.wte, p.wpe[self.length :])
         a.branch[:] = 0.0  # no branch comes before the first layer
@@ -74,7 +75,7 @@ class CachedGPT2:
         )
 
     def _attend(self, out, qkv, keys, values) -> None:
-        """out (n, C): causal attention of the new queries to all keys; qkv (n, 3C), keys, values (H, context, d)."""
+        """out (n, C): causal attention of the new queries to all keys; qkv (n, 3C), keys, values (H, T, d)."""
         n, H, d = len(qkv), self.config.n_head, self.config.head_size
         queries, *new = qkv.reshape(n, 3, H, d).transpose(1, 2, 0, 3)
         keys[:, self.length : self.length + n], values[:, self.length : self.length + n] = new

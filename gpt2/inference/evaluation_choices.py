@@ -87,15 +87,17 @@ def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path}: {what}: the evaluation file is damaged, write or copy it again")
 
 
-def check_examples(path: Path, examples: list[Example], config: GPT2Config) -> None:
-    """UserError unless the model can read them all."""
+def check_examples(path: Path, examples: list[Example], config: GPT2Config, most: int) -> None:
+    """UserError unless the model can read them all. most: tokens of an example; beyond that, the rest of the model's
+    context is untrained."""
     for example in examples:
         longest = len(example.context) + max(map(len, example.endings))
-        if longest > config.context:
-            raise UserError(
-                f"{path}: example {example.index} has {longest} tokens, expected at most the model's context, "
-                f"{config.context}: evaluate a model with a longer one"
-            )
+        if longest > most:
+            what, advice = f"the model's context, {most}", "evaluate a model with a longer one"
+            if most < config.context:
+                what = f"{most}, as positions {most} to {config.context - 1} of the model are untrained"
+                advice = "evaluate a model that was trained on longer sequences, or raise --seq-len to use them"
+            raise UserError(f"{path}: example {example.index} has {longest} tokens, expected at most {what}: {advice}")
         token = max(int(part.max()) for part in (example.context, *example.endings))
         if token >= config.vocab_size:
             raise UserError(

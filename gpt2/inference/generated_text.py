@@ -73,24 +73,25 @@ def sample_text(
     count: int,
     sampling: Sampling,
     seed: int | tuple[int, ...],
+    sequence_length: int | None = None,
     splits: bool = False,
 ) -> Iterator[str]:
     """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
 
-    kernels: NumPy's; parameters: whole, in host memory; splits: as prompt_tokens takes it. Only tokens that the
-    tokenizer has are drawn. The same arguments give the same text on one machine with one number of threads; elsewhere
-    products round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or
-    longer than the context.
+    kernels: NumPy's; parameters: whole, in host memory; splits: as prompt_tokens takes it. sequence_length: the most
+    tokens that the model reads at once, by default its context. Only tokens that the tokenizer has are drawn. The same
+    arguments give the same text on one machine with one number of threads; elsewhere products round differently, which
+    can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than sequence_length.
     """
-    config = parameters.layout.config
     tokens = prompt_tokens(prompt, encoding, splits)
-    check_prompt(tokens, config)
+    model = CachedGPT2(kernels, parameters, sequence_length)
+    check_prompt(tokens, model.config, model.sequence_length)
     random = np.random.default_rng(seed)
 
     def choose(logits):
         return sampling.choose(logits[: encoding.n_vocab], random)
 
-    return text_pieces(generate(CachedGPT2(kernels, parameters), tokens, choose, count), encoding)
+    return text_pieces(generate(model, tokens, choose, count), encoding)
 
 
 def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False) -> np.ndarray:
@@ -112,12 +113,16 @@ def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
     return join_tokens(["", ""], encoding)
 
 
-def check_prompt(prompt, config) -> None:
-    """UserError unless the model can read these tokens (n,)."""
-    if not 0 < len(prompt) <= config.context:
+def check_prompt(prompt, config, most: int) -> None:
+    """UserError unless the model can read these tokens (n,), at most `most` at once."""
+    if not 0 < len(prompt) <= most:
+        of_model, advice = "the model's context", "shorten it"
+        if most < config.context:
+            of_model = "the length of its sequences"
+            advice += f", or raise --seq-len up to the model's context, {config.context}"
         raise UserError(
-            f"the prompt has {len(prompt)} tokens, expected 1 to {config.context}, the model's context: "
-            f"{'shorten it' if len(prompt) else 'give some text'}"
+            f"the prompt has {len(prompt)} tokens, expected 1 to {most}, {of_model}: "
+            f"{advice if len(prompt) else 'give some text'}"
         )
     if max(prompt) >= config.vocab_size:
         raise UserError(
@@ -127,21 +132,21 @@ def check_prompt(prompt, config) -> None:
 
 
 def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> Iterator[int]:
-    """`count` tokens after `prompt` (n,), 1 <= n <= context, one at a time; choose(logits (V,)) draws each.
+    """Draw `count` tokens after `prompt` (n,), 1 <= n <= T, one at a time; choose(logits (V,)) draws each.
 
-    model: a CachedGPT2. When its context is full, it forgets all and reads the newest half again, as if the text began
-    there: positions are learned, so keys and values cannot move to others. Each token is thus drawn from half a context
-    or more. A token costs one row; the half context that is read again comes once in half a context.
+    model: a CachedGPT2, which reads T tokens at most. When it is full, it forgets all and reads the newest T/2 tokens
+    again, as if the text began there: positions are learned, so keys and values cannot move to others. Each token is
+    thus drawn from T/2 tokens or more. A token costs one row; T/2 rows are read again once in T/2 tokens.
     """
-    context = model.config.context
-    newest = unread = [int(token) for token in prompt][-context:]
+    most = model.sequence_length
+    newest = unread = [int(token) for token in prompt][-most:]
     model.forget()
     for _ in range(count):
         token = choose(model.forward(unread))
         yield token
         newest, unread = [*newest, token], [token]
-        if len(newest) > context:
-            newest = unread = newest[-max(1, context // 2) :]
+        if len(newest) > most:
+            newest = unread = newest[-max(1, most // 2) :]
             model.forget()
 
 

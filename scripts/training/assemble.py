@@ -17,8 +17,7 @@ from dist.probe.ports import Ports
 from dist.watch.watchdog import Watchdog
 from dist.world import ClosedTogether, end_job_in_turn, library_name, threads_per_rank
 from gpt2.config import flops_per_token
-from gpt2.data import texts, windows
-from gpt2.data.shards import open_shards
+from gpt2.data import texts
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.formats.checkpoints import Checkpoint, model_facts
@@ -27,19 +26,22 @@ from gpt2.parameters import Layout
 from scripts.backends.choose import choose_backend
 from scripts.machine.checkout import Checkout
 from scripts.machine.launcher import job_end
+from scripts.settings import derived
 from scripts.settings.checks import complete
 from scripts.settings.derived import adamw_settings, computing_ranks, global_batch, lasting, learning_rate, resolved
 from scripts.settings.memory import check_memory
 from scripts.settings.model_parallel import model_cut
+from scripts.settings.sequence_length import trained_positions
 from scripts.settings.split_embedding import new_lookup, settle_embedding
 from scripts.training import start
 from scripts.training.between_steps import ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
+from scripts.training.data import open_data
 from scripts.training.folder import RUNS, RunFolder, take_run_folder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
-from scripts.training.report import Ending, TraceFailures, blas_of_ranks, run_table
-from scripts.training.same_files import check_same_files, made_for_all
+from scripts.training.report import Ending, TraceFailures, blas_of_ranks, run_table, warn
+from scripts.training.same_files import made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Clock, Signals
 from scripts.training.step_records import ProgressLines, StepRecords
@@ -98,15 +100,15 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
     links, threads = probe_links(world), settings.threads or threads_per_rank(world)
     s, new_backend, choice = decided(settings, config, world, shared, threads, links)
     path = take_run_folder(s.out, s.strategy, choice["auto"] is not None, s.resume, s.take_over, world, lock)
-    train, val, data = open_data(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
+    train, val, data = data_of(s, config.vocab_size, world)  # behind the lock: a text's tokens lie beside the folder
     facts = run_facts(s, whole, data, world.size, lock.run) | shared.facts() | {"auto": choice["auto"]}
-    checkpoint, steps = checkpoint_to_go_on_from(s, facts, links, world)
+    checkpoint, steps = checkpoint_to_go_on_from(s, config, facts, links, world)
     if not steps:
         return None
     choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), choice, world)
     backend = resources.enter_context(closing(new_backend()))
     utilization = utilization_of(s, world, backend.kernels, choice)
-    parameters = start.first_parameters(s.init, s.seed, backend, layout, checkpoint, world)
+    parameters = start.first_parameters(s.init, s.seed, s.seq_len, backend, layout, checkpoint, world)
     used, peak = resolved(s, config, threads, path), utilization.peak
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, signals.has_sigterm, path / "traces", backend, resources)
@@ -119,7 +121,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
     model, cut = WholeModel(parameters, strategy.before_use, backend.fetch, mesh), shared.cut.text(mesh.data)
     checkpoints = new_checkpoints(s, world, mesh, path, strategy, layout, facts, steps, lock)
     return Parts(
-        table=run_table(used, whole, cut, world, threads, choice, peak, facts["global_batch"], path),
+        table=run_table(used, whole, cut, world, threads, choice, peak, facts["global_batch"], path, train, val),
         steps=steps,
         learning_rate=learning_rate(s),
         tracer=tracer,
@@ -131,7 +133,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
-        samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed),
+        samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed, s.seq_len),
         gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
         model=model,
@@ -143,6 +145,8 @@ def completed(s, world) -> tuple:
     """complete(), and whether there is room for it."""
     with world.together(UserError):
         s, config = complete(s, world.size)
+    if world.rank == 0 and (line := derived.doubtful_warmup(s)):
+        warn(line)
     check_room(s, config, world)
     return s, config
 
@@ -165,24 +169,14 @@ def check_room(s, config, world) -> None:
         check_memory(s, config, world)
 
 
-def open_data(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
-    """Training and validation windows, checked, and the facts of the former.
-
-    Rank 0 tokenizes a text, if neither the user's cache folder nor the one beside the run folder holds its tokens yet.
-    """
+def data_of(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
+    """As open_data's. Rank 0 tokenizes a text if neither the user's cache folder nor the one beside the run folder has
+    its tokens."""
     patterns = s.train_data, s.val_data
     if not s.train_data:
         prepare = partial(texts.prepare, s.text or None, s.tokenizer, corpus=s.corpus, splits=s.split_documents)
         patterns = made_for_all(world, prepare, (Path(s.out).parent if s.out else RUNS) / "tokens")
-    with world.together(UserError):
-        train = Windows(open_shards(patterns[0]), s.seq_len, s.shuffle, s.seed)
-        val = Windows(open_shards(patterns[1]), s.seq_len) if patterns[1] else None
-    check_same_files(world, [shard.path for part in (train, val) if part for shard in part.shards])
-    with world.together(UserError):
-        content = windows.check(train, global_batch(s, world.size), vocab_size, world.rank, world.size)
-        if val:
-            windows.check_tokens(val.shards, vocab_size, world.rank, world.size)
-    return train, val, train.facts(world.comm.allreduce(content))
+    return open_data(world, patterns, s.seq_len, s.shuffle, s.seed, global_batch(s, world.size), vocab_size)
 
 
 def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
@@ -195,13 +189,16 @@ def run_facts(s, layout: Layout, data: dict, ranks: int, run: str) -> dict:
     }  # fmt: skip
 
 
-def checkpoint_to_go_on_from(s, facts: dict, links: list[dict], world) -> tuple[Checkpoint | None, range]:
+def checkpoint_to_go_on_from(s, config, facts: dict, links: list[dict], world) -> tuple[Checkpoint | None, range]:
     """The newest checkpoint of the run folder, if --resume asks for it and there is one; and the steps left to make.
 
-    facts get what depends on both: `bucket_bytes`.
+    facts get what depends on the checkpoint: `bucket_bytes` and `trained_positions`.
     """
     checkpoint = start.find_and_check(world, Path(s.out), facts, s.typed, s.steps) if s.resume else None
     facts["bucket_bytes"] = start.bucket_size(links, checkpoint, facts) if s.overlap else None
+    with world.together(UserError):
+        before = checkpoint.facts if checkpoint else {}
+        facts["trained_positions"] = trained_positions(s.init, config, s.seq_len, before)
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
 
 

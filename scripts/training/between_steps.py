@@ -47,15 +47,19 @@ class Validation:
 
 
 class Samples:
-    """--sample-every: rank 0 prints what the model writes.
+    """--sample-every: rank 0 prints what the model writes, reading sequences as long as those that it is trained on.
 
     It draws on its cores, from the parameters in host memory. Where no rank holds all of them, it copies them range by
     range, at 4 bytes each. Making one ends the job on a user's mistake: no tokenizer is known for the vocabulary (of
     --train-data), gpt2's files are missing, or the copy does not fit into memory.
     """
 
-    def __init__(self, world, tracer, model: WholeModel, every: int, tokenizer: str | None, threads: int, seed: int):
-        self.world, self.tracer, self.model, self.every, self.seed = world, tracer, model, every, seed
+    def __init__(
+        self, world, tracer, model: WholeModel, every: int, tokenizer: str | None, threads: int, seed: int,
+        sequence_length: int,
+    ):  # fmt: skip
+        self.world, self.tracer, self.model, self.every = world, tracer, model, every
+        self.seed, self.sequence_length = seed, sequence_length
         self._copies = world.rank == 0 and not isinstance(model.parameters.flat, np.ndarray)
         with world.together(UserError):
             if every and world.rank == 0:
@@ -75,7 +79,7 @@ class Samples:
                 # Here because it brings numba, which costs train.py --help a third of its time.
                 from gpt2.inference.generated_text import Sampling, printable, sample_text
 
-                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step)
+                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step), self.sequence_length
                 pieces = []
                 for piece in sample_text(self._kernels, parameters, self._encoding, *settings):
                     pieces.append(piece)

@@ -1,10 +1,12 @@
 """What evaluate.py measures of a model, over all ranks: each evaluates its part, then the sums are added up.
 
-All of it is collective.
+All of it is collective. of_validation, of_text and of_choices read and check their input, and return a function that
+measures: so a mistake in any input ends the job before the first measurement.
 """
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from gpt2.pipeline import SCHEDULES
 from scripts.backends.choose import choose_kernels
+from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import check_tokens, choose_tokenizer, tokenizer_of, tokenizer_of_shards
 from scripts.training.same_files import check_same_files
 from scripts.training.worker import Worker
@@ -39,7 +42,7 @@ class Model:
 
     path: where it came from. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
     the model's context. stride: tokens from one window of a text to the next, at most sequence_length. batch_size:
-    sequences that a rank computes at once.
+    sequences that a rank computes at once. longest: tokens that a row of --hellaswag may have.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class Model:
     sequence_length: int
     stride: int
     batch_size: int
+    longest: int
 
     @property
     def config(self):
@@ -60,20 +64,21 @@ def load_model(
 ) -> Model:  # fmt: skip
     """All parameters on each rank, on its GPU if it computes on one.
 
-    sequence_length: None for the model's context. stride: None for half of that. dtype: of the products' operands, on
-    cores. threads: 0 for the rank's share of its node's cores.
+    sequence_length: None for that of the run which trained the model, else its context; rank 0 says which. stride: None
+    for half of it. dtype: of the products' operands, on cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
     with world.together(UserError):
         config = weights.read_config(path)
-        length = sequence_length or config.context
-        if length > config.context:
-            raise UserError(f"--seq-len is {length}, expected at most the model's context, {config.context}: lower it")
+        length, remark = choose_sequence_length(sequence_length, path, config)
+        longest = max(length, *(weights.trained_lengths(path) or (0, config.context)))
         stride = stride or max(1, length // 2)
         if stride > length:
             raise UserError(f"--stride is {stride}, expected at most --seq-len, {length}: lower it")
         weights.check_memory(path, config, world.local_size)
         files = weights.files(path)
+    if world.rank == 0 and remark:
+        say(remark, on_stderr=True)
     check_same_files(world, files)
     kernels, _ = choose_kernels(backend, Layout(config), world, threads)
     with world.together(UserError):
@@ -82,13 +87,15 @@ def load_model(
         parameters = Parameters.zeros(Layout(config))
         weights.read_parameters(path, parameters)
         if kernels is None:
-            return Model(path, load_kernels("numpy", threads, dtype=dtype), parameters, length, stride, batch_size)
-        flat = kernels.empty(parameters.flat.shape)
-        flat.set(parameters.flat)
-        return Model(path, kernels, Parameters(parameters.layout, flat), length, stride, batch_size)
+            kernels = load_kernels("numpy", threads, dtype=dtype)
+        else:
+            flat = kernels.empty(parameters.flat.shape)
+            flat.set(parameters.flat)
+            parameters = Parameters(parameters.layout, flat)
+        return Model(path, kernels, parameters, length, stride, batch_size, longest)
 
 
-def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> dict:
+def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> Callable[[], dict]:
     """--val-data: the loss that training would validate with, by the same code. shards: their pattern."""
     with world.together(UserError):
         check_tokens(shards, tokenizer_of_shards(shards), tokenizer or tokenizer_of(model.path))
@@ -96,14 +103,18 @@ def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> di
     check_same_files(world, [shard.path for shard in val.shards])
     with world.together(UserError):
         windows.check_tokens(val.shards, model.config.vocab_size, world.rank, world.size)
-        gpt2 = GPT2(model.kernels, model.parameters, None, model.batch_size, model.sequence_length)
-        worker = Worker(gpt2, val, val, PLAIN, world.rank, world.size, None)
-        part = worker.validation_loss(0)
-    total, tokens = sum_everywhere(world.comm, *part)
-    return {"loss": total / tokens, "perplexity": perplexity(total / tokens), "tokens": int(tokens)}
+
+    def measure() -> dict:
+        with world.together(UserError):
+            gpt2 = GPT2(model.kernels, model.parameters, None, model.batch_size, model.sequence_length)
+            part = Worker(gpt2, val, val, PLAIN, world.rank, world.size, None).validation_loss(0)
+        total, tokens = sum_everywhere(world.comm, *part)
+        return {"loss": total / tokens, "perplexity": perplexity(total / tokens), "tokens": int(tokens)}
+
+    return measure
 
 
-def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world) -> dict:
+def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world) -> Callable[[], dict]:
     """--text: the loss of a token, and bits for each byte of the text, which do not depend on the tokenizer."""
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
@@ -111,36 +122,45 @@ def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world
     if world.rank == 0 and str(remarks):
         say(remarks, on_stderr=True)
     check_same_files(world, files)
-    with world.together(UserError):
-        tokens = join_tokens(["", *documents], encoding)
-        parts = strided_windows(len(tokens), model.sequence_length, model.stride)[world.rank :: world.size]
-        part = text_losses(new_scorer(model, world, "text"), tokens, parts)
-    (total,) = sum_everywhere(world.comm, part)
-    count = len(tokens) - len(document_start(encoding))
-    size = sum(len(document.encode("utf-8")) for document in documents)
-    return {
-        "loss": total / count, "perplexity": perplexity(total / count), "bits_per_byte": total / math.log(2) / size,
-        "tokens": count, "bytes": size,
-    }  # fmt: skip
+
+    def measure() -> dict:
+        with world.together(UserError):
+            tokens = join_tokens(["", *documents], encoding)
+            parts = strided_windows(len(tokens), model.sequence_length, model.stride)[world.rank :: world.size]
+            part = text_losses(new_scorer(model, world, "text"), tokens, parts)
+        (total,) = sum_everywhere(world.comm, part)
+        count = len(tokens) - len(document_start(encoding))
+        size = sum(len(document.encode("utf-8")) for document in documents)
+        return {
+            "loss": total / count, "perplexity": perplexity(total / count), "bits_per_byte": total / math.log(2) / size,
+            "tokens": count, "bytes": size,
+        }  # fmt: skip
+
+    return measure
 
 
-def of_choices(model: Model, path: Path, tokenizer: str | None, world) -> dict:
+def of_choices(model: Model, path: Path, tokenizer: str | None, world) -> Callable[[], dict]:
     """--hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
         check_tokens(path, "gpt2", tokenizer or tokenizer_of(model.path))
         examples = read_examples(path)
     check_same_files(world, [path])
     with world.together(UserError):
-        check_examples(path, examples, model.config)
-        scorer = new_scorer(model, world, "hellaswag")
-        # Dealt one by one to the ranks, and not in blocks: in HellaSwag the long examples come last.
-        part = count_correct(scorer, examples[world.rank :: world.size])
-    correct, normalized = sum_everywhere(world.comm, *part)
-    count = len(examples)
-    return {
-        "acc": correct / count, "acc_norm": normalized / count, "acc_stderr": standard_error(correct / count, count),
-        "acc_norm_stderr": standard_error(normalized / count, count), "examples": count,
-    }  # fmt: skip
+        check_examples(path, examples, model.config, model.longest)
+
+    def measure() -> dict:
+        with world.together(UserError):
+            scorer = new_scorer(model, world, "hellaswag")
+            # Dealt one by one to the ranks, and not in blocks: in HellaSwag the long examples come last.
+            part = count_correct(scorer, examples[world.rank :: world.size])
+        count = len(examples)
+        acc, acc_norm = (correct / count for correct in sum_everywhere(world.comm, *part))
+        return {
+            "acc": acc, "acc_norm": acc_norm, "acc_stderr": standard_error(acc, count),
+            "acc_norm_stderr": standard_error(acc_norm, count), "examples": count,
+        }  # fmt: skip
+
+    return measure
 
 
 def standard_error(share: float, count: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from dist.console import say
 from dist.probe.links import clock_offset, probe_links
 from dist.world import library_name
+from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.checkup.findings import Ranks
@@ -22,8 +23,9 @@ from traces.units import count_text
 
 
 def run_table(
-    settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path
-) -> str:
+    settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path,
+    train: Windows, val: Windows | None,
+) -> str:  # fmt: skip
     """What rank 0 prints before the first step: what --strategy auto chose, what the settings come to here, and all
     settings.
 
@@ -41,6 +43,7 @@ def run_table(
         "peak": str(peak),
         **({"embedding": choice["embedding"]} if choice.get("embedding") else {}),
         "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
+        "data": data_text(train, val, settings["steps"] * batch),
         "MPI": library_name(),
         "run folder": str(path),
     }
@@ -49,6 +52,17 @@ def run_table(
     chosen = [f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}"] if auto else []
     lines = [f"{name:<13} {value}" for name, value in facts.items()]
     return "\n".join([*chosen, *lines, "", *two_columns(settings), ""])
+
+
+def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
+    """Say how many tokens there are, and how often a run goes through those for training.
+
+    windows_read: by all its steps.
+    """
+    epochs = windows_read / train.count
+    times = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.2f}" if epochs >= 0.1 else f"{epochs:.2g}"
+    validation = f", {val.token_count:,} for validation" if val else ""
+    return f"{train.token_count:,} tokens for training{validation}; all steps make {times} epochs"
 
 
 def blas_of_ranks(world, asked: str) -> dict:

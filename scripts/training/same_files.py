@@ -68,6 +68,13 @@ def check_same_files(world: World, paths: list[Path]) -> None:
         )
 
 
+def in_both(paths: list[Path], others: list[Path]) -> list[str]:
+    """Those of `paths` whose file is among `others`, too: by another name, a link, or as a copy. OSError."""
+    found = fingerprints([*paths, *others])
+    known = {tuple(content) for _, *content in found[len(paths) :]}
+    return [path for path, *content in found[: len(paths)] if tuple(content) in known]
+
+
 def difference(found: list[tuple], expected: list[tuple]) -> str | None:
     """What is the matter with the first file that differs, None if none does. Both: (path, size, hash) of each file."""
     paths = {path for path, *_ in found}, {path for path, *_ in expected}

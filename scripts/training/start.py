@@ -12,8 +12,10 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from gpt2.formats.checkpoints import CUT, STATE, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
+from scripts.settings.sequence_length import untrained_positions
 from scripts.training.changes import changed_settings
 from scripts.training.folder import confirm_summary
+from scripts.training.report import warn
 from scripts.training.same_files import check_same_files
 from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
 from strategies import STRATEGIES
@@ -35,12 +37,20 @@ def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | No
         weights.read_parameters(init, parameters, buffers.filled)
 
 
-def first_parameters(init: str, seed: int, backend, layout, checkpoint: Checkpoint | None, world) -> Parameters:
-    """The parameters in host memory, filled, also where the strategy and the model have theirs. Collective."""
+def first_parameters(
+    init: str, seed: int, seq_len: int, backend, layout, checkpoint: Checkpoint | None, world
+) -> Parameters:
+    """The parameters in host memory, filled, also where the strategy and the model have theirs. Collective.
+
+    Rank 0 warns if the file of --init has untrained positions that sequences of seq_len tokens use.
+    """
     parameters = Parameters(layout, backend.host_parameters)
     if init != "random" and not checkpoint:
         with world.together(UserError):
             files = weights.files(Path(init))
+            untrained = untrained_positions(Path(init), seq_len)
+        if world.rank == 0 and untrained:
+            warn(untrained)
         check_same_files(world, files)
     with world.together(UserError):
         fill_parameters(parameters, backend.buffers, checkpoint, init, seed)

@@ -12,7 +12,7 @@ import pytest
 from gpt2.config import GPT2Config
 from gpt2.data.shards import write_shard
 from gpt2.errors import UserError
-from gpt2.formats import llmc
+from gpt2.formats import llmc, weights
 from gpt2.inference.evaluation import Scorer, strided_windows
 from gpt2.inference.evaluation_choices import check_examples, read_examples
 from gpt2.kernels import load_kernels
@@ -93,10 +93,10 @@ def expected_text_loss(parameters, text: str) -> float:
     return total
 
 
-def expected_validation_loss(parameters, tokens) -> float:
+def expected_validation_loss(parameters, tokens, length=SEQUENCE) -> float:
     losses = []
-    for start in range(0, len(tokens) - SEQUENCE, SEQUENCE):
-        window = tokens[start : start + SEQUENCE + 1]
+    for start in range(0, len(tokens) - length, length):
+        window = tokens[start : start + length + 1]
         found = log_probabilities(parameters, window[:-1])
         losses += [-found[place, token] for place, token in enumerate(window[1:])]
     return float(np.mean(losses))
@@ -165,7 +165,7 @@ def test_all_three_evaluations(comm, files, shared_path, capsys):
         assert rounded[name]["loss"] == pytest.approx(expected[name]["loss"], rel=0.01)
         assert rounded[name]["loss"] != pytest.approx(expected[name]["loss"], rel=1e-6)
     found = json.loads((shared_path / "found").read_text())
-    assert found.pop("model") == str(folder / "model.bin")
+    assert (found.pop("model"), found.pop("seq_len")) == (str(folder / "model.bin"), SEQUENCE)
     assert found.keys() == expected.keys()
     for name, numbers in expected.items():
         assert found[name] == pytest.approx(numbers, rel=1e-5), name
@@ -301,10 +301,59 @@ def test_a_bad_evaluation_file(tmp_path, name):
 def test_examples_that_the_model_cannot_read(tmp_path):
     path = write_evaluation(tmp_path / "choices.bin", [(0, [1] * 30, [[1] * 11, [1]])])
     with pytest.raises(UserError, match="example 0 has 41 tokens, expected at most the model's context, 40"):
-        check_examples(path, read_examples(path), CONFIG)
+        check_examples(path, read_examples(path), CONFIG, 40)
+    with pytest.raises(
+        UserError, match="has 41 tokens, expected at most 24, as positions 24 to 39 of the model are untr"
+    ):
+        check_examples(path, read_examples(path), CONFIG, 24)
     path = write_evaluation(tmp_path / "choices.bin", [(0, [1], [[1], [2, 256]])])
     with pytest.raises(UserError, match="example 0 has token 256, expected 0 to 255"):
-        check_examples(path, read_examples(path), CONFIG)
+        check_examples(path, read_examples(path), CONFIG, 40)
+
+
+@pytest.mark.ranks(2)
+def test_a_run_is_evaluated_as_it_was_trained(comm, files, shared_path, capsys):
+    """Sequences of 16 of its 40 positions; a run that begins with it has those of both."""
+    from dist.world import start_world
+    from scripts import evaluate, export
+
+    def evaluated(run, *flags):
+        data = ["--val-data", folder / "tokens_val_0.bin", *flags, "--backend", "numpy", "--json", shared_path / "json"]
+        evaluate.evaluate(evaluate.parse(list(map(str, (run, *data)))), world)
+        comm.Barrier()
+        found = json.loads((shared_path / "json").read_text())
+        comm.Barrier()
+        return found["seq_len"], found["val_data"]["loss"], capsys.readouterr().err
+
+    world, folder = start_world(), files[0]
+    flags = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 40, "--eval-every", 0]
+    flags += ["--warmup", 1, "--trace", "off", "--strategy", "allreduce", "--backend", "numpy"]
+    run, more, less = (shared_path / name for name in ("run", "more", "less"))
+    train(world, run, *flags, "--seq-len", 16, "--steps", 2)
+    tokens = np.fromfile(folder / "tokens_val_0.bin", "<u2", offset=1024)
+    expected = expected_validation_loss(weights.load(run), tokens.tolist(), 16)
+    length, loss, said = evaluated(run)
+    assert (length, loss) == (16, pytest.approx(expected, rel=1e-5))
+    assert said == ("" if comm.rank else "sequences of 16 tokens, as in the run's training (--seq-len; context 40)\n")
+    assert ("positions 16 to 19 are untrained" in evaluated(run, "--seq-len", 20)[-1]) == (comm.rank == 0)
+    with pytest.raises(SystemExit):  # it has rows of 42 tokens; nothing is evaluated before that is known
+        evaluated(run, "--hellaswag", folder / "choices.bin")
+    printed = capsys.readouterr()
+    assert "val-data" not in printed.out
+    assert ("expected at most 16, as positions 16 to 39 of the model are untrained" in printed.err) == (comm.rank == 0)
+    train(world, more, *flags, "--init", run, "--seq-len", 20, "--steps", 1)
+    assert ("run: positions 16 to 19 are untrained" in capsys.readouterr().err) == (comm.rank == 0)
+    train(world, less, *flags, "--init", more, "--seq-len", 8, "--steps", 1)
+    train(world, less, *flags, "--seq-len", 8, "--steps", 2, "--lr-steps", 2, "--resume")
+    assert "untrained" not in capsys.readouterr().err
+    assert weights.trained_lengths(less) == (8, 20)
+    if comm.rank == 0:
+        export.main([str(less), "--format", "llmc", "--out", str(shared_path / "model.bin")])
+        assert "less: positions 20 to 39 are untrained: use sequences of at most 20 tokens" in capsys.readouterr().err
+    comm.Barrier()
+    assert weights.trained_lengths(shared_path / "model.bin") is None
+    train(world, shared_path / "imported", *flags, "--init", shared_path / "model.bin", "--seq-len", 8, "--steps", 1)
+    assert weights.trained_lengths(shared_path / "imported") == (8, 40)
 
 
 BAD_FLAGS = {

@@ -1,4 +1,7 @@
-"""--sample-every: what rank 0 prints is what the parameters of that step write, also where no rank holds them all."""
+"""--sample-every: what rank 0 prints is what the parameters of that step write, also where no rank holds them all.
+
+The model reads sequences of 8 tokens, as in training, although its context is 16.
+"""
 
 import re
 import sys
@@ -15,7 +18,7 @@ from tests.support.in_process import ROOT, train
 from tests.support.launch import launch
 
 SMALL = ["--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--context", 16, "--lr", 1e-2, "--trace", "off", "--threads", 1]
-STEPS = ["--steps", 4, "--sample-every", 2, "--checkpoint-every", 2, "--eval-every", 0]
+STEPS = ["--steps", 4, "--sample-every", 2, "--checkpoint-every", 2, "--eval-every", 0, "--seq-len", 8]
 
 
 @pytest.mark.ranks(3)
@@ -31,7 +34,9 @@ def test_samples_are_the_models(comm, shared_path, capsys, strategy):
     assert re.findall(r"^sample after step (\d+): ", printed, re.MULTILINE) == ["2", "4"]
     for step in (2, 4):
         parameters = weights.load(shared_path / "run" / "checkpoints" / f"step-{step:08d}")
-        pieces = sample_text(load_kernels("numpy", 1), parameters, byte_encoding(), "", 100, Sampling(), (1337, step))
+        pieces = sample_text(
+            load_kernels("numpy", 1), parameters, byte_encoding(), "", 100, Sampling(), (1337, step), 8
+        )
         assert f"sample after step {step}: {printable(''.join(pieces))}\n" in printed
 
 

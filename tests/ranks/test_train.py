@@ -123,6 +123,32 @@ def test_validation_does_not_depend_on_ranks_or_batch(comm, shared_path, tokens)
     assert loss(start_world(), shared_path / "together", {2: 4, 3: 7}[comm.size]) == pytest.approx(reference, rel=1e-6)
 
 
+@pytest.mark.ranks(2)
+def test_the_header_counts_tokens_and_epochs(comm, shared_path, tokens, capsys):
+    """Three windows of 16 tokens a rank and step; 5,001 and 3,003 tokens hold 312 and 187 of them."""
+    from dist.world import start_world
+
+    flags = [*SMALL, "--vocab-size", 100, "--batch-size", 3, "--eval-every", 0]
+    data = ["--train-data", tokens / "part_*.bin", "--val-data", tokens / "part_1.bin"]
+    train_here(start_world(), shared_path / "both", *flags, *data, "--steps", 150)
+    printed, lines = capsys.readouterr(), []
+    if comm.rank == 0:
+        lines = [line for line in printed.out.splitlines() if line.startswith("data  ")]
+        assert lines == ["data          8,004 tokens for training, 3,003 for validation; all steps make 1.80 epochs"]
+        warning = (
+            f"warning: {tokens}/part_1.bin: both training and validation data, so val loss does not show overfitting"
+        )
+        assert printed.err.splitlines().count(warning) == 1
+    data = ["--train-data", tokens / "part_0.bin", "--val-data", tokens / "part_1.bin"]
+    train_here(start_world(), shared_path / "apart", *flags, *data, "--steps", 1)
+    printed = capsys.readouterr()
+    assert "both training" not in printed.err
+    assert ("5,001 tokens for training, 3,003 for validation; all steps make 0.019 epochs" in printed.out) == (
+        comm.rank == 0
+    )
+    assert ("warning: --warmup 2 is above --steps 1" in printed.err) == (comm.rank == 0)
+
+
 @pytest.mark.ranks(1)
 def test_trace_window_and_off(comm, shared_path):
     from traces import read_run

@@ -197,7 +197,7 @@ def model(vocab_size: int) -> Parameters:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models_by_name(tmp_path_factory):
     """Models by name, and shards of bytes with prepare.py's manifest beside them."""
     folder = tmp_path_factory.mktemp("models")
     step = folder / "run" / "checkpoints" / "step-00000001"
@@ -251,8 +251,8 @@ def models(tmp_path_factory):
         ("--train-data shards/a.bin --tokenizer gpt2", "shards/a.bin: tokens of the tokenizer bytes"),
     ],
 )
-def test_a_run_has_the_tokenizer_of_the_model_that_it_starts_from(models, monkeypatch, flags, tokenizer):
-    monkeypatch.chdir(models)
+def test_a_run_has_the_tokenizer_of_the_model_that_it_starts_from(models_by_name, monkeypatch, flags, tokenizer):
+    monkeypatch.chdir(models_by_name)
     given = parse_settings("", flags.split())
     if tokenizer and " " in tokenizer:
         with pytest.raises(UserError, match=tokenizer):
@@ -261,7 +261,7 @@ def test_a_run_has_the_tokenizer_of_the_model_that_it_starts_from(models, monkey
         assert complete(given, 2)[0].tokenizer == tokenizer
 
 
-def test_a_run_that_goes_on_keeps_its_tokenizer_and_so_its_vocabulary(models, monkeypatch):
-    monkeypatch.chdir(models)
+def test_a_run_that_goes_on_keeps_its_tokenizer_and_so_its_vocabulary(models_by_name, monkeypatch):
+    monkeypatch.chdir(models_by_name)
     made, config = complete(parse_settings("", ["--out", "run", "--resume", "--text", "my.txt"]), 2)
     assert (made.tokenizer, config.vocab_size) == ("gpt2", 50257)

@@ -35,16 +35,16 @@ def kernels(request):
     return load_kernels("numpy", request.param)
 
 
-def without_cache(kernels, parameters, text, choose, count) -> list[int]:
+def without_cache(kernels, parameters, text, choose, count, length=CONFIG.context) -> list[int]:
     """The reference: gpt2.model's forward over all of the text, again for each token, as nanoGPT does it; of a text
-    longer than the context the newest half of it stays."""
+    longer than `length` the newest half of it stays."""
     text, new = list(text), []
     for _ in range(count):
         logits = GPT2(kernels, parameters, None, 1, len(text)).logits(np.array([text], np.int32))[0, -1]
         new.append(choose(logits))
         text.append(new[-1])
-        if len(text) > CONFIG.context:
-            text = text[-(CONFIG.context // 2) :]
+        if len(text) > length:
+            text = text[-(length // 2) :]
     return new
 
 
@@ -80,6 +80,15 @@ def test_logits_at_every_position(kernels, dtype, tolerance):
         assert model.length == CONFIG.context
 
 
+def test_a_model_that_reads_less_than_its_context():
+    """Twice beyond its 6 positions; the embeddings of all later ones are no numbers."""
+    kernels, parameters = load_kernels("numpy", 1), new_parameters()
+    expected = without_cache(kernels, parameters, [1, 2, 3], np.argmax, 15, length=6)
+    assert expected != without_cache(kernels, parameters, [1, 2, 3], np.argmax, 15)
+    parameters.wpe[6:] = np.nan
+    assert list(generate(CachedGPT2(kernels, parameters, 6), [1, 2, 3], np.argmax, 15)) == expected
+
+
 def test_a_prompt_of_several_blocks_of_queries():
     config = GPT2Config(n_layer=2, n_head=3, n_embd=12, context=300, vocab_size=50)
     kernels, parameters = load_kernels("numpy", 2), new_parameters(config)
@@ -110,8 +119,12 @@ def test_a_context_of_one():
 def test_what_a_model_cannot_read():
     for prompt, words in (([], "0 tokens"), ([1] * 18, "18 tokens, expected 1 to 17"), ([101], "token 101")):
         with pytest.raises(UserError, match=words):
-            check_prompt(np.array(prompt, np.uint16), CONFIG)
-    check_prompt(np.full(17, 100, np.uint16), CONFIG)
+            check_prompt(np.array(prompt, np.uint16), CONFIG, 17)
+    check_prompt(np.full(17, 100, np.uint16), CONFIG, 17)
+    with pytest.raises(
+        UserError, match="17 tokens, expected 1 to 16, the length of its sequences: shorten it, or raise"
+    ):
+        check_prompt(np.full(17, 100, np.uint16), CONFIG, 16)
     model = CachedGPT2(load_kernels("numpy", 1), new_parameters())
     model.forward([1] * 10)
     with pytest.raises(ValueError, match="8 tokens after 10"):

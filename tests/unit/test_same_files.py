@@ -14,7 +14,7 @@ from gpt2.data.shards import write_shard
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from scripts.training import same_files
-from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints, made_for_all
+from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints, in_both, made_for_all
 from tests.unit.test_huggingface import FIXTURE
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # (node, local rank) of each rank
@@ -85,6 +85,17 @@ def folders(tmp_path):
 
 def test_the_same_files(folders, monkeypatch, capsys):
     assert check_on_nodes(folders, monkeypatch, capsys) == ""
+
+
+def test_files_that_are_in_both(folders, tmp_path):
+    """By its own name, through a link, and as a copy."""
+    one, (a, b) = folders[0], (folders[1] / "a.bin", folders[1] / "b.bin")
+    (tmp_path / "link.bin").symlink_to(one / "b.bin")
+    write_shard(tmp_path / "other.bin", np.arange(1, 101))
+    assert in_both([tmp_path / "other.bin", one / "a.bin", tmp_path / "link.bin"], [a, one / "b.bin"]) == [
+        str(one / "a.bin"), str(tmp_path / "link.bin")
+    ]  # fmt: skip
+    assert in_both([tmp_path / "other.bin"], [a, b]) == []
 
 
 def change_a_token(path: Path) -> None:

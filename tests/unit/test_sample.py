@@ -40,7 +40,7 @@ def new_parameters(seed=4, config=CONFIG) -> Parameters:
     return parameters
 
 
-def new_run(folder, steps=(100, 200)) -> Path:
+def new_run(folder, steps=(100, 200), **facts) -> Path:
     """A run that was interrupted: checkpoints of flat ranges, written by two ranks, in uneven parts."""
     for step in steps:
         parameters = new_parameters(step)
@@ -51,7 +51,7 @@ def new_run(folder, steps=(100, 200)) -> Path:
             low, high = cuts[rank : rank + 2]
             ranges = [(array, low, parameters.flat[low:high]) for array in checkpoints.STATE]
             files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges)
-        checkpoints.complete(part, {"step": step} | checkpoints.model_facts(parameters.layout), files)
+        checkpoints.complete(part, {"step": step} | facts | checkpoints.model_facts(parameters.layout), files)
     (folder / "config.json").write_text(json.dumps({"settings": {"tokenizer": "bytes"}}))
     return folder
 
@@ -78,6 +78,25 @@ def test_the_same_text_from_whatever_holds_the_weights(tmp_path, capsys):
     assert text_of(capsys, run, *flags[:-1], 4, "--temperature", 0) == likeliest
     assert text_of(capsys, run, *flags, "--top-k", 1) == likeliest
     assert text_of(capsys, run, *flags, "--top-p", 1e-9) == likeliest
+
+
+def test_a_run_reads_no_more_than_its_training_did(tmp_path, capsys):
+    """Sequences of 16 tokens: those of --seq-len 16 with any weights. More is allowed, and said to be untrained."""
+    run = new_run(tmp_path / "run", seq_len=16)
+    llmc.write_parameters(tmp_path / "model.bin", new_parameters(200))
+    flags = ["--prompt", "Once ", "--tokens", "50", "--threads", "1"]
+    expected = text_of(capsys, tmp_path / "model.bin", *flags, "--seq-len", 16)
+    assert expected != text_of(capsys, tmp_path / "model.bin", *flags)
+    assert sample.main([str(run), *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == expected
+    assert "\nsequences of 16 tokens, as in the run's training (--seq-len; context 32)\n" in captured.err
+    assert sample.main([str(run), *flags, "--seq-len", "20"]) == 0
+    assert "\nwarning: " in (said := capsys.readouterr().err)
+    assert "positions 16 to 19 are untrained" in said
+    new_run(run, [300], seq_len=16, trained_positions=32)  # it began with a model that had read longer sequences
+    assert sample.main([str(run), *flags, "--seq-len", "20"]) == 0
+    assert "untrained" not in capsys.readouterr().err
 
 
 def test_a_model_samples_in_bfloat16(tmp_path, capsys):
@@ -185,6 +204,11 @@ def test_which_tokenizer(tmp_path, monkeypatch):
 BAD = {
     "a long prompt": (["--prompt", "x" * 33], "the prompt has 33 tokens, expected 1 to 32, the model's context"),
     "bytes": (["--prompt", "\udcff"], "the prompt is not UTF-8"),
+    "a longer prompt": (
+        ["--prompt", "x" * 17, "--seq-len", "16"],
+        "the prompt has 17 tokens, expected 1 to 16, the le",
+    ),
+    "beyond the context": (["--seq-len", "33"], "--seq-len is 33, expected at most the model's context, 32: lower it"),
     "tokens": (["--tokens", "0"], "--tokens is 0, expected at least 1"),
     "seed": (["--seed", "-1"], "--seed is -1, expected at least 0"),
     "threads": (["--threads", "0"], "--threads is 0, expected at least 1"),

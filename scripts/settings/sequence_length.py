@@ -1,0 +1,45 @@
+"""How many tokens a model reads at once: positions beyond those that it was trained on have random embeddings."""
+
+from pathlib import Path
+
+from gpt2.config import GPT2Config
+from gpt2.errors import UserError
+from gpt2.formats import weights
+
+
+def choose_sequence_length(asked: int | None, path: Path, config: GPT2Config) -> tuple[int, str]:
+    """(tokens of a sequence, what there is to say about it or "") for the model at `path`.
+
+    asked: --seq-len. None takes the length of the sequences that the model's run was trained on, or the context where
+    no run says it. UserError: it is above the context.
+    """
+    of_run, _ = weights.trained_lengths(path) or (config.context, 0)
+    length = asked or of_run
+    if length > config.context:
+        raise UserError(f"--seq-len is {length}, expected at most the model's context, {config.context}: lower it")
+    if not asked and length < config.context:
+        return length, f"sequences of {length} tokens, as in the run's training (--seq-len; context {config.context})"
+    untrained = untrained_positions(path, length)
+    return length, untrained and f"warning: {untrained}"
+
+
+def untrained_positions(path: Path, length: int) -> str:
+    """Which of the first `length` positions no training has reached, in a sentence; "" if there are none."""
+    _, trained = weights.trained_lengths(path) or (0, length)
+    if trained >= length:
+        return ""
+    return f"{path}: positions {trained} to {length - 1} are untrained: use sequences of at most {trained} tokens"
+
+
+def trained_positions(init: str, config: GPT2Config, seq_len: int, before: dict) -> int:
+    """How many positions are trained in a run with sequences of seq_len tokens.
+
+    init: where the model comes from, "random" or a path. before: the facts of the checkpoint that the run goes on from,
+    {} without one.
+    """
+    if "trained_positions" in before:
+        return max(seq_len, before["trained_positions"])
+    if init == "random":
+        return seq_len
+    _, trained = weights.trained_lengths(Path(init)) or (0, config.context)
+    return max(seq_len, trained)
