@@ -1,55 +1,200 @@
-"""What was measured on a GPU, as the generated blocks of docs/gpu.md.
+"""Write the GPU tables and the GPU figure of README.md and docs/gpu.md from the result files in docs/gpu/.
 
-    python scripts/makers/docs_gpu.py --tests runs/test-gpu.json --step gpu.json
+    python scripts/makers/docs_gpu.py
+    python scripts/makers/docs_gpu.py --commit 36b07cf --step gpu.json --tests runs/test-gpu.json
 
-Takes the files of `make test-gpu` and of `bench_step.py --backend cupy --json`, either or both, from the machine with
-the GPU; needs none itself. docs/gpu.md holds a block for each between its two marks.
+--step and --tests first copy a new result into docs/gpu/, with the commit that was measured: what
+`bench_step.py --backend cupy --json` and `make test-gpu` wrote on the machine with the GPU. This needs no GPU.
 """
 
 import argparse
-import json
+import re
 from pathlib import Path
+from statistics import mean
 
 from dist.console import open_console
-from scripts.makers.pages.page import fenced, replace_block
-from scripts.step_bench.gpu import CONTENDERS
-from scripts.step_bench.gpu_table import whole_text
+from gpt2.files import write_json
+from scripts.makers.pages.faults import save
+from scripts.makers.pages.gpu_figure import NAMES, draw, title
+from scripts.makers.pages.page import FIGURES, ROOT, fenced, read, replace_block
+from scripts.step_bench.gpu_table import floors, groups
 
-PAGE = "docs/gpu.md"
+RESULTS = ROOT / "docs" / "gpu"
+MAIN = "gpt2-124M", 64  # model and batch size of the figure
+# What a row of the trainings' file is called, and what was trained.
+TRAININGS = {
+    r"nccl1 [\w-]+": "each strategy, one rank, NCCL",
+    r"nccl1 [\w-]+ overlap": "the same with --overlap",
+    r"host3 [\w-]+": "each strategy, three ranks, --transport host",
+    r"host3 [\w-]+ overlap": "the same with --overlap",
+    r"host3 [\w-]+ overlap bf16 wire16": "the same with --dtype bfloat16 --wire bfloat16",
+    r"host\d (tp2|pp2|tp2pp2)": "2 tensor-parallel shards, 2 stages, 2 x 2",
+    r"tf32": "--tf32",
+    r"bf16": "--dtype bfloat16",
+    r"stoch": "--dtype bfloat16 --stochastic-rounding",
+}
+TRAINING_LINE = re.compile(r"(?P<name>.+?) +largest relative difference of \d+ losses (?P<difference>\S+)")
+REFERENCE = "numpy"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tests", type=Path, help="what make test-gpu wrote")
-    parser.add_argument("--step", type=Path, help="what bench_step.py --backend cupy --json wrote")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="what make test-gpu wrote")
+    parser.add_argument("--step", type=Path, metavar="FILE", help="what bench_step.py --backend cupy --json wrote")
+    parser.add_argument("--commit", metavar="HASH", help="the commit at which these files were measured")
     arguments = parser.parse_args()
-    if arguments.tests:
-        replace_block(PAGE, "gpu_tests", tests_block(json.loads(arguments.tests.read_text())))
-    if arguments.step:
-        replace_block(PAGE, "gpu_step", step_block(json.loads(arguments.step.read_text())))
+    if (arguments.tests or arguments.step) and not arguments.commit:
+        parser.error("--tests and --step need --commit, the commit at which they were measured")
+    for file in filter(None, (arguments.tests, arguments.step)):
+        report = {"commit": arguments.commit} | read(file)
+        write_json(RESULTS / file_name(report), report)
+    save(draw(main_reports()), FIGURES / "gpu.png")
+    for page, made in blocks().items():
+        for name, text in made.items():
+            replace_block(page, name, text)
+
+
+def file_name(report: dict) -> str:
+    """ "h100_124M_B64.json" of a step's report, "h100_tests.json" of the tests'."""
+    name = gpu_name(report).lower()
+    if "tests" in report:
+        return f"{name}_tests.json"
+    settings = report["settings"]
+    return f"{name}_{settings['model'].removeprefix('gpt2-')}_B{settings['batch_size']}.json"
+
+
+def gpu_name(report: dict) -> str:
+    """ "H100" of "NVIDIA H100 80GB HBM3"."""
+    return report["machine"]["GPU"].removeprefix("NVIDIA ").split()[0]
+
+
+def blocks() -> dict[str, dict[str, str]]:
+    """{page: {block: text}} from the files in docs/gpu/."""
+    tests = read(next(RESULTS.glob("*_tests.json")))
+    main_report = main_reports()[0]
+    on_page = {
+        "gpu_speed": f"{speed_table(step_reports())}\n\n{measured_on(step_reports(), tests)}",
+        "gpu_limit": limit_block(main_report, (RESULTS / "h100_power.txt").read_text()),
+        "gpu_tests": tests_block(tests),
+        "gpu_trainings": trainings_block((RESULTS / "h100_trainings.txt").read_text()),
+        "gpu_run": run_block((RESULTS / "h200_train.txt").read_text()),
+    }
+    return {"README.md": {"gpu_figure": figure_block(main_reports(), tests)}, "docs/gpu.md": on_page}
+
+
+def step_reports() -> list[dict]:
+    """Of every GPU, its models from small to large, their largest batch first."""
+    reports = [read(path) for path in sorted(RESULTS.glob("*_B*.json"))]
+    return sorted(reports, key=lambda one: (gpu_name(one), one["flops_per_token"], -one["settings"]["batch_size"]))
+
+
+def main_reports() -> list[dict]:
+    """One a GPU, of the model and batch size that every GPU has run."""
+    return [one for one in step_reports() if (one["settings"]["model"], one["settings"]["batch_size"]) == MAIN]
+
+
+def figure_block(reports: list[dict], tests: dict) -> str:
+    return f"![{title(reports)}](docs/figures/gpu.png)\n\n{measured_on(reports, tests)}"
+
+
+def speed_table(reports: list[dict]) -> str:
+    """A row a report, the contenders side by side in each column; a dash where one was not measured."""
+    upper = {"ms a step": ("step_s", 1e3, ".1f"), "thousand tokens/s": ("tokens_per_s", 1e-3, ".1f")}
+    lower = {"MFU, %": ("mfu", 100, ".1f"), "memory, GB": ("memory_bytes", 1e-9, ".1f")}
+    lines = []
+    for half in (upper, lower):
+        lines.append(f"{'':19}{''.join(f'{heading:<38}' for heading in half)}".rstrip())
+        lines.append(f"{'':17}{''.join(f'{short_name(name):>9}' for _ in half for name in NAMES)}")
+        for report in reports:
+            settings = report["settings"]
+            row = f"{gpu_name(report)} {settings['model'].removeprefix('gpt2-')} B={settings['batch_size']}"
+            cells = [cell(report["contenders"].get(name, {}), *how) for how in half.values() for name in NAMES]
+            lines.append(f"{row:17}{''.join(f'{text:>9}' for text in cells)}")
+        lines.append("")
+    return table(lines[:-1])
+
+
+def table(lines: list[str]) -> str:
+    """A code block whose first line may begin with spaces."""
+    return "\n".join(("```", *lines, "```"))
+
+
+def short_name(name: str) -> str:
+    """Of a contender, for a narrow column."""
+    return NAMES[name].removeprefix("torch.").removeprefix("PyTorch ").replace("gpt2-mpi", "ours")
+
+
+def cell(contender: dict, key: str, factor: float, digits: str) -> str:
+    return f"{contender[key] * factor:{digits}}" if key in contender else "-"
+
+
+def limit_block(report: dict, power: str) -> str:
+    """A step's kernels in groups beside their floors at the rate that the GPU sustains, and its clock."""
+    sustained = mean(float(rate) for rate in re.findall(r"([\d.]+) TFLOP/s", power)) * 1e12
+    clocks = [int(mhz) for mhz in re.findall(r"^steps .*: (\d+),", power, re.MULTILINE)]
+    card = re.search(r"driver (?P<driver>\S+), power limit (?P<watts>\d+) W, highest clock (?P<highest>\d+) MHz", power)
+    rates = report["rates"] | {"matmul_flops": sustained}
+    lines = [f"{'':22}{'ms a step':>10}{'floor':>8}"]
+    for name, rows in groups(floors(report | {"rates": rates})).items():
+        took, floor = (sum(row[key] for row in rows) for key in ("ms", "floor_ms"))
+        lines.append(f"{name:22}{took:10.1f}{floor:8.1f}")
+    settings = report["settings"]
+    text = (
+        f"{gpu_name(report)}, {settings['model']}, B={settings['batch_size']}. Floor: bytes at "
+        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s, as a copy, or operations at the {sustained / 1e12:.0f} TFLOP/s "
+        f"that an 8192-cubed product sustains (in a burst {report['rates']['matmul_flops'] / 1e12:.0f}). At the card's "
+        f"limit of {card['watts']} W the clock falls from {int(card['highest']):,} MHz to between {min(clocks):,} and "
+        f"{max(clocks):,}. Driver {card['driver']}."
+    )
+    return f"{table(lines)}\n\n{text}"
 
 
 def tests_block(report: dict) -> str:
-    """A line a test that did not pass, and how many did."""
+    """How many tests ended how, and a line for each that did not pass."""
     lines = [f"{', '.join(f'{count} {outcome}' for outcome, count in report['summary'].items())}."]
     for name, test in report["tests"].items():
         if test["outcome"] != "passed":
             reason = test.get("reason") or test.get("error", "").strip().splitlines()[-1]
             lines.append(f"- `{name.removeprefix('tests/gpu/on_device/')}` {test['outcome']}: {reason}")
-    return "\n".join([*lines, "", measured_on(report["machine"])])
+    return "\n".join([*lines, "", f"Measured on {report['machine']['GPU']} at commit {report['commit']}."])
 
 
-def step_block(report: dict) -> str:
-    """The tables as the command printed them."""
-    torch = report["contenders"].get("torch", {}).get("versions", {})
-    return f"{fenced(whole_text(report, CONTENDERS))}\n\n{measured_on(report['machine'], torch)}"
+def trainings_block(text: str) -> str:
+    """A row for each kind of training; ValueError where a training is of none."""
+    found = {kind: [] for kind in TRAININGS}
+    for line in text.splitlines()[1:]:
+        training = TRAINING_LINE.match(line)
+        if training["name"] == REFERENCE:
+            continue
+        kind = next((kind for kind in TRAININGS if re.fullmatch(kind, training["name"])), None)
+        if kind is None:
+            raise ValueError(f"{training['name']!r}: no kind of training in TRAININGS, expected one for each line")
+        found[kind].append(float(training["difference"]))
+    rows = [f"{len(all_of):9}{max(all_of):20.1e}  {TRAININGS[kind]}" for kind, all_of in found.items() if all_of]
+    return table(["trainings  largest difference", *rows])
 
 
-def measured_on(machine: dict, more: dict | None = None) -> str:
-    """The GPU and software that the numbers are of."""
-    known = ("driver's CUDA", "CuPy's CUDA", "CuPy", "NVRTC", "numpy")
-    versions = {name: machine[name] for name in known if name in machine} | (more or {})
-    return f"Measured on {machine['GPU']}, with {', '.join(f'{name} {value}' for name, value in versions.items())}."
+def run_block(text: str) -> str:
+    """A training as it was printed, without its table of settings."""
+    comment, _, output = text.partition("\n")
+    header, _, steps = output.split("\n\n")
+    shown = fenced("\n\n".join((header, "[all settings]", steps)))
+    return f"{shown}\n\nMeasured at {comment.removeprefix('# ')}."
+
+
+def measured_on(reports: list[dict], tests: dict) -> str:
+    """The GPUs, commits and versions of the reports; those of NVIDIA's libraries from the tests' report."""
+    machine = reports[0]["machine"]
+    named = {"CuPy": machine["CuPy"]}
+    for name, package in (("cuBLAS", "nvidia-cublas"), ("cuDNN", "nvidia-cudnn-cu13"), ("NCCL", "nvidia-nccl-cu13")):
+        named |= {name: tests["machine"][package]} if package in tests["machine"] else {}
+    for report in reports:
+        for one in report.get("contenders", {}).values():
+            named |= {name: one["versions"][name] for name in ("torch", "llm.c") if name in one.get("versions", {})}
+    gpus = " and ".join(dict.fromkeys(report["machine"]["GPU"] for report in reports))
+    commits = " and ".join(dict.fromkeys(report["commit"] for report in reports))
+    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+    return f"Measured on {gpus} at commit {commits}, with {versions}."
 
 
 if __name__ == "__main__":

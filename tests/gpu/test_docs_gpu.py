@@ -1,11 +1,16 @@
-"""The blocks of docs/gpu.md from what a GPU session wrote."""
+"""The blocks and the figure of README.md and docs/gpu.md from the result files in docs/gpu/."""
 
+import json
 import re
-from pathlib import Path
+import shutil
+import sys
+
+import pytest
 
 from scripts.makers import docs_gpu
-
-ROOT = Path(__file__).parents[2]
+from scripts.makers.pages import gpu_figure, page
+from scripts.step_bench.gpu import CONTENDERS
+from scripts.step_bench.gpu_table import whole_text
 
 MACHINE = {"GPU": "NVIDIA H200", "CuPy": "14.2.0", "numpy": "2.5.2"}
 STEP = {
@@ -38,7 +43,7 @@ STEP = {
 
 
 def test_a_steps_tables():
-    block = docs_gpu.step_block(STEP)
+    block = whole_text(STEP, CONTENDERS)
     ours = next(line for line in block.splitlines() if line.startswith("this project  "))
     assert ours.split()[2:] == ["100.00", "90.00", "110.00", "655,360", "53.2%", "1.000", "30.0", "9.5000"]
     assert "PyTorch, eager               not measured: out of memory" in block
@@ -52,7 +57,6 @@ def test_a_steps_tables():
     kept = next(line for line in block.splitlines() if "row kept in registers" in line)
     assert kept.split()[-6:] == ["25", "0.150", "0.100", "1.500", "1.25", "0"]
     assert re.search(r"sums in any order +not measured: no cuDNN", block)
-    assert block.endswith("Measured on NVIDIA H200, with CuPy 14.2.0, numpy 2.5.2, torch 2.11.")
 
 
 def test_how_tests_ended():
@@ -63,21 +67,94 @@ def test_how_tests_ended():
             "error": "...\nE  8 bytes spilled",
         },
     }
-    block = docs_gpu.tests_block({"machine": MACHINE, "summary": {"failed": 1, "passed": 1}, "tests": tests})
-    first, second, *_ = block.splitlines()
+    summary = {"failed": 1, "passed": 1}
+    block = docs_gpu.tests_block({"commit": "abc", "machine": MACHINE, "summary": summary, "tests": tests})
+    first, second, *_, last = block.splitlines()
     assert first == "1 failed, 1 passed."
     assert second == "- `test_items.py::test_item[compile]` failed: E  8 bytes spilled"
+    assert last == "Measured on NVIDIA H200 at commit abc."
 
 
-def test_the_page_has_both_blocks(tmp_path, monkeypatch):
-    """They are replaced in place."""
-    from scripts.makers.pages import page as docs_page
+def test_the_pages_are_those_of_the_files():
+    for name, made in docs_gpu.blocks().items():
+        text = (page.ROOT / name).read_text()
+        for block, content in made.items():
+            begin, end = f"<!-- begin generated: {block} -->", f"<!-- end generated: {block} -->"
+            assert f"{begin}\n{content}\n{end}" in text, f"{block}: run python scripts/makers/docs_gpu.py"
 
-    page = (ROOT / docs_gpu.PAGE).read_text()
-    monkeypatch.setattr(docs_page, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / docs_gpu.PAGE).write_text(page)
-    for name in ("gpu_tests", "gpu_step"):
-        docs_page.replace_block(docs_gpu.PAGE, name, f"new {name}")
-    text = (tmp_path / docs_gpu.PAGE).read_text()
-    assert text.count("new gpu_") == 2
+
+def test_a_row_of_each_shape_and_a_dash_where_nothing_was_measured():
+    reports = docs_gpu.step_reports()
+    lines = docs_gpu.speed_table(reports).splitlines()
+    for report in reports:
+        one = report["contenders"]
+        start = f"{docs_gpu.gpu_name(report)} {report['settings']['model'][5:]} B={report['settings']['batch_size']} "
+        (_, _, _, *upper), (_, _, _, *lower) = (line.split() for line in lines if line.startswith(start))
+        for place, name in enumerate(("ours", "llmc", "torch-compiled", "torch")):
+            cells = upper[place], upper[place + 4], lower[place], lower[place + 4]
+            if "step_s" not in one.get(name, {}):
+                assert cells == ("-",) * 4
+                continue
+            ms, tokens, mfu, gigabytes = map(float, cells)
+            batch, shape = one[name]["step_s"] * 1e3, report["settings"]
+            rate = shape["batch_size"] * shape["seq_len"] / batch  # thousands a second
+            assert ms == pytest.approx(batch, abs=0.06)
+            assert tokens == pytest.approx(rate, abs=0.06)
+            assert mfu == pytest.approx(rate * report["flops_per_token"] / 990e9 * 100, abs=0.06)
+            assert gigabytes == pytest.approx(one[name]["memory_bytes"] / 1e9, abs=0.06)
+
+
+def test_floors_are_those_of_the_rate_that_the_gpu_sustains():
+    power = """# commit abc, NVIDIA H200, driver 580, power limit 700 W, highest clock 1980 MHz
+steps 0: 113.14 ms  clocks/power/temp/reasons: 1605, 672.81, 57, 0x4
+steps 1: 115.62 ms  clocks/power/temp/reasons: 1420, 703.58, 57, 0x4
+8192^3 x700: 500 TFLOP/s  1300, 780.41, 65, 0x4
+8192^3 x700: 400 TFLOP/s  1200, 780.41, 65, 0x4
+8192^3 x700: 300 TFLOP/s  1200, 780.41, 65, 0x4
+"""
+    block = docs_gpu.limit_block(STEP, power)
+    assert re.search(r"^all matrix products +60\.0 +100\.0$", block, re.MULTILINE)  # 4e13 operations at 400e12
+    assert re.search(r"^all other kernels +4\.0 +3\.0$", block, re.MULTILINE)  # 12e9 bytes at 4e12
+    assert "At the card's limit of 700 W the clock falls from 1,980 MHz to between 1,420 and 1,605." in block
+
+
+def test_every_training_is_in_a_row():
+    text = (docs_gpu.RESULTS / "h100_trainings.txt").read_text()
+    rows = re.findall(r"^ +(\d+) +(\S+)  ", docs_gpu.trainings_block(text), re.MULTILINE)
+    differences = re.findall(r"20 losses (\S+)", text)
+    assert sum(int(count) for count, _ in rows) == len(differences) - 1  # NumPy's is what they are compared with
+    assert max(float(most) for _, most in rows) == max(map(float, differences))
+    with pytest.raises(ValueError, match="'nccl9 ring'"):
+        docs_gpu.trainings_block(f"{text}nccl9 ring   largest relative difference of 20 losses 1.7e-07  last 3.6\n")
+
+
+def test_bars_are_as_long_as_the_speeds_and_say_what_was_not_measured():
+    reports = docs_gpu.main_reports()
+    figure = gpu_figure.draw(reports)
+    for axes, report in zip(figure.axes, reports, strict=True):
+        measured = [one["tokens_per_s"] / 1e3 for one in map(report["contenders"].get, gpu_figure.NAMES)
+                    if "error" not in one]  # fmt: skip
+        assert [bar.get_width() for bar in axes.patches] == pytest.approx(measured)
+        texts = [text.get_text() for text in axes.texts]
+        assert texts.count("not measured") == 4 - len(measured)
+    assert gpu_figure.ratio_text(reports, "torch-compiled") == "1.13 to 1.17 times"
+
+
+def test_a_new_result_goes_into_the_folder_with_its_commit(tmp_path, monkeypatch):
+    results = shutil.copytree(docs_gpu.RESULTS, tmp_path / "docs" / "gpu")
+    for name in ("README.md", "docs/gpu.md"):
+        shutil.copy(page.ROOT / name, tmp_path / name)
+    (tmp_path / "docs" / "figures").mkdir()
+    report = json.loads((results / "h200_124M_B64.json").read_text())
+    report["contenders"]["ours"]["step_s"] = 0.1004
+    (tmp_path / "gpu.json").write_text(json.dumps({name: report[name] for name in report if name != "commit"}))
+    monkeypatch.setattr(docs_gpu, "RESULTS", results)
+    monkeypatch.setattr(docs_gpu, "FIGURES", tmp_path / "docs" / "figures")
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["docs_gpu.py", "--step", str(tmp_path / "gpu.json"), "--commit", "f00"])
+    docs_gpu.main()
+    assert json.loads((results / "h200_124M_B64.json").read_text())["commit"] == "f00"
+    text = (tmp_path / "docs" / "gpu.md").read_text()
+    assert re.search(r"H200 124M B=64 +100.4 +114.1", text)
+    assert "at commit 36b07cf and f00" in text
+    assert (tmp_path / "docs" / "figures" / "gpu.png").stat().st_size > 0

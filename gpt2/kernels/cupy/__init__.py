@@ -1,4 +1,4 @@
-"""GPT-2's kernels on an NVIDIA GPU, as CUDA C++ under CuPy; docs/gpu.md says what has been checked, and where.
+"""GPT-2's kernels on an NVIDIA GPU, as CUDA C++ under CuPy; CONTRIBUTING.md says how they are tested.
 
 *.cu          the kernels, one subject a file, over *.cuh; each says its formula, shapes, launch geometry and source
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
