@@ -10,7 +10,6 @@
 import argparse
 import re
 from pathlib import Path
-from statistics import mean
 
 from dist.console import open_console
 from gpt2.files import write_json
@@ -129,22 +128,20 @@ def cell(contender: dict, key: str, factor: float, digits: str) -> str:
 
 
 def limit_block(report: dict, power: str) -> str:
-    """A step's kernels in groups beside their floors at the rate that the GPU sustains, and its clock."""
-    sustained = mean(float(rate) for rate in re.findall(r"([\d.]+) TFLOP/s", power)) * 1e12
+    """A step's kernels in groups beside their floors, and the clock of a GPU under this load."""
     clocks = [int(mhz) for mhz in re.findall(r"^steps .*: (\d+),", power, re.MULTILINE)]
     card = re.search(r"driver (?P<driver>\S+), power limit (?P<watts>\d+) W, highest clock (?P<highest>\d+) MHz", power)
-    rates = report["rates"] | {"matmul_flops": sustained}
     lines = [f"{'':22}{'ms a step':>10}{'floor':>8}"]
-    for name, rows in groups(floors(report | {"rates": rates})).items():
+    for name, rows in groups(floors(report)).items():
         took, floor = (sum(row[key] for row in rows) for key in ("ms", "floor_ms"))
         lines.append(f"{name:22}{took:10.1f}{floor:8.1f}")
-    settings = report["settings"]
+    settings, rates = report["settings"], report["rates"]
     text = (
         f"{gpu_name(report)}, {settings['model']}, B={settings['batch_size']}. Floor: bytes at "
-        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s, as a copy, or operations at the {sustained / 1e12:.0f} TFLOP/s "
-        f"that an 8192-cubed product sustains (in a burst {report['rates']['matmul_flops'] / 1e12:.0f}). At the card's "
-        f"limit of {card['watts']} W the clock falls from {int(card['highest']):,} MHz to between {min(clocks):,} and "
-        f"{max(clocks):,}. Driver {card['driver']}."
+        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s, as a copy, or operations at the "
+        f"{rates['matmul_flops'] / 1e12:.0f} TFLOP/s that an 8192-cubed product sustains (in a burst "
+        f"{rates['matmul_burst_flops'] / 1e12:.0f}). At the card's limit of {card['watts']} W the clock falls from "
+        f"{int(card['highest']):,} MHz to between {min(clocks):,} and {max(clocks):,}. Driver {card['driver']}."
     )
     return f"{table(lines)}\n\n{text}"
 
