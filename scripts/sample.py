@@ -5,9 +5,10 @@
     python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a folder of Hugging Face's
 
 A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, all else to standard error.
-The model reads sequences of --seq-len tokens; by default as long as those that its run was trained on. The text may
-become longer: when a sequence is full, the model reads its newest half again. The text ends early where the model ends
-its document. All is computed on CPU cores, in float32, also if a GPU trained the model.
+The model reads sequences of --seq-len tokens, by default as long as those that its run was trained on. The text may be
+longer: when a sequence is full, the model reads its newest half again. The text ends early where the model ends its
+document. The model runs on a GPU where there is one that can run it, else on cores. Tokens are drawn on the host: one
+seed gives one text. Between a GPU and cores, rounding can change a draw.
 """
 
 import argparse
@@ -27,13 +28,15 @@ from gpt2.data.end_of_text import READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.tokenizers import END_OF_TEXT, TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights
+from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
+from scripts.backends.gpus import gpu_kernels, on_own_gpu
 from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.command_line import Parser
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import choose_tokenizer
-from scripts.settings.training import DTYPES
+from scripts.settings.training import AUTO, DTYPES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +76,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=TOKENIZERS,
         help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
     )
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products ({DTYPES[0]})")
+    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"operands of products; all on a GPU ({DTYPES[0]})")
     add("--threads", type=int, help="CPU cores to use (all)")
     add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     return parser.parse_args(arguments)
@@ -90,17 +94,33 @@ def begin(settings):
     config = weights.read_config(settings.model)
     length, about_length = choose_sequence_length(settings.seq_len, settings.model, config)
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
-    parameters = weights.load(settings.model)
-    kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
-    drawn = settings.prompt, settings.tokens, sampling, settings.seed, length, settings.split_documents
-    pieces = sample_text(kernels, parameters, encoding, *drawn)
-    size, cores = f"{parameters.layout.count / 1e6:.1f}M parameters", kernels.device.threads
-    products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
-    facts = f"{size}, {encoding.name} tokens, computing on {cores} CPU cores{products}"
-    lines = [facts, about_length, remark(blas_facts(os.environ, settings.blas_kernels))]
+    model, place = load_model(settings, length)
+    drawn = settings.prompt, settings.tokens, sampling, settings.seed, settings.split_documents
+    pieces = sample_text(model, encoding, *drawn)
+    size = f"{model.parameters.layout.count / 1e6:.1f}M parameters"
+    lines = [f"{size}, {encoding.name} tokens, computing on {place}", about_length]
     if END_OF_TEXT in settings.prompt and not settings.split_documents:
         lines.append(f"--prompt: {READ_AS_TEXT}")
     return settings.prompt, pieces, "\n".join(filter(None, lines))
+
+
+def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
+    """The model on a GPU or on cores, and a line that says which. UserError: it does not run there."""
+    parameters, why = weights.load(settings.model), ""
+    if settings.backend != "numpy":
+        try:
+            kernels = gpu_kernels(parameters.layout, 0, 1)
+            model = CachedGPT2(kernels, on_own_gpu(kernels, parameters, settings.dtype), length)
+            return model, f"{kernels.device.maker['device']}, in {settings.dtype}"
+        except UserError as error:
+            if settings.backend == "cupy":
+                raise
+            why = f" ({error})" if "cupy" in sys.modules else ""  # without CuPy nobody expects a GPU
+    kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
+    products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
+    blas = remark(blas_facts(os.environ, settings.blas_kernels))
+    place = f"{kernels.device.threads} CPU cores{products}{why}"
+    return CachedGPT2(kernels, parameters, length), f"{place}\n{blas}" if blas else place
 
 
 def stream(prompt: str, pieces, facts: str) -> None:

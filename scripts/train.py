@@ -83,8 +83,8 @@ def make_steps(parts, world) -> int:
             checkpoints.end_if_not_finite(meeting.written)
             end_if_diverged(world, step, meeting, record.get("val_loss", 0.0))
             parts.replicas.after(step, checkpoints.has(step, meeting.asked))
-            parts.samples.after(step)
             parts.gpu_choices.after(step, checkpoints.has(step, meeting.asked), checkpoints, parts.folder)
+            parts.samples.after(step)
             if checkpoints.is_due(step, meeting.asked):
                 with tracer.phase("checkpoint"):
                     checkpoints.begin(step)

@@ -45,8 +45,7 @@ class Scorer:
         inputs, targets = np.zeros((2, self.batch_size, length), np.int32)
         for index, row in enumerate(rows):
             inputs[index, : len(row) - 1], targets[index, : len(row) - 1] = row[:-1], row[1:]
-        losses = self._model.token_losses(inputs, targets)
-        losses = losses.get() if hasattr(losses, "get") else losses  # from a GPU
+        losses = self.kernels.to_host(self._model.token_losses(inputs, targets))
         kept = [losses[index, : len(row) - 1].astype(np.float64) for index, row in enumerate(rows)]
         if not all(np.isfinite(row).all() for row in kept):
             raise UserError("the model's losses are not finite: the weights are damaged, or their training diverged")

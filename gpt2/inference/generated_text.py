@@ -11,7 +11,6 @@ from gpt2.data.texts import join_tokens
 from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError
 from gpt2.inference.cached_model import CachedGPT2
-from gpt2.parameters import Parameters
 
 # All control characters but tab and newline: a terminal would move its cursor or change its state.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
@@ -66,8 +65,7 @@ class Sampling:
 
 
 def sample_text(
-    kernels,
-    parameters: Parameters,
+    model: CachedGPT2,
     encoding: tiktoken.Encoding,
     prompt: str,
     count: int,
@@ -78,13 +76,12 @@ def sample_text(
 ) -> Iterator[str]:
     """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
 
-    kernels: NumPy's; parameters: whole, in host memory; splits: as prompt_tokens takes it. sequence_length: the most
-    tokens that the model reads at once, by default its context. Only tokens that the tokenizer has are drawn. The same
-    arguments give the same text on one machine with one number of threads; elsewhere products round differently, which
-    can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than sequence_length.
+    splits: as prompt_tokens takes it. Only tokens that the tokenizer has are drawn, on the host, whatever the model runs
+    on. The same arguments give the same text on one machine with one number of threads. Elsewhere, on a GPU too, products
+    round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than
+    the model reads at once.
     """
     tokens = prompt_tokens(prompt, encoding, splits)
-    model = CachedGPT2(kernels, parameters, sequence_length)
     check_prompt(tokens, model.config, model.sequence_length)
     random = np.random.default_rng(seed)
 

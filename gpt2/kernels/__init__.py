@@ -6,9 +6,10 @@ A backward kernel whose last argument is `accumulate` writes its parameter gradi
 `exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
 (Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
 
-Tokens and targets are host (NumPy) integers in every set, and what sum_of_squares returns is a Python float; all other
-arrays are the set's own: NumPy's or CuPy's. One dtype, that of the parameters, is for parameters, activations and
-gradients; what is kept of a row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
+Tokens and targets are host (NumPy) integers in every set, what sum_of_squares returns is a Python float, and what
+to_host returns is a NumPy array. All other arrays are the set's own: NumPy's or CuPy's. Parameters, activations and
+gradients have one dtype, that of the parameters. What is kept of a row (mean, rstd, losses, logsumexp, row_scale) and
+adamw's m and v are float32 at least.
 
 Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
 (gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them. Where the rows of the
@@ -28,6 +29,7 @@ from gpt2.errors import UserError
 
 KERNELS = (
     "empty",
+    "to_host",
     "add",
     "embedding_forward",
     "embedding_backward",

@@ -9,10 +9,7 @@ from dist.probe.links import rate_both_ways, segment_bytes
 from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
-from gpt2.kernels.cupy.attention import assert_head_size
-from gpt2.kernels.cupy.device import import_cupy, use_gpu
-from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
-from scripts.backends.gpus import check_sharing, gpu_identity, own_gpu, shared_gpus
+from scripts.backends.gpus import check_sharing, gpu_identity, gpu_kernels, own_gpu, shared_gpus
 from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
 from scripts.backends.work import timed_beside, training_of
@@ -106,7 +103,7 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
         return None, "as asked for"
     kernels = problem = None
     try:
-        kernels = gpu_kernels(layout, world, threads, tf32)
+        kernels = gpu_kernels(layout, own_gpu(world.local_rank), threads, tf32)
     except UserError as error:
         problem = error
     if backend == "cupy":
@@ -120,26 +117,3 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
     if importlib.util.find_spec("cupy") is not None:  # else nobody expects a GPU to be used
         world.print(f"--backend auto takes numpy: {reason}")
     return None, reason
-
-
-def gpu_kernels(layout, world, threads: int, tf32: bool):
-    """CuPy's kernels; UserError where they do not run here, or not with this model."""
-    gpu = own_gpu(world.local_rank)
-    use_gpu(import_cupy(), gpu)  # first: where there is none, nothing of the model is in the way
-    assert_head_size(layout.config.head_size)
-    assert_aligned(layout)
-    kernels = load_kernels("cupy", threads, gpu, tf32)
-    kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
-    return kernels
-
-
-def assert_aligned(layout) -> None:
-    """UserError where a tensor of a piece begins where no GPU kernel can read it."""
-    odd = next((each for each in layout.tensors + layout.borrowed if each.start % ALIGNED_ELEMENTS), None)
-    if odd is not None:
-        columns, parts = 4 * layout.config.n_embd, layout.piece.parts
-        raise UserError(
-            f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
-            f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "
-            "--tensor-parallel, or --backend numpy"
-        )

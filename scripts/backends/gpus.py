@@ -1,9 +1,14 @@
-"""Which GPU each rank computes on: one for each local rank, in their order."""
+"""Which GPU each rank computes on, one for each local rank in their order, and its kernels."""
 
 from collections import defaultdict
 
 from gpt2.errors import UserError
-from gpt2.kernels.cupy.device import import_cupy
+from gpt2.kernels import load_kernels
+from gpt2.kernels.cupy.attention import assert_head_size
+from gpt2.kernels.cupy.device import import_cupy, use_gpu
+from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
+from gpt2.parameters import Parameters
+from scripts.machine.gpu import dtype_of, on_gpu
 
 
 def own_gpu(local_rank: int) -> int:
@@ -44,4 +49,34 @@ def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
         raise UserError(
             f"ranks {', '.join(map(str, ranks))} have one GPU on {host}, expected one each: start as many ranks a node "
             "as it has GPUs, or say --share-gpus"
+        )
+
+
+def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
+    """CuPy's kernels on the `gpu`-th GPU of this process; UserError where they do not run, or not with this model."""
+    use_gpu(import_cupy(), gpu)  # first: where there is none, nothing of the model is in the way
+    assert_head_size(layout.config.head_size)
+    assert_aligned(layout)
+    kernels = load_kernels("cupy", threads, gpu, tf32)
+    kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
+    return kernels
+
+
+def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Parameters:
+    """A copy of parameters in host memory on the kernels' GPU, in float32 or bfloat16. UserError: they do not fit."""
+    flat = kernels.empty(parameters.flat.shape, dtype_of(dtype))
+    for start, stop in parameters.layout.ranges:
+        flat[start:stop] = on_gpu(kernels.device, parameters.flat[start:stop], dtype)
+    return Parameters(parameters.layout, flat)
+
+
+def assert_aligned(layout) -> None:
+    """UserError where a tensor of a piece begins where no GPU kernel can read it."""
+    odd = next((each for each in layout.tensors + layout.borrowed if each.start % ALIGNED_ELEMENTS), None)
+    if odd is not None:
+        columns, parts = 4 * layout.config.n_embd, layout.piece.parts
+        raise UserError(
+            f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
+            f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "
+            "--tensor-parallel, or --backend numpy"
         )

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from gpt2.kernels.cupy import to_host
+
 # Dense bfloat16 with float32 sums, TFLOP/s, by what nvidia-smi's name contains: NVIDIA's datasheets. First match.
 PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
@@ -58,11 +60,7 @@ def on_gpu(device, values, storage: str):
 
 def on_host(device, array) -> np.ndarray:
     """The values of an array on the GPU, in float64."""
-    host = device.download(array)
-    if host.itemsize == 4:
-        return host.astype(np.float64)
-    bits = host.view(np.uint16)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return to_host(device, array).astype(np.float64)
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):

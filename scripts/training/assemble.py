@@ -133,7 +133,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
         replicas=ReplicaCheck(world, model, s.check_replicas, backend.buffers.fills_parameters, mesh),
-        samples=Samples(world, tracer, model, s.sample_every, s.tokenizer, threads, s.seed, s.seq_len),
+        samples=Samples(world, tracer, model, backend, s.sample_every, s.tokenizer, threads, s.seed, s.seq_len),
         gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
         model=model,

@@ -4,13 +4,15 @@ All of it is collective: every rank makes each of these objects, and calls `afte
 """
 
 import zlib
+from functools import partial
 
-import numpy as np
-
+from dist.sharded import Slots
 from dist.waiting import barrier, sum_everywhere
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
+from gpt2.inference.cached_model import CachedGPT2
+from gpt2.inference.generated_text import Sampling, document_start, printable, sample_text
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Parameters
 from scripts.settings.tokenizer import choose_tokenizer
@@ -49,53 +51,60 @@ class Validation:
 class Samples:
     """--sample-every: rank 0 prints what the model writes, reading sequences as long as those that it is trained on.
 
-    It draws on its cores, from the parameters in host memory. Where no rank holds all of them, it copies them range by
-    range, at 4 bytes each. Making one ends the job on a user's mistake: no tokenizer is known for the vocabulary (of
-    --train-data), gpt2's files are missing, or the copy does not fit into memory.
+    Where rank 0 computes with all parameters, on cores or on a GPU, the same kernels write the samples from them. Where
+    it does not (ZeRO-3, ranks that share a model), it copies them to host memory range by range, at 4 bytes each, and
+    samples on its cores.
+
+    Making one allocates what sampling needs on a GPU. It ends the job on a user's mistake: no tokenizer is known for
+    the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
     """
 
     def __init__(
-        self, world, tracer, model: WholeModel, every: int, tokenizer: str | None, threads: int, seed: int,
+        self, world, tracer, model: WholeModel, backend, every: int, tokenizer: str | None, threads: int, seed: int,
         sequence_length: int,
     ):  # fmt: skip
-        self.world, self.tracer, self.model, self.every = world, tracer, model, every
-        self.seed, self.sequence_length = seed, sequence_length
-        self._copies = world.rank == 0 and not isinstance(model.parameters.flat, np.ndarray)
+        self.world, self.tracer, self.model, self.every, self.seed = world, tracer, model, every, seed
+        self._copies = model.shared or isinstance(backend.model.parameters, Slots)
         with world.together(UserError):
             if every and world.rank == 0:
                 config = model.parameters.layout.config
                 self._encoding = choose_tokenizer(tokenizer, None, config.vocab_size)
-                self._kernels = load_kernels("numpy", threads)
+                length = min(sequence_length, len(document_start(self._encoding)) + SAMPLE_TOKENS)
                 if self._copies:
                     weights.check_memory("--sample-every", config)
+                    self._new_writer = partial(CachedGPT2, load_kernels("numpy", threads), sequence_length=length)
+                else:
+                    own = Parameters(model.held.layout, backend.model.parameters)
+                    self._writer = CachedGPT2(backend.kernels, own, length)
 
     def after(self, step: int) -> None:
         """Print a sample if it is time for one; all ranks bring their ranges, and wait for rank 0."""
         if not is_time(step, self.every):
             return
         with self.tracer.phase("eval"):
-            parameters = self._gathered()
+            if self._copies:
+                parameters = self._gathered()
+            else:
+                self.model.bring_all()
             if self.world.rank == 0:
-                # Here because it brings numba, which costs train.py --help a third of its time.
-                from gpt2.inference.generated_text import Sampling, printable, sample_text
-
-                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step), self.sequence_length
+                writer = self._new_writer(parameters) if self._copies else self._writer
+                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step)
                 pieces = []
-                for piece in sample_text(self._kernels, parameters, self._encoding, *settings):
+                for piece in sample_text(writer, self._encoding, *settings):
                     pieces.append(piece)
                     self.tracer.moves_on()
                 self.world.print(f"sample after step {step}: {printable(''.join(pieces))}")
         with self.tracer.phase("wait"):
             barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
 
-    def _gathered(self) -> Parameters:
-        """The parameters; on rank 0 all of them are there."""
+    def _gathered(self) -> Parameters | None:
+        """A copy of all parameters on rank 0, None elsewhere. Collective."""
         parameters = self.model.parameters
-        copy = Parameters.zeros(parameters.layout) if self._copies else None
+        copy = Parameters.zeros(parameters.layout) if self.world.rank == 0 else None
         for start, stop in self.model.ranges():
             if copy:
                 copy.flat[start:stop] = parameters.flat[start:stop]
-        return copy or parameters
+        return copy
 
 
 class ReplicaCheck:

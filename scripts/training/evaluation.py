@@ -27,6 +27,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
 from gpt2.pipeline import SCHEDULES
 from scripts.backends.choose import choose_kernels
+from scripts.backends.gpus import on_own_gpu
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import check_tokens, choose_tokenizer, tokenizer_of, tokenizer_of_shards
 from scripts.training.same_files import check_same_files
@@ -89,9 +90,7 @@ def load_model(
         if kernels is None:
             kernels = load_kernels("numpy", threads, dtype=dtype)
         else:
-            flat = kernels.empty(parameters.flat.shape)
-            flat.set(parameters.flat)
-            parameters = Parameters(parameters.layout, flat)
+            parameters = on_own_gpu(kernels, parameters)
         return Model(path, kernels, parameters, length, stride, batch_size, longest)
 
 

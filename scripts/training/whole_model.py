@@ -18,16 +18,22 @@ class WholeModel:
 
     `held`: those that this rank holds, and under ZeRO-3 it gathers a range of them at a time, or copies one from a GPU
     at a time. before_use, fetch: the strategy's and the backend's (start, stop), which bring a range into `held`.
-    `parameters`: the whole model's. They are `held`, unless several ranks share a model: then rank 0 has room for one
-    range of it at a time. mesh: as state.py's. Making one is collective.
+    `shared`: whether several ranks share the model. `parameters`: the whole model's. They are `held`, unless the model
+    is shared: then rank 0 has room for one range of it at a time. mesh: as state.py's. Making one is collective.
     """
 
     def __init__(self, held: Parameters, before_use, fetch, mesh=None):
         self.held = self.parameters = held
         self._before_use, self._fetch = before_use, fetch
-        self._copy = Copy(held, mesh) if shares_model(mesh) else None
+        self.shared = shares_model(mesh)
+        self._copy = Copy(held, mesh) if self.shared else None
         if self._copy and self._copy.whole:
             self.parameters = self._copy.whole
+
+    def bring_all(self) -> None:
+        """Bring each range to where the model computes with it. Collective."""
+        for start, stop in self.held.layout.ranges:
+            self._before_use(start, stop)
 
     def held_ranges(self):
         """Yield the ranges of what this rank holds, each while its parameters are there. Collective."""

@@ -5,12 +5,16 @@ The model runs its CUDA kernels on a CPU (cuda_shim), its matrix products in Num
 
 import inspect
 import shutil
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.inference.cached_model import CachedGPT2
+from gpt2.inference.generated_text import Sampling, generate
 from gpt2.kernels import KERNELS, bind, load_kernels
 from gpt2.kernels import cupy as cupy_kernels
 from gpt2.kernels import numpy as numpy_kernels
@@ -92,6 +96,30 @@ def test_a_model_on_the_cuda_kernels(shim, storage):
         assert relative_error(got, expected) < TOLERANCES[storage], tensor.name
     alone = ours.token_losses(tokens, targets)
     np.testing.assert_allclose(alone, reference.token_losses(tokens, targets), rtol=TOLERANCES[storage], atol=1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", DTYPES)
+def test_a_cached_model_on_the_cuda_kernels(shim, storage):
+    """Logits of a text in pieces, to the end of the context, whose last rows lie in a second tile of attention."""
+    ours, reference = (CachedGPT2(model.kernels, model.parameters) for model in models(shim, storage))
+    text = np.random.default_rng(6).integers(CONFIG.vocab_size, size=CONFIG.context)
+    for start, stop in pairwise([0, 5, 6, 61, 70, 71, 80]):
+        expected = reference.forward(text[start:stop])
+        logits = ours.forward(text[start:stop])
+        assert logits.dtype == np.float32
+        assert relative_error(logits, expected) < TOLERANCES[storage]
+
+
+@needs_compiler
+def test_the_same_text_as_by_numpys_kernels(shim):
+    """Twice beyond the context."""
+    texts = []
+    for model in models(shim, "float32"):
+        choose = partial(Sampling().choose, random=np.random.default_rng(7))
+        texts.append([*generate(CachedGPT2(model.kernels, model.parameters), [3, 1, 4], choose, 130)])
+    assert texts[0] == texts[1]
+    assert len({*texts[0]}) > 50
 
 
 @pytest.mark.parametrize("head_size", [16, 80, 256])

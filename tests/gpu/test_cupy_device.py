@@ -6,10 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.formats import llmc
 from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy import cublaslt, device
 from gpt2.kernels.cupy.device import Device
+from gpt2.parameters import Layout, Parameters
+from scripts import sample
 from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.cuda_shim.shim import Shim, lasting_build
@@ -103,6 +107,31 @@ def test_a_tracer_takes_a_device():
     with tracer.step(1), tracer.phase("forward"):
         pass
     assert 0 <= tracer.seconds("forward") <= tracer.seconds("step")
+
+
+def test_sample_py_writes_the_same_text_as_on_cores(gpu, tmp_path, capsys):
+    """By its own choice, too; in bfloat16 the text begins as in float32."""
+    parameters = Parameters.zeros(Layout(GPT2Config(n_layer=2, n_head=1, n_embd=64, context=32, vocab_size=256)))
+    parameters.flat[:] = np.random.default_rng(4).normal(0, 0.3, parameters.flat.shape)
+    llmc.write_parameters(tmp_path / "model.bin", parameters)
+
+    def written(*flags):
+        arguments = [str(tmp_path / "model.bin"), "--prompt", "Once ", "--tokens", "40", *flags]
+        assert sample.main(arguments) == 0
+        return capsys.readouterr()
+
+    on_cores, by_itself = written("--backend", "numpy"), written()
+    assert written("--backend", "cupy").out == by_itself.out == on_cores.out
+    assert "computing on shim, in float32\n" in by_itself.err
+    in_bfloat16 = written("--dtype", "bfloat16", "--temperature", "0")
+    assert in_bfloat16.out[:7] == written("--temperature", "0").out[:7]
+    assert "computing on shim, in bfloat16\n" in in_bfloat16.err
+    gpu(gpus=None)
+    without = written()
+    assert without.out == on_cores.out
+    assert "CPU cores (--backend cupy: no GPU (cudaErrorInsufficientDriver" in without.err
+    assert sample.main([str(tmp_path / "model.bin"), "--backend", "cupy"]) == 2
+    assert capsys.readouterr().err.startswith("sample.py: error: --backend cupy: no GPU (")
 
 
 def test_machines_without_the_gpu(gpu):

@@ -229,7 +229,7 @@ def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
 
 def test_parts_that_no_kernel_can_read_are_refused():
     """1024 columns over 3 parts; the tensor after their bias begins where 16 bytes do not."""
-    from scripts.backends.choose import assert_aligned
+    from scripts.backends.gpus import assert_aligned
 
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, context=8, vocab_size=101)
     for parts in (1, 2, 4):
@@ -240,17 +240,16 @@ def test_parts_that_no_kernel_can_read_are_refused():
 
 
 def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):
-    from scripts.backends import choose
+    from scripts.backends import gpus
 
     def no_driver():
         raise OSError("cudaErrorInsufficientDriver")
 
     runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=OSError)
-    monkeypatch.setattr(choose, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-    monkeypatch.setattr(choose, "own_gpu", lambda local_rank: 0)
+    monkeypatch.setattr(gpus, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     layout = Layout(GPT2Config(n_layer=1, n_head=2, n_embd=64, context=8, vocab_size=101))
     with pytest.raises(UserError, match=r"no GPU \(cudaErrorInsufficientDriver\), expected an NVIDIA GPU"):
-        choose.gpu_kernels(layout, SimpleNamespace(local_rank=0), 1, False)
+        gpus.gpu_kernels(layout, 0, 1)
 
 
 def test_who_shares_a_gpu():

@@ -1,5 +1,6 @@
 """scripts/train.py on GPUs that are none: every strategy over every transport."""
 
+import re
 import shutil
 
 import numpy as np
@@ -92,6 +93,38 @@ def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
         losses.append(curve[-1])
         assert after == before, flags
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "flags",
+    [["--transport", "nccl"], ["--transport", "host"], ["--dtype", "bfloat16", "--stochastic-rounding"],
+     ["--strategy", "zero-3"]],
+    ids=str,
+)  # fmt: skip
+def test_samples_are_the_models_and_change_no_bit(comm, trainer, capsys, flags):
+    """The text is NumPy's, in float32. The GPU's kernels write it, unless no rank holds all parameters at once."""
+    launched, launch = [], trainer.shim.launch
+    trainer.monkeypatch.setattr(trainer.shim, "launch", lambda *given: launched.append(given[2]) or launch(*given))
+
+    def run(*backend_and_more):
+        capsys.readouterr()
+        launched.clear()
+        found = trainer.run(*flags, "--vocab-size", 256, "--backend", *backend_and_more)
+        _, *texts = capsys.readouterr().out.split("sample after ")
+        return *found, [re.split(r"\n(?:step|peak memory) ", text)[0] for text in texts]
+
+    curve, checkpoints, _ = run("cupy")
+    sampled, same_checkpoints, texts = run("cupy", "--sample-every", 1)
+    np.testing.assert_array_equal(sampled, curve)
+    assert same_checkpoints == checkpoints
+    if comm.rank == 0:
+        assert (launched.count("attention_forward_64") > 200) == ("zero-3" not in flags)
+        assert [text[:8] for text in texts] == ["step 1: ", "step 2: "]
+    if "bfloat16" not in flags:
+        are_the_same = run("numpy", "--sample-every", 1, "--transport", "auto")[-1] == texts
+        assert are_the_same  # pytest takes minutes to show how such texts differ
 
 
 ROUNDED = (

@@ -12,6 +12,7 @@ import pytest
 from gpt2.data.shards import write_shard
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.formats import weights
+from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from tests.support.in_process import ROOT, train
@@ -34,9 +35,8 @@ def test_samples_are_the_models(comm, shared_path, capsys, strategy):
     assert re.findall(r"^sample after step (\d+): ", printed, re.MULTILINE) == ["2", "4"]
     for step in (2, 4):
         parameters = weights.load(shared_path / "run" / "checkpoints" / f"step-{step:08d}")
-        pieces = sample_text(
-            load_kernels("numpy", 1), parameters, byte_encoding(), "", 100, Sampling(), (1337, step), 8
-        )
+        model = CachedGPT2(load_kernels("numpy", 1), parameters, 8)
+        pieces = sample_text(model, byte_encoding(), "", 100, Sampling(), (1337, step))
         assert f"sample after step {step}: {printable(''.join(pieces))}\n" in printed
 
 

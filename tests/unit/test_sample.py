@@ -17,6 +17,7 @@ from gpt2.config import GPT2Config
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.errors import UserError
 from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc
+from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, document_start, printable, prompt_tokens, sample_text, text_pieces
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Layout, Parameters
@@ -173,8 +174,9 @@ def test_only_the_tokenizers_tokens_are_drawn():
     parameters = new_parameters(1, config)
     parameters.lnf_bias[:] = 1.0
     parameters.wte[256:300] = 5.0
+    kernels = load_kernels("numpy", 1)
     for sampling in (Sampling(0), Sampling(1.0, 0)):
-        pieces = sample_text(load_kernels("numpy", 1), parameters, byte_encoding(), "a", 20, sampling, 1)
+        pieces = sample_text(CachedGPT2(kernels, parameters), byte_encoding(), "a", 20, sampling, 1)
         assert len(list(pieces)) == 21
 
 

@@ -91,7 +91,7 @@ def test_samples_are_drawn_from_a_copy_of_it_all():
     def program(world, mesh, layout):
         own = Ranges(ARRAYS["parameters"], layout)
         model = WholeModel(own.parameters, own.before_use, no_fetch, mesh)
-        samples = Samples(world, None, model, 0, None, 1, 0, CONFIG.context)
+        samples = Samples(world, None, model, None, 0, None, 1, 0, CONFIG.context)
         gathered = samples._gathered()
         if world.rank == 0:
             np.testing.assert_array_equal(gathered.flat, ARRAYS["parameters"])

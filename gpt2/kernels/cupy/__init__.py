@@ -37,3 +37,9 @@ from gpt2.kernels.cupy.linear import (
 def empty(device, shape, dtype=np.float32):
     """Zeros on the device, for activations, gradients or state."""
     return device.empty(shape, dtype)
+
+
+def to_host(device, array) -> np.ndarray:
+    """A copy in host memory, made when all work before it is done; of bfloat16 in float32."""
+    host = device.download(array)
+    return host if host.itemsize == 4 else (host.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -44,7 +44,7 @@ __device__ void online_softmax(Tile<M, N>& s, Tile<M, D>& out, float* max, float
 template <int D>
 __device__ void forward(real* out, float* logsumexp, const real* qkv, int T, int H, real* queries) {
     constexpr int M = WARP_ROWS<D>;
-    const int C = H * D, first = (gridDim.x - 1 - blockIdx.x) * ROWS<D>;  // the longest rows first
+    const int C = H * D, first = ((T - 1) / ROWS<D> - blockIdx.x) * ROWS<D>;  // the longest rows first
     const int row = first + threadIdx.x / WARP * M, stop = min(first + ROWS<D>, T);
     const real* q = qkv + static_cast<long long>(blockIdx.z) * T * 3 * C + blockIdx.y * D;
     real* buffers = queries + ROWS<D> * STRIDE<D>;
@@ -79,7 +79,7 @@ __device__ void forward(real* out, float* logsumexp, const real* qkv, int T, int
 }
 
 // out (B, T, C = H*D); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C).
-// Launch: blocks of 128 threads, a grid (tiles of ROWS<D> queries, H, B); dynamic shared memory of ROWS<D> and
+// Launch: blocks of 128 threads, a grid (tiles of ROWS<D> queries, all or the last ones, H, B); dynamic shared memory of ROWS<D> and
 // 4 COLUMNS rows of STRIDE<D> elements.
 extern "C" __global__ void __launch_bounds__(128)
 attention_forward_64(real* out, float* logsumexp, const real* qkv, int T, int H) {

@@ -17,11 +17,15 @@ QUERIES = KEYS | {("bfloat16", 64): 32}
 BLOCK = (128,)
 
 
-def attention_forward(device, out, logsumexp, qkv, head_count):
-    """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values."""
+def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
+    """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values.
+
+    first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
+    Such rows are ours in any case: a text that grows has another T each time, and cuDNN plans each shape for seconds.
+    """
     arguments = out, logsumexp, qkv, head_count
-    ours = partial(own_forward, device, *arguments)
-    if device.cudnn_attention is None:
+    ours = partial(own_forward, device, *arguments, first=first or 0)
+    if device.cudnn_attention is None or first is not None:
         return ours()
     return device.faster_of("attention", out, partial(device.cudnn_attention.forward, *arguments), ours)
 
@@ -35,10 +39,10 @@ def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     return device.faster_of("attention backward", dqkv, partial(device.cudnn_attention.backward, *arguments), ours)
 
 
-def own_forward(device, out, logsumexp, qkv, head_count, kernel="forward"):
+def own_forward(device, out, logsumexp, qkv, head_count, kernel="forward", first=0):
     """attention_forward by our own kernel. kernel: "forward", or, for heads of 64, the candidate
-    "forward_three_blocks"."""
-    _launch(device, "attention", kernel, 1, KEYS, (out, logsumexp, qkv), out.shape, head_count)
+    "forward_three_blocks". The tile of the row `first` is the first that is computed."""
+    _launch(device, "attention", kernel, 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first)
 
 
 def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
@@ -61,14 +65,17 @@ def assert_head_size(head_size: int) -> None:
         )
 
 
-def _launch(device, source, name, kept, other, arrays, shape, head_count):
-    """Launch the kernel for the head size: in shared memory `kept` blocks' rows, and two buffers of two tiles."""
+def _launch(device, source, name, kept, other, arrays, shape, head_count, first=0):
+    """Launch the kernel for the head size: in shared memory `kept` blocks' rows, and two buffers of two tiles.
+
+    Of tiles before that of the row `first` there are no blocks: the forward kernels count theirs from the end.
+    """
     B, T, C = shape
     head_size = C // head_count
     assert_head_size(head_size)
     kind, item_bytes = storage(arrays[0]), arrays[0].itemsize
     rows = ROWS[kind, head_size]
     shared_bytes = (kept * rows + 4 * other[kind, head_size]) * (head_size * item_bytes + ACCESS_BYTES)
-    grid = (math.ceil(T / rows), head_count, B)
+    grid = (math.ceil(T / rows) - first // rows, head_count, B)
     arguments = (*arrays, *int32(T, head_count))
     device.launch(source, kind, f"attention_{name}_{head_size}", grid, BLOCK, arguments, shared_bytes)

@@ -10,7 +10,7 @@ from gpt2.kernels.numpy.adamw import adamw, sum_of_squares
 from gpt2.kernels.numpy.attention import attention_backward, attention_forward
 from gpt2.kernels.numpy.bfloat16 import bfloat16_cores
 from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forward
-from gpt2.kernels.numpy.cores import Cores, empty
+from gpt2.kernels.numpy.cores import Cores, empty, to_host
 from gpt2.kernels.numpy.layers import (
     add,
     embedding_backward,

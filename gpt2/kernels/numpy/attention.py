@@ -16,16 +16,21 @@ ROWS = 128  # query rows a block
 HEADS_BYTES = 4 << 20  # what a thread works on at once
 
 
-def attention_forward(cores, out, logsumexp, qkv, head_count):
-    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side."""
+def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
+    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side.
+
+    first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
+    """
     T = qkv.shape[1]
     (out_heads,) = _heads(out, 1, head_count)
     parts = _heads(qkv, 3, head_count)
     scale = _scale(parts[0])
 
     def work(b, heads):
-        q, k, v = (cores.near(name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
-        for start in range(0, T, ROWS):
+        q, k, v = (part[b, heads] for part in parts)
+        if first is None:  # few rows are not worth the copies
+            q, k, v = (cores.near(name, part) for name, part in zip("qkv", (q, k, v), strict=True))
+        for start in range(first or 0, T, ROWS):
             stop = min(start + ROWS, T)
             p = _product(cores, "p", logsumexp.dtype, q[:, start:stop], k[:, :stop])
             loops.causal_softmax(p, logsumexp[b, heads], start, scale)

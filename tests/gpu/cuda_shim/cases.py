@@ -18,8 +18,8 @@ from tests.gpu.cuda_shim.memory import Memory, widen
 TOLERANCES = {"float32": 4e-6, "bfloat16": 2**-8}
 # Attention's probabilities and their gradients are rounded on the way, too; at random, by twice as much as to nearest.
 FACTORS = {
-    "attention_forward_case": 8, "attention_three_blocks_case": 8, "attention_backward_case": 8,
-    "adamw_rounding_case": 2, "round_parameters_case": 2,
+    "attention_forward_case": 8, "attention_rows_case": 8, "attention_three_blocks_case": 8,
+    "attention_backward_case": 8, "adamw_rounding_case": 2, "round_parameters_case": 2,
 }  # fmt: skip
 SCALE = 0.25  # of the losses' gradients
 ATTENTION_SIZES = [(1, 5, 1, 64), (2, 133, 2, 64), (1, 200, 1, 128)]
@@ -36,6 +36,7 @@ CASES = [
     ("classifier_part_case", "classifier", [(3, 50, 56, 1, 3), (2, 5003, 5008, 3, 2), (3, 9, 24, 60, 3)]),
     ("column_sums_case", "column_sums", [(3, 33, False), (1100, 40, True), (5, 1032, True)]),
     ("attention_forward_case", "attention", ATTENTION_SIZES),
+    ("attention_rows_case", "attention", [(1, 133, 2, 64, 130), (2, 200, 1, 128, 63)]),
     ("attention_three_blocks_case", "attention", [(2, 133, 2, 64)]),
     ("attention_backward_case", "attention_backward", ATTENTION_SIZES),
     ("adamw_case", "adamw", [(1003, 0), (1024, 0), (517, 1), (7, 3)]),
@@ -218,6 +219,16 @@ def attention_forward_case(device, memory, cores: Cores, B, T, H, head_size, for
     expected = np.empty(out.shape), np.empty(logsumexp.shape)
     numpy_kernels.attention_forward(cores, *expected, widen(qkv), H)
     return [("out", out, expected[0]), ("logsumexp", logsumexp, expected[1])]
+
+
+def attention_rows_case(device, memory, cores: Cores, B, T, H, head_size, first):
+    """The newest rows of a text alone."""
+    forward = partial(attention.attention_forward, first=first)
+    (_, out, all_rows), (_, logsumexp, of_all_rows) = attention_forward_case(
+        device, memory, cores, B, T, H, head_size, forward
+    )
+    rows = slice(first, T)
+    return [("out", out[:, rows], all_rows[:, rows]), ("lse", logsumexp[:, :, rows], of_all_rows[:, :, rows])]
 
 
 def attention_three_blocks_case(device, memory, cores: Cores, B, T, H, head_size):
