@@ -8,7 +8,7 @@ from gpt2.kernels.cupy.attention import assert_head_size
 from gpt2.kernels.cupy.device import import_cupy, use_gpu
 from gpt2.kernels.cupy.launch import ALIGNED_ELEMENTS
 from gpt2.parameters import Parameters
-from scripts.machine.gpu import dtype_of, on_gpu
+from scripts.machine.gpu import dtype_of, gpu_limits, on_gpu
 
 
 def own_gpu(local_rank: int) -> int:
@@ -23,14 +23,15 @@ def own_gpu(local_rank: int) -> int:
         return 0  # there is none: whoever opens it says why
 
 
-def gpu_identity(index: int) -> dict[str, str]:
-    """{"name", "id"} of a GPU of this process; the id is the same in all processes of the node."""
+def gpu_identity(index: int) -> dict:
+    """{"name", "id"} of a GPU of this process, and gpu_limits; the id is the same in all processes of the node."""
     cuda = import_cupy().cuda
-    properties = cuda.runtime.getDeviceProperties(index)
+    bus_id, properties = cuda.Device(index).pci_bus_id, cuda.runtime.getDeviceProperties(index)
     # Parts of one GPU (MIG) share the bus, and CuPy cuts an UUID at its first zero byte: only both together are unique.
     return {
         "name": properties["name"].decode(),
-        "id": f"{cuda.Device(index).pci_bus_id}/{properties['uuid'].hex()}",
+        "id": f"{bus_id}/{properties['uuid'].hex()}",
+        **gpu_limits(bus_id),
     }
 
 

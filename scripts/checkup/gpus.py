@@ -1,6 +1,7 @@
 """A node's GPUs, as the driver lists them, and the one that a rank would compute on; whether they fit the ranks."""
 
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +11,7 @@ from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
 from scripts.checkup.facts import error_text, installed, variables
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, fact, plural
 
-QUERY = "nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader,nounits"
-ROW = re.compile(r"(\d+), (.+), (.+), (\d+|\[.*\]), (\d+|\[.*\])")  # [N/A], [Insufficient Permissions]
-FAR_LINKS = ("SYS", "NODE", "PHB")  # through the processor
+QUERY = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
 USED_PART = 0.1
 
 
@@ -21,7 +20,8 @@ def gpus() -> dict:
 
     Before MPI starts: a process that has started it should start no other.
     """
-    listed = parse_list(tool_output(*QUERY.split()) or "") if is_first(LOCAL_RANKS) else []
+    lines = (tool_output(*QUERY.split()) or "").splitlines() if is_first(LOCAL_RANKS) else []
+    listed = [dict(zip(("name", "driver"), line.split(", "), strict=True)) for line in lines if line.count(", ") == 1]
     kernel = re.search(r"\b\d+\.\S+", text_of(Path("/proc/driver/nvidia/version")))
     driver = listed[0]["driver"] if listed else kernel and kernel[0]
     libraries = {}
@@ -38,18 +38,10 @@ def gpus() -> dict:
     }
 
 
-def parse_list(text: str) -> list[dict]:
-    """nvidia-smi's lines; sizes in bytes, None where it does not say. A line of another form is left out."""
-    found = []
-    for index, name, driver, *sizes in (row.groups() for row in map(ROW.fullmatch, text.splitlines()) if row):
-        total, used = (int(size) << 20 if size.isdecimal() else None for size in sizes)
-        found.append({"index": int(index), "name": name, "driver": driver, "total": total, "used": used})
-    return found
-
-
 def own_gpu(local_rank: int) -> dict:
     """What CuPy sees; `problem` where it cannot compute. index, name, id: of the GPU that training would choose."""
     from gpt2.errors import UserError
+    from gpt2.kernels.cupy.cublaslt import CublasLt
     from gpt2.kernels.cupy.device import import_cupy
 
     try:
@@ -58,6 +50,8 @@ def own_gpu(local_rank: int) -> dict:
         return {"cupy": None, "count": 0, "problem": str(error)}
     runtime = cupy.cuda.runtime
     facts = {"cupy": cupy.__version__, "runtime_cuda": runtime.runtimeGetVersion(), "count": 0, "problem": None}
+    with suppress(UserError):
+        facts["cublaslt"] = CublasLt().version  # 130100 for CUDA 13
     try:
         facts["driver_cuda"] = runtime.driverGetVersion()
         facts["count"] = runtime.getDeviceCount()
@@ -123,8 +117,13 @@ def unused(ranks, model):
 
 
 def _is_older(own: dict) -> bool:
-    """Whether there is a driver (its version is 0 else), and its CUDA's major version is below CuPy's."""
-    return 0 < own.get("driver_cuda", 0) // 1000 < own["runtime_cuda"] // 1000
+    """Whether there is a driver (its version is 0 else), and its CUDA's major version is below the libraries'."""
+    return 0 < own.get("driver_cuda", 0) // 1000 < _libraries_cuda(own)
+
+
+def _libraries_cuda(own: dict) -> int:
+    """The newest CUDA that CuPy or cuBLASLt is made for: its major version."""
+    return max(own["runtime_cuda"] // 1000, own.get("cublaslt", 0) // 10000)
 
 
 def shared(ranks, model):
@@ -149,9 +148,9 @@ def unfit(ranks, model):
     from gpt2.kernels.cupy.device import OLDEST_CAPABILITY
 
     if old := ranks.where("own GPU", _is_older):
-        driver, runtime = (old[0]["own GPU"][name] // 1000 for name in ("driver_cuda", "runtime_cuda"))
-        text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy of CUDA {runtime}: kernels do not load"
-        fix = f"pip install -e '.[gpu-cuda{driver}]' in place of that CuPy, or a newer driver"
+        driver, newest = old[0]["own GPU"]["driver_cuda"] // 1000, _libraries_cuda(old[0]["own GPU"])
+        text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy or cuBLAS of CUDA {newest}: they do not run"
+        fix = f"pip install -e '.[gpu-cuda{driver}]' in place of those, or a newer driver"
         yield Finding(FAIL, "GPU", text, fix)
     if old := ranks.where("own GPU/capability", lambda capability: capability < OLDEST_CAPABILITY):
         name = old[0]["own GPU"]["name"]
@@ -179,16 +178,24 @@ def between(ranks, model):
         if text := ranks.difference(path):
             fix = "ask for one kind of node (SLURM: --constraint); steps go at the slowest GPU's pace"
             yield Finding(NOTE, "GPU", f"{name} differs between nodes: {text}", fix)
-    if far := ranks.where("GPUs/topology/links", _far_link):
-        kind = _far_link(far[0]["GPUs"]["topology"]["links"])
-        text = f"GPUs on {far.hosts} are linked through the processor ({kind})"
-        yield Finding(NOTE, "GPU", text, "expect less than NVLink's rate between the GPUs of a node")
 
 
-def _far_link(links: dict) -> str | None:
-    """The first of FAR_LINKS that two GPUs of a node have."""
-    kinds = {kind for row in links.values() for other, kind in row.items() if other.startswith("GPU")}
-    return next((kind for kind in FAR_LINKS if kind in kinds), None)
+def slowed(ranks, model):
+    """A power limit or a clock below the card's default, and a missing cuDNN."""
+    for what, name, unit, fix in (
+        ("power limit", "power_w", "W", "nvidia-smi -pl {}, as root"),
+        ("clock", "clock_mhz", "MHz", "nvidia-smi -rac, as root"),
+    ):
+        if low := ranks.where("own GPU", lambda own, name=name: 0 < own.get(name, 0) < own.get(f"default_{name}", 0)):
+            own = low[0]["own GPU"]
+            usual = own[f"default_{name}"]
+            text = f"the {what} of the GPU of {low.names} is {own[name]} {unit}, by default {usual}"
+            yield Finding(SLOW, "GPU", text, f"{fix.format(usual)}, or ask the site why")
+    if lacking := ranks.where("own GPU", lambda own: own.get("cudnn", 0) is None):
+        from gpt2.kernels.cupy.cudnn_attention import INSTALL
+
+        text = f"no cuDNN frontend on {lacking.hosts}: attention in bfloat16 by our own kernels, which are slower"
+        yield Finding(NOTE, "GPU", text, INSTALL)
 
 
-CHECKS = (unused, shared, unfit, between)
+CHECKS = (unused, shared, unfit, between, slowed)

@@ -1,5 +1,7 @@
 """The GPU that a number comes from: its name and software, its datasheet's rate, and what it reaches here."""
 
+import ctypes
+
 import numpy as np
 
 from gpt2.kernels.cupy import to_host
@@ -17,6 +19,15 @@ PACKAGES = (
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
     "nvidia-cuda-nvrtc",
 )  # fmt: skip
+# What NVML, the driver's library, says of a GPU: its function, what that is given, and what divides its number.
+GRAPHICS_CLOCK = 0
+LIMITS = {
+    "power_w": ("nvmlDeviceGetEnforcedPowerLimit", (), 1000),
+    "default_power_w": ("nvmlDeviceGetPowerManagementDefaultLimit", (), 1000),
+    "clock_mhz": ("nvmlDeviceGetApplicationsClock", (GRAPHICS_CLOCK,), 1),
+    "default_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (GRAPHICS_CLOCK,), 1),
+    "most_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (GRAPHICS_CLOCK,), 1),
+}
 RANDOM_VALUES = (1 << 22) + 13
 RATE_REPEATS = 3
 
@@ -31,6 +42,30 @@ def gpu_facts(device) -> dict:
         "driver's CUDA": runtime.driverGetVersion(), "CuPy's CUDA": runtime.runtimeGetVersion(),
         "CuPy": device.cupy.__version__,
     }  # fmt: skip
+
+
+def gpu_limits(bus_id: str) -> dict[str, int]:
+    """LIMITS of the GPU at that place of the PCI bus, as far as the driver says them."""
+    found, device, number = {}, ctypes.c_void_p(), ctypes.c_uint()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return found
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(device)):
+        return found
+    for name, (function, given, unit) in LIMITS.items():
+        if hasattr(nvml, function) and getattr(nvml, function)(device, *given, ctypes.byref(number)) == 0:
+            found[name] = number.value // unit
+    return found
+
+
+def limits_text(gpu: dict) -> str:
+    """ "NVIDIA H200, 700 W, 1980 MHz": its name, power limit and highest clock, as far as they are known."""
+    clock = gpu.get("most_clock_mhz")
+    if 0 < gpu.get("clock_mhz", 0) < gpu.get("default_clock_mhz", 0):
+        clock = gpu["clock_mhz"]
+    known = ((gpu.get("power_w"), "W"), (clock, "MHz"))
+    return ", ".join([gpu["name"], *(f"{number} {unit}" for number, unit in known if number)])
 
 
 def peak_tflops(name: str) -> float | None:

@@ -8,6 +8,7 @@ it is, "products" the algorithm of each product, "ways" which work is a library'
 
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.kernels.cupy import Device
+from gpt2.kernels.cupy.faster_of import ATTENTION, EPILOGUES
 
 MAKER = ("device", "cublaslt", "cudnn")
 FACT = "gpu_choices"
@@ -53,6 +54,7 @@ class GpuChoices:
         checkpoints.add_facts({FACT: self.kept})
         if self.world.rank == 0 and step == self.first_step:
             folder.add_to_config(**{FACT: self.kept})
+            self.world.print(ways_text(of_maker(self.kept, self.device.maker)))
             if missing := max(timed for timed, _ in told):
                 self.world.print(f"the checkpoint lacks {missing} GPU algorithms, or they do not run here: {ANEW}")
 
@@ -72,6 +74,14 @@ def merged(choices: list[dict]) -> list[dict]:
         known = [way[:-1] for way in first["ways"]]
         first["ways"] += [way for way in one["ways"] if way[:-1] not in known]
     return [*found.values()]
+
+
+def ways_text(choices: dict) -> str:
+    """ "GPU kernels: attention by cuDNN, ...; in products' epilogues: gelu at 1 of 1 shapes, ..." """
+    taken = {work: [way[-1] for way in choices["ways"] if way[0] == work] for work in (*ATTENTION, *EPILOGUES)}
+    attention = [f"{work} by {'cuDNN' if any(taken[work]) else 'our own'}" for work in ATTENTION]
+    epilogues = [f"{work} at {sum(taken[work])} of {len(taken[work])} shapes" for work in EPILOGUES if taken[work]]
+    return f"GPU kernels: {', '.join(attention)}; in products' epilogues: {', '.join(epilogues) or 'nothing'}"
 
 
 def maker_text(maker: dict) -> str:

@@ -16,6 +16,7 @@ from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.checkup.findings import Ranks
 from scripts.machine.blas import blas_facts, blas_text
+from scripts.machine.gpu import limits_text
 from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.own_cost import tracing_share
@@ -98,10 +99,10 @@ def core_facts(choice: dict) -> dict[str, str]:
 
 
 def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
-    """Which GPUs compute, what carries the exchange between them, and why."""
+    """Which GPUs compute and what limits them, what carries the exchange between them, and why."""
     gpus = choice["gpus"]
     different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
-    names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
+    names = "; ".join(sorted({limits_text(gpu) for gpu in gpus}))
     return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {choice['transport_why']}"}
 
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from scripts.backends import gpus
 from scripts.backends.kinds import form_on_gpus
 from strategies import STRATEGIES
 from tests.gpu.gpu_trainer import Trainer, on_nodes
@@ -61,6 +62,19 @@ def test_every_transport_gives_numpys_curve(comm, trainer):
         assert trainer.config["settings"]["transport"] == transport
         np.testing.assert_allclose(curve, reference["--server" in flags], rtol=1e-4, err_msg=str(flags))
         assert len(checkpoints) == 1
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+def test_the_header_names_gpus_limits_and_kernels(comm, trainer, capsys):
+    trainer.monkeypatch.setattr(gpus, "gpu_limits", lambda bus_id: {"power_w": 700, "most_clock_mhz": 1980})
+    trainer.run("--backend", "cupy", "--dtype", "bfloat16")
+    printed = capsys.readouterr().out
+    if comm.rank == 0:
+        assert "\nGPUs          2: shim, 700 W, 1980 MHz\n" in printed
+        _, steps = printed.split("\nstep 1/2 ")
+        assert "\nGPU kernels: attention by our own, attention backward by our own; in products" in steps
+        assert [gpu["power_w"] for gpu in trainer.config["gpus"]] == [700, 700]
 
 
 @pytest.mark.any_mpi

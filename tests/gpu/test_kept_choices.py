@@ -8,7 +8,7 @@ import pytest
 
 from gpt2.kernels.cupy import cublaslt, device
 from scripts.training import gpu_choices
-from scripts.training.gpu_choices import GpuChoices, merged, of_maker
+from scripts.training.gpu_choices import GpuChoices, merged, of_maker, ways_text
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.gpu_trainer import Trainer
 
@@ -107,9 +107,27 @@ def test_what_is_timed_though_a_checkpoint_was_taken_up_is_said(took_up):
     device.timed = lambda: 3
     choices.after(10, False, SimpleNamespace(add_facts=id), SimpleNamespace(add_to_config=lambda **facts: None))
     assert printed == [
+        "GPU kernels: attention by our own, attention backward by our own; in products' epilogues: gelu at 1 of 1 "
+        "shapes",
         "the checkpoint lacks 3 GPU algorithms, or they do not run here: they are timed anew, so bits may differ from "
-        "the run so far"
+        "the run so far",
     ]
+
+
+def test_ways_in_words():
+    ways = [
+        ("attention", True),
+        ("attention backward", False),
+        ("gelu", True),
+        ("gelu", False),
+        ("bias gradient", False),
+    ]
+    choices = {"ways": [[work, [2, 3], "bfloat16", theirs] for work, theirs in ways]}
+    assert ways_text(choices) == (
+        "GPU kernels: attention by cuDNN, attention backward by our own; in products' epilogues: gelu at 1 of 2 "
+        "shapes, bias gradient at 0 of 1 shapes"
+    )
+    assert ways_text({"ways": []}).endswith("by our own; in products' epilogues: nothing")
 
 
 def test_the_lowest_rank_with_such_a_gpu_decides():

@@ -44,7 +44,7 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         ],
         "run folder": {"path": "runs", "place": "/shared", "free": 900 * GB, "problem": None},
         "GPUs": {
-            "listed": [{"index": i, "name": "H200", "driver": "580.1", "total": 141 * GB, "used": 0} for i in (0, 1)]
+            "listed": [{"name": "H200", "driver": "580.1"}] * 2
             if local_rank == 0 else [],
             "topology": {"links": {"GPU0": {"GPU1": "NV18", "NIC0": "SYS"}, "GPU1": {"GPU0": "NV18", "NIC0": "PIX"}}}
             if local_rank == 0 else None,
@@ -53,7 +53,8 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         "own GPU": {
             "cupy": "14.0", "count": 2, "problem": None, "runtime_cuda": 13000, "driver_cuda": 13010,
             "index": local_rank, "name": "H200", "id": f"0000:0{local_rank}", "capability": 90, "free": 140 * GB,
-            "total": 141 * GB, "nccl": 22809, "nccl_missing": None, "cudnn": 91002,
+            "total": 141 * GB, "nccl": 22809, "nccl_missing": None, "cudnn": 91002, "cublaslt": 130100,
+            "power_w": 700, "default_power_w": 700, "clock_mhz": 1980, "default_clock_mhz": 1980,
         },
         "GPU-aware MPI": {"aware": False, "why": "MPIX_GPU_query_support"},
         "threads": 4,

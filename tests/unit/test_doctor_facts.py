@@ -1,5 +1,6 @@
 """What doctor.py's ranks gather: no section can stop or hold up the others, and files and tools are read right."""
 
+import ctypes
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from dist.probe.programs import LOCAL_RANKS, is_first, mpi_family, tool_output
 from scripts.checkup import gpus, machine
 from scripts.checkup.facts import gather, new_facts
 from scripts.checkup.software import source_hash
+from scripts.machine import gpu
 from scripts.machine.launcher import launcher_kind
 
 
@@ -175,9 +177,46 @@ def test_own_gpu_where_there_is_none(monkeypatch):
     assert gpus.own_gpu(0)["cupy"] is None
 
 
-def test_list_of_gpus():
-    text = "0, NVIDIA H200, 580.95.05, 143771, 4\n1, NVIDIA H200, 580.95.05, [N/A], [Insufficient Permissions]\nodd\n"
-    assert gpus.parse_list(text) == [
-        {"index": 0, "name": "NVIDIA H200", "driver": "580.95.05", "total": 143771 << 20, "used": 4 << 20},
-        {"index": 1, "name": "NVIDIA H200", "driver": "580.95.05", "total": None, "used": None},
-    ]
+def test_list_of_gpus(monkeypatch):
+    outputs = {"--query-gpu=name,driver_version": "NVIDIA H200, 580.95.05\nNo devices were found\n"}
+    monkeypatch.setattr(gpus, "tool_output", lambda program, *flags: outputs[flags[0]])
+    monkeypatch.setattr(gpus, "gpu_topology", lambda: None)
+    facts = gpus.gpus()
+    assert facts["listed"] == [{"name": "NVIDIA H200", "driver": "580.95.05"}]
+    assert facts["driver"] == "580.95.05"
+
+
+class FakeNvml:
+    """NVML of an H200 at 0000:19:00.0 whose power and clock somebody has lowered; it lacks one function."""
+
+    nvmlInit_v2 = staticmethod(lambda: 0)
+    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda device, number: _set(number, 400_000))
+    nvmlDeviceGetPowerManagementDefaultLimit = staticmethod(lambda device, number: _set(number, 700_000))
+    nvmlDeviceGetApplicationsClock = staticmethod(lambda device, kind, number: _set(number, 1200, kind))
+    nvmlDeviceGetMaxClockInfo = staticmethod(lambda device, kind, number: _set(number, 1980, kind))
+
+    @staticmethod
+    def nvmlDeviceGetHandleByPciBusId_v2(bus_id, device):
+        return 0 if bus_id == b"0000:19:00.0" else 6
+
+
+def _set(number, value, kind=0):
+    number._obj.value = value
+    return kind
+
+
+def test_limits_of_a_gpu(monkeypatch):
+    """As far as the driver says them; without a driver none."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml())
+    found = gpu.gpu_limits("0000:19:00.0")
+    assert found == {"power_w": 400, "default_power_w": 700, "clock_mhz": 1200, "most_clock_mhz": 1980}
+    assert gpu.limits_text({"name": "H200"} | found) == "H200, 400 W, 1980 MHz"
+    assert gpu.limits_text({"name": "H200", "default_clock_mhz": 1980} | found) == "H200, 400 W, 1200 MHz"
+    assert gpu.gpu_limits("0000:20:00.0") == {}
+
+    def no_driver(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", no_driver)
+    assert gpu.gpu_limits("0000:19:00.0") == {}
+    assert gpu.limits_text({"name": "H200"}) == "H200"

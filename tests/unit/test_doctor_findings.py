@@ -170,6 +170,8 @@ CASES = {
     "idle": [(change("GPUs/listed", [{}] * 4, 2), NOTE, "2 of 4 GPUs on node1 have a rank", "start 4 ranks")],
     "driver_too_old": [
         (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12"),
+        (changes(change("own GPU/driver_cuda", 12040), change("own GPU/runtime_cuda", 12040)), FAIL,
+         "is of CUDA 12, and CuPy or cuBLAS of CUDA 13", "cuda12"),
         (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, *NODE_1), FAIL, "CUDA 12", ""),
     ],
     "too_old": [(change("own GPU/capability", 70, 3), FAIL, "the GPU of rank 3 on node1 is a H200", "Ampere")],
@@ -182,8 +184,12 @@ CASES = {
         (change("GPUs/driver", "550.0", *NODE_1), NOTE, "the driver differs between nodes: 580.1 on", "--constraint"),
         (change("own GPU/name", "A100", *NODE_1), NOTE, "the GPU differs between nodes", "--constraint"),
     ],
-    "far_links": [
-        (change("GPUs/topology/links/GPU0/GPU1", "SYS", 2), NOTE, "GPUs on node1 are linked through the pro", "NVLink")
+    "slowed": [
+        (change("own GPU/power_w", 400, 3), SLOW, "power limit of the GPU of rank 3 on node1 is 400 W, by default 700",
+         "nvidia-smi -pl 700"),
+        (change("own GPU/clock_mhz", 1200, *NODE_1), SLOW, "clock of the GPU of ranks 2-3 on node1 is 1200 MHz, by",
+         "nvidia-smi -rac"),
+        (change("own GPU/cudnn", None, *NODE_1), NOTE, "no cuDNN frontend on node1: att", "nvidia-cudnn-frontend=="),
     ],
 }  # fmt: skip
 FLAT_CASES = [pytest.param(*case, id=f"{name} {i}") for name, cases in CASES.items() for i, case in enumerate(cases)]

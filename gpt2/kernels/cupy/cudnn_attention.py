@@ -7,6 +7,7 @@ strided parts of the packed (B, T, 3C) array, so nothing is transposed. Both kee
 from gpt2.errors import UserError
 from gpt2.kernels.cupy.matmul import address
 
+INSTALL = "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend==1.28.0"
 QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1, 10)
 
 
@@ -25,8 +26,7 @@ class CudnnAttention:
             cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
         except Exception as error:  # the frontend is missing, or the library under it; it also asserts
             raise UserError(
-                f"no cuDNN ({error}), expected it and its frontend: pip install nvidia-cudnn-cu13 "
-                "nvidia-cudnn-frontend==1.28.0, or use the project's own attention"
+                f"no cuDNN ({error}), expected it and its frontend: {INSTALL}, or use the project's own attention"
             ) from None
         self._cudnn = cudnn
 
