@@ -41,7 +41,7 @@ class CachedGPT2:
     def forward(self, tokens) -> np.ndarray:
         """Logits (V,) of the token that follows `tokens` (n,), n >= 1, which follow those in the cache and join them.
 
-        In host memory, float32 at least, valid until the next call. ValueError: the cache would hold more than T tokens.
+        In host memory, float32 at least, valid until the next call. ValueError: more than T tokens in the cache.
         """
         tokens = np.asarray(tokens, np.int32)
         n, k, p = len(tokens), self.kernels, self.parameters

@@ -76,10 +76,10 @@ def sample_text(
 ) -> Iterator[str]:
     """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
 
-    splits: as prompt_tokens takes it. Only tokens that the tokenizer has are drawn, on the host, whatever the model runs
-    on. The same arguments give the same text on one machine with one number of threads. Elsewhere, on a GPU too, products
-    round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or longer than
-    the model reads at once.
+    splits: as prompt_tokens takes it. Only tokens that the tokenizer has are drawn, on the host, whatever the model
+    runs on. The same arguments give the same text on one machine with one number of threads. Elsewhere, on a GPU too,
+    products round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or
+    longer than the model reads at once.
     """
     tokens = prompt_tokens(prompt, encoding, splits)
     check_prompt(tokens, model.config, model.sequence_length)
