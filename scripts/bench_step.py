@@ -8,9 +8,8 @@ Every contender is a process of its own (so that peak memory is its own too) and
 machine meets all of them. --vs torch adds PyTorch eager and compiled; torch is not a dependency of the project.
 
 On CPUs the floor is the time of all matrix products of the step: same shapes, dtype and threads, attention's included
-and its masked half not skipped. Where this machine has faster BLAS kernels than those that are set, the floor by the
-fastest ones stands beside it; beside a step in bfloat16 stands our own in float32. "peak / it" is the part of each step
-that its needed products would take by our instruction at its peak, measured too: what is left is all there is to gain.
+and its masked half not skipped. A step in bfloat16 is compared with our own in float32. "peak / it" is the part of each
+step that its products would take by our instruction at its measured peak: the rest is all there is to gain.
 On a GPU (--backend cupy) every kernel stands beside the time that its bytes or floating point operations take at the
 rates of this GPU, measured in the same run, and what may become faster beside what a step does today (docs/gpu.md,
 Candidates). Our own figures come first, --json is written after every result, and the whole run ends within eight
@@ -22,16 +21,10 @@ import os
 import sys
 from pathlib import Path
 
-from scripts.machine import blas_choice
-
-if __name__ == "__main__":
-    blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels; contenders inherit it
-
 from dist.console import open_console
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import place_of_file
-from scripts.machine.blas import AS_SET
 from scripts.settings.command_line import Parser
 from scripts.step_bench.process import ContenderError, serve
 
@@ -49,7 +42,6 @@ def main():
     try:
         if settings.json:
             place_of_file(settings.json)  # before the minutes that this takes
-        blas_choice.check(settings.blas_kernels)
         raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
     except (ContenderError, UserError) as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
@@ -67,9 +59,6 @@ def parse():
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(bfloat16 on a GPU, float32 on CPUs)")
     parser.add_argument("--threads", type=int, help="of each contender on CPUs (all cores)")
     parser.add_argument(
-        "--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"on CPUs: {blas_choice.HELP} ({AS_SET})"
-    )
-    parser.add_argument(
         "--repeat", type=int, default=7, help="turns of each contender (7), of a step on CPUs and five on a GPU"
     )
     parser.add_argument("--vs", choices=("torch",), help="also measure PyTorch, eager and compiled")
@@ -82,8 +71,6 @@ def parse():
     if settings.backend == "cupy":
         if settings.threads:
             parser.error("--threads is for --backend numpy")
-        if settings.blas_kernels != AS_SET:
-            parser.error("--blas-kernels is for --backend numpy")
         settings.dtype = settings.dtype or "bfloat16"
         return settings
     if settings.peak_tflops:

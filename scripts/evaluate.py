@@ -18,22 +18,14 @@ A run is evaluated on sequences as long as those that it was trained on, unless 
 """
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
-from scripts.machine import blas_choice
-
-if __name__ == "__main__":
-    blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
-
-from dist.console import open_console, say
+from dist.console import open_console
 from dist.world import start_world
 from gpt2.data.end_of_text import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
-from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.training import AUTO, DTYPES, OneLineParser
 from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
 
@@ -49,9 +41,6 @@ def evaluate(settings, world) -> None:
     with world.together(UserError):
         if world.rank == 0 and settings.json:
             place_of_file(settings.json)  # before the hours that an evaluation may take
-        blas_choice.check(s.blas_kernels)
-    if world.rank == 0 and (line := remark(blas_facts(os.environ, s.blas_kernels))):
-        say(line, on_stderr=True)
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {}
     if s.val_data:
@@ -89,7 +78,6 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products on cores ({DTYPES[0]})")
     add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
-    add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     settings = parser.parse_args(arguments)
     if not (settings.val_data or settings.text or settings.hellaswag):

@@ -18,11 +18,6 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from scripts.machine import blas_choice
-
-if __name__ == "__main__":
-    blas_choice.choose(sys.argv[1:])  # before NumPy is loaded, and with it the kernels
-
 from dist.console import BY_CTRL_C, open_console
 from gpt2.data.end_of_text import READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.tokenizers import END_OF_TEXT, TOKENIZERS
@@ -32,7 +27,6 @@ from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.backends.gpus import gpu_kernels, on_own_gpu
-from scripts.machine.blas import AS_SET, blas_facts, remark
 from scripts.settings.command_line import Parser
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import choose_tokenizer
@@ -79,7 +73,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"operands of products; all on a GPU ({DTYPES[0]})")
     add("--threads", type=int, help="CPU cores to use (all)")
-    add("--blas-kernels", default=AS_SET, metavar=blas_choice.METAVAR, help=f"{blas_choice.HELP} ({AS_SET})")
     return parser.parse_args(arguments)
 
 
@@ -89,7 +82,6 @@ def begin(settings):
         value = getattr(settings, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
-    blas_choice.check(settings.blas_kernels)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     config = weights.read_config(settings.model)
     length, about_length = choose_sequence_length(settings.seq_len, settings.model, config)
@@ -118,9 +110,7 @@ def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
             why = f" ({error})" if "cupy" in sys.modules else ""  # without CuPy nobody expects a GPU
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
     products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
-    blas = remark(blas_facts(os.environ, settings.blas_kernels))
-    place = f"{kernels.device.threads} CPU cores{products}{why}"
-    return CachedGPT2(kernels, parameters, length), f"{place}\n{blas}" if blas else place
+    return CachedGPT2(kernels, parameters, length), f"{kernels.device.threads} CPU cores{products}{why}"
 
 
 def stream(prompt: str, pieces, facts: str) -> None:

@@ -12,12 +12,10 @@ goes on; 2 a mistake, one line. A second Ctrl-C ends it at once.
 
 import sys
 
-from scripts.machine import blas_choice
 from scripts.training.signals import CHECKPOINT, EXIT_CODES, TIME_IS_UP, let_wait
 
 if __name__ == "__main__":
     let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
-    blas_choice.choose(sys.argv[1:])  # they load NumPy, and with it the kernels
 
 from contextlib import closing
 

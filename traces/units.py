@@ -54,11 +54,10 @@ def short_ms(ms: float, digits: int = 2) -> str:
 def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
     """A fraction in two digits: "46%", "4.6%"; "at most 97% (peak underestimated)".
 
-    The last where more was reached than the peak that was known, which may have been measured on a machine that was
-    busy. A fraction above 1, as older versions wrote it, is of such a peak, too.
+    The last where a step reached more than the known peak, which may have been measured on a busy machine.
     """
-    text = f"{short_ms(100 * min(mfu, 1.0))}%"
-    return f"at most {text} (peak underestimated)" if peak_underestimated or mfu > 1 else text
+    text = f"{short_ms(100 * mfu)}%"
+    return f"at most {text} (peak underestimated)" if peak_underestimated else text
 
 
 def ratio_text(ratio: float) -> str:

@@ -1,8 +1,7 @@
-"""What MPI's collectives add with: MPI's own sum, or an operation of ours, which adds bfloat16 too. MPI lacks that.
+"""The reduction operation of MPI's collectives: MPI_SUM, or a user-defined one that also adds bfloat16.
 
-The library calls an operation for pieces of a vector: how often, and how long they are, scripts/bench_operation.py
-counts. Ours is a C function that numba compiles, and MPI_Op_create takes its address: no call waits for the interpreter
-lock, as each call of a function given to mpi4py's Op.Create does. MPI 4.1, section 6.9.5: user-defined reductions.
+The user-defined operation is a C function compiled by numba. MPI_Op_create takes its address, so that no call waits for
+the interpreter lock, as a Python function given to mpi4py's Op.Create would. MPI 4.1, section 6.9.5.
 """
 
 import ctypes

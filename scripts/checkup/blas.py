@@ -1,14 +1,11 @@
-"""NumPy's BLAS: whether its threads can be held, and whether its kernels are the fastest that this CPU can run."""
+"""NumPy's BLAS: whether its threads can be held, and whether its kernels fit this CPU."""
 
 import os
 
-from dist.probe.programs import LOCAL_RANKS, is_first
 from scripts.checkup.findings import NOTE, SLOW, Finding, fact, plural
-from scripts.machine.blas import BEST, VARIABLES, blas_facts, blas_text
-from scripts.machine.blas_choice import FLAG, against_best
+from scripts.machine.blas import FORCED, blas_facts, blas_text, unused_instructions
 
 ONE_BLAS_THREAD = "export OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1, or use a NumPy from PyPI"
-SLOWER = 1.1  # what the kernels as they are set may take longer by
 
 
 def libraries() -> list[dict]:
@@ -29,9 +26,9 @@ def libraries() -> list[dict]:
 
 
 def kernels() -> dict:
-    """Which kernels multiply, as blas_facts, with `text`; `trial`, on a node's first rank: what others would gain."""
+    """Return which kernels multiply: blas_facts with "text" and "unused", the wider instructions they leave out."""
     facts = blas_facts(os.environ)
-    return facts | {"text": blas_text(facts), "trial": against_best(facts) if is_first(LOCAL_RANKS) else None}
+    return facts | {"text": blas_text(facts), "unused": unused_instructions(facts)}
 
 
 SECTIONS = {"BLAS": libraries, "BLAS kernels": kernels}
@@ -52,28 +49,16 @@ def threads(ranks, model):
 
 
 def slow_kernels(ranks, model):
-    """Kernels that a variable forces, or that OpenBLAS takes on a CPU that it does not know, far from the fastest."""
-    slow = ranks.where("BLAS kernels/trial", lambda trial: _ratio(trial) > SLOWER)
-    for same in slow.holders("BLAS kernels/text").values():
-        own = max(same.values("BLAS kernels"), key=lambda found: _ratio(found["trial"]))
-        trial, name = own["trial"], own["trial"]["name"]
-        text = (
-            f"{own['text']} on {same.hosts}: matrix products take {_ratio(trial):.1f} times as long as by "
-            f"{trial['kernels']} kernels ({trial['as_set'] / 1e9:.3g} of {trial['flops'] / 1e9:.3g} GFLOP/s a core)"
-        )
-        forced = [variable for variable in VARIABLES if variable in own["variables"]]
-        fix = f"unset {' '.join(forced)}, or start" if forced and name is None else "start"
-        yield Finding(SLOW, "BLAS", text, f"{fix} training with {FLAG} {BEST}")
-
-
-def _ratio(trial: dict) -> float:
-    """How much longer products take as things are set than by the best kernels."""
-    return trial["flops"] / trial["as_set"] if trial["flops"] and trial["as_set"] else 1.0
+    """Kernels narrower than the CPU: forced by a variable, or picked by an OpenBLAS that does not know this CPU."""
+    for same in ranks.where("BLAS kernels/unused", bool).holders("BLAS kernels/text").values():
+        found = same.values("BLAS kernels")[0]
+        fix = f"unset {FORCED}" if FORCED in found["variables"] else "install a newer NumPy"
+        yield Finding(SLOW, "BLAS", f"{found['text']}, on {same.hosts}: matrix products are slower than need be", fix)
 
 
 def unlike_kernels(ranks, model):
     if text := ranks.difference("BLAS kernels/kernels"):
-        fix = f"{FLAG} NAME with one that all CPUs can run, if the last bits are to agree; or ask for one kind of node"
+        fix = f"{FORCED}=NAME with one that all CPUs can run, if the last bits must agree; or one kind of node"
         yield Finding(NOTE, "BLAS", f"the BLAS kernels differ between nodes: {text}", fix)
 
 

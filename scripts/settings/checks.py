@@ -7,7 +7,6 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from scripts.machine import blas_choice
 from scripts.settings import presets
 from scripts.settings.model_parallel import copies, with_layers
 from scripts.settings.split_embedding import check_split
@@ -48,7 +47,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     if settings.tensorboard:
         check_tensorboard("--tensorboard")
     check_numbers(settings)
-    blas_choice.check(settings.blas_kernels)
     config = model_config(settings)
     settings = replace(
         settings,

@@ -12,8 +12,6 @@ from gpt2.data.end_of_text import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
 from gpt2.pipeline import SCHEDULES
-from scripts.machine.blas import AS_SET
-from scripts.machine.blas_choice import HELP, METAVAR
 from scripts.settings import presets
 from scripts.settings.command_line import Parser
 from scripts.settings.units import count_of
@@ -201,7 +199,6 @@ class Settings:
     transport: str = setting("auto", "what carries the exchange between GPUs", choices=(AUTO, *TRANSPORTS))
     share_gpus: bool = setting(False, "allow several ranks on one GPU, to try things out")
     threads: int = setting(0, "threads of a rank; 0: as many as its share of the node's cores")
-    blas_kernels: str = setting(AS_SET, HELP, metavar=METAVAR)
     peak_tflops: float = setting(
         None,
         "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",

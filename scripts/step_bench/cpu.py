@@ -1,7 +1,6 @@
 """bench_step.py on CPUs: the contenders take turns, step by step; the floor is the step's matrix products alone.
 
-Where this machine has faster BLAS kernels than those that are set, the floor with these is a contender, too. In the
-same turns the peak of the instruction that makes our products is measured (peak.py).
+The same turns measure the peak of the instruction that makes our products (peak.py).
 """
 
 import statistics
@@ -9,8 +8,7 @@ import time
 from contextlib import ExitStack, closing
 
 from gpt2.config import PRESETS
-from scripts.machine.blas import L2_SIZE, blas_text
-from scripts.machine.blas_choice import best_kernels, environment_of
+from scripts.machine.blas import blas_text
 from scripts.machine.host import machine, versions
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
@@ -28,43 +26,33 @@ SHAPE = ("model", "batch_size", "seq_len", "threads", "dtype")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
 FLOAT32 = {"ours-float32": "this project, float32"}  # where the others compute in bfloat16
 PEAK = "peak"  # what the instructions can do at all
-BEST_FLOOR = "floor-best"  # the floor in a process of its own, with the fastest kernels
 
 
 def bench(settings, config) -> int:
     """Measure, print, write; the exit code."""
-    best = best_kernels()
-    names = CONTENDERS | ({BEST_FLOOR: f"  by {best['kernels']} kernels"} if settings.dtype == "float32" else FLOAT32)
+    names = CONTENDERS | (FLOAT32 if settings.dtype == "bfloat16" else {})
     names |= (TORCH_CONTENDERS if settings.vs == "torch" else {}) | {PEAK: "at its peak"}
-    report = summarize(settings, measure(settings, names, best))
-    print(table(report, {name: text for name, text in names.items() if name in report["contenders"]}))
+    report = summarize(settings, measure(settings, names))
+    print(table(report, {name: text for name, text in names.items() if name != PEAK}))
     write_report(settings, report)
     return 0
 
 
-def measure(settings, names, best: dict) -> dict[str, list[dict]]:
-    """Every contender's reports of its counted steps, after two that are not counted. best: best_kernels()."""
-    results, shape = {}, chosen(settings, *SHAPE)
+def measure(settings, names) -> dict[str, list[dict]]:
+    """Return every contender's reports of its counted steps, after two that are not counted."""
+    results = {name: [] for name in names}
+    shape = chosen(settings, *SHAPE)
     with ExitStack() as stack:
         contenders = {}
         for name in names:
-            if name == BEST_FLOOR and has_kernels(results["floor"][-1]["blas"], best):
-                continue  # it is the floor
-            environment = environment_of(best["name"]) if name == BEST_FLOOR else None
-            maker = "floor" if name == BEST_FLOOR else name
-            contenders[name] = stack.enter_context(closing(Contender(COMMAND, maker, shape, environment)))
-            results[name] = [contenders[name].ask("step") for _ in range(2)]
-        results = {name: [] for name in contenders}
+            contenders[name] = stack.enter_context(closing(Contender(COMMAND, name, shape)))
+            for _ in range(2):
+                contenders[name].ask("step")
         for _ in range(settings.repeat):
             for name, contender in contenders.items():
                 time.sleep(SETTLE_S)
                 results[name].append(contender.ask("step"))
     return results
-
-
-def has_kernels(blas: dict, best: dict) -> bool:
-    """Whether a process multiplies as the best one of the trial; also where the trial found nothing."""
-    return best["kernels"] in (None, blas["kernels"]) and L2_SIZE not in blas["variables"]
 
 
 def summarize(settings, results) -> dict:
@@ -82,7 +70,7 @@ def summarize(settings, results) -> dict:
             **{name: steps[-1][name] for name in ("versions", "environment", "blas")},
         }
     facts = {"settings": chosen(settings, *SHAPE, "repeat"), "machine": machine() | versions("numpy", "numba")}
-    blas = results["ours"][-1]["blas"] | {"asked": settings.blas_kernels}
+    blas = results["ours"][-1]["blas"]
     flops = least_flops(PRESETS[settings.model], settings.batch_size, settings.seq_len)
     facts |= {"peak": {"instruction": instruction, "step_s": peak["step_s"], "flops_per_s": flops / peak["step_s"]}}
     return facts | {"blas": blas, "contenders": contenders}
@@ -105,7 +93,7 @@ def table(report: dict, names: dict[str, str]) -> str:
             f"{c['ours_over_this']:9.3f} {c['peak_over_this']:9.3f} {c['peak_memory_bytes'] / 1e9:11.2f}"
         )
     lines += ["", peak_line(report, names)]
-    for name in (name for name in (*CONTENDERS, BEST_FLOOR) if name in names):
+    for name in CONTENDERS:
         c = report["contenders"][name]
         lines += ["", f"{names[name].strip()}, where the step goes:"]
         lines += [
@@ -118,7 +106,7 @@ def table(report: dict, names: dict[str, str]) -> str:
 def peak_line(report: dict, names: dict[str, str]) -> str:
     """The peak, and how much faster than each of the others a step at it would be: no step of ours can be more."""
     peak, contenders = report["peak"], report["contenders"]
-    others = [name for name in names if name not in (*CONTENDERS, BEST_FLOOR)]
+    others = [name for name in names if name not in CONTENDERS]
     most = [f"{1 / contenders[name]['peak_over_this']:.2f} x as fast as {names[name]}" for name in others]
     return (
         f"{peak['instruction']} at its peak, {peak['flops_per_s'] / 1e9:.0f} GFLOP/s: the products that a step needs "

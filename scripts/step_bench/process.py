@@ -28,14 +28,12 @@ class ContenderError(Exception):
 
 
 class Contender:
-    """A contender's process, seen from bench_step.py. command: what starts it, without its name and shape.
-    environment: its own; None for this process's."""
+    """A contender's process, seen from bench_step.py. command: what starts it, without its name and shape."""
 
-    def __init__(self, command: list[str], name: str, shape: dict, environment: dict[str, str] | None = None):
+    def __init__(self, command: list[str], name: str, shape: dict):
         self.name = name
         command = [*command, name, json.dumps(shape)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment, **pipes)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, limit_s: float | None = None, **arguments) -> dict:
         """The answer to one request. ContenderError: none within limit_s, or an error."""

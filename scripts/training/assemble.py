@@ -45,7 +45,7 @@ from scripts.training.same_files import made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Clock, Signals
 from scripts.training.step_records import ProgressLines, StepRecords
-from scripts.training.utilization import Utilization, new_utilization
+from scripts.training.utilization import Utilization, find_peak
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
@@ -107,9 +107,10 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
         return None
     choice |= settle_embedding(s, layout, train, steps.start, facts, start.kept_facts(checkpoint, facts), choice, world)
     backend = resources.enter_context(closing(new_backend()))
-    utilization = utilization_of(s, world, backend.kernels, choice)
+    computes = computing_ranks(s, world.size)
+    peak = find_peak(world, computes, s.peak_tflops, backend.kernels.device, choice.get("gpus"))
     parameters = start.first_parameters(s.init, s.seed, s.seq_len, backend, layout, checkpoint, world)
-    used, peak = resolved(s, config, threads, path), utilization.peak
+    used = resolved(s, config, threads, path)
     folder = new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code)
     tracer, failures = new_tracer(s, world, shared, signals.has_sigterm, path / "traces", backend, resources)
     shared.meet_partners(backend, s.batch_size * s.seq_len, tracer)
@@ -128,7 +129,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer, backend.device),
-        records=new_records(s, shared, facts, utilization),
+        records=new_records(s, shared, facts, Utilization(peak)),
         progress=ProgressLines(s.steps, world.print, world.places, shared.stages, s.log_every, job_end(), clock.left_s),
         folder=folder,
         validation=Validation(world.comm, tracer, worker, s.eval_every if val else 0, s.steps, s.eval_steps),
@@ -137,7 +138,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> Parts | None:
         gpu_choices=GpuChoices(world, backend.kernels.device, checkpoint, steps.start),
         checkpoints=checkpoints,
         model=model,
-        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures, utilization),
+        ending=Ending(world, folder, None if s.trace == "off" else path / "traces", tracer, failures),
     )
 
 
@@ -159,7 +160,7 @@ def decided(settings, config, world, shared, threads: int, links: list[dict]) ->
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw, data_world = adamw_settings(settings), shared.mesh.data_world
     s, new_backend, choice = choose_backend(settings, config, data_world, shared.layout, adamw, threads, links, kept)
-    choice |= blas_of_ranks(world, s.blas_kernels)
+    choice |= blas_of_ranks(world)
     check_room(s, config, world)  # again: now it is known which arrays are in host memory
     return s, new_backend, choice
 
@@ -200,13 +201,6 @@ def checkpoint_to_go_on_from(s, config, facts: dict, links: list[dict], world) -
         before = checkpoint.facts if checkpoint else {}
         facts["trained_positions"] = trained_positions(s.init, config, s.seq_len, before)
     return checkpoint, range(checkpoint.step + 1 if checkpoint else 1, s.steps + 1)
-
-
-def utilization_of(s, world, kernels, choice: dict) -> Utilization:
-    """What says MFU. Collective."""
-    blas = next(kind for kind in choice["blas"] if world.rank in kind["ranks"]) | {"ranks": None}
-    computes = computing_ranks(s, world.size)
-    return new_utilization(world, computes, s.peak_tflops, kernels.device, choice.get("gpus"), blas)
 
 
 def new_folder(s, world, lock, path, used, steps, shared, threads, links, peak, choice, code) -> RunFolder | None:

@@ -66,13 +66,13 @@ def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
     return f"{train.token_count:,} tokens for training{validation}; all steps make {times} epochs"
 
 
-def blas_of_ranks(world, asked: str) -> dict:
-    """{"blas": for each kind of BLAS and CPU in the job what blas_facts says of it, and "ranks"}. Collective.
+def blas_of_ranks(world) -> dict:
+    """Return {"blas": a list for config.json, blas_facts and "ranks" of each kind of BLAS and CPU in the job}.
 
-    For config.json. asked: --blas-kernels. Rank 0 warns of unlike kinds.
+    Collective. Rank 0 warns if there are several kinds.
     """
     kinds = []
-    for rank, facts in enumerate(world.comm.allgather(blas_facts(os.environ, asked))):
+    for rank, facts in enumerate(world.comm.allgather(blas_facts(os.environ))):
         like = next((kind for kind in kinds if kind | {"ranks": None} == facts | {"ranks": None}), None)
         if like is None:
             kinds.append(like := facts | {"ranks": []})
@@ -147,17 +147,13 @@ def warn(text: str) -> None:
 
 
 class Ending:
-    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none.
+    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none."""
 
-    utilization: a Utilization, which measures the peak once more.
-    """
-
-    def __init__(self, world, folder, traces, tracer, failures: TraceFailures, utilization):
+    def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
         self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
-        self.utilization = utilization
 
     def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
-        """After the last step: write summary.json; each node's clock and link, and the peak once more. Collective.
+        """Write summary.json and each node's clock and link after the last step. Collective.
 
         ended_by: None where the run has made all its steps; else rank 0 says what ended it, and how to go on.
         """
@@ -172,16 +168,11 @@ class Ending:
         if ended_by is None and self.traces:  # else a scheduler may be waiting for the job's end
             at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
-        peak, peak_line = self.utilization.at_end()
         with world.together(UserError):
             if world.rank == 0:
                 if self.traces and world.node_count > 1:
                     self._keep(at_end)
                 self.folder.write_summary(**facts)
-                if peak:
-                    self.folder.add_to_config(peak=peak)
-                if peak_line:
-                    world.print(peak_line)
                 path = self.folder.path
                 world.print(
                     f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "

@@ -1,38 +1,26 @@
-"""The peak: how many floating-point operations a second the ranks can compute at most.
+"""MFU, and the peak that it is a fraction of: the floating-point operations a second that all ranks could compute.
 
-MFU (model FLOPs utilization) is the share of the peak that the model's own operations reach (gpt2/config.py). A rank's
-peak is --peak-tflops if that is given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
-float32. The peak of CPU cores is measured: the rate that they reach in products as the step makes them, where each
-thread computes products of its own. All ranks measure at once, so that they share clock, caches and cores as they do in
-a step.
-
-It is measured once for each shape of a job on a machine, and kept there (scripts/machine/kept.py): so runs that are
-compared are parts of one peak. A job's shape is in it, as ranks that share cores reach less. Whatever else the machine
-does only lowers a measured rate. So the best of several periods counts. The end of each run measures again, which
-nobody waits for; where that is clearly more, or a step was faster, the kept peak is raised.
+MFU (model FLOPs utilization) is the fraction of the peak that the model's own operations reach (gpt2/config.py). A
+rank's peak is --peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
+float32. The peak of CPU cores is measured when a run starts: the rate of products like the step's, one per thread. All
+ranks measure at once, so that they share clock, caches and cores as they do in a step. Other load on the machine only
+lowers a measured rate, so the best of several periods counts.
 """
 
 import math
-import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
-from dist.control_groups import cpu_quota
 from dist.waiting import barrier, gather_everywhere
-from scripts.machine import kept
-from scripts.machine.blas import L2_SIZE
 from scripts.machine.gpu import peak_tflops
 
 MEASURED = "measured"  # the source of such a peak
 # Of products (rows, inputs, outputs): a square one, as fast as larger ones and over in milliseconds, and of a layer.
 SHAPES = (512, 512, 512), (256, 768, 768), (768, 256, 768)
 PERIODS, PERIOD_S = 9, 0.012  # the shapes take turns
-NOTICEABLE = 1.1  # a second measurement that is higher by less says nothing new
-KEPT = "peak"
 
 
 @dataclass(frozen=True)
@@ -68,63 +56,17 @@ class Peak:
         return f"{self.flops / 1e12:.3g} TFLOP/s of {ranks} ranks ({self.source}): MFU's 100%"
 
 
-def new_utilization(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None, blas: dict):
-    """The Utilization of a run, the same on all ranks. Collective.
+def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None) -> Peak:
+    """Return the peak of a run, the same on all ranks. Collective.
 
     computes: for each rank, whether it computes gradients. told: --peak-tflops. gpus: for each rank {"name", "id"} of
-    its GPU; None if the ranks compute on `cores` (gpt2.kernels.numpy.Cores). blas: this rank's, as blas_facts has it.
+    its GPU; None if the ranks compute on `cores` (gpt2.kernels.numpy.Cores).
     """
     if told is not None:
-        return Utilization(Peak([told if computing else None for computing in computes], "--peak-tflops"))
+        return Peak([told if computing else None for computing in computes], "--peak-tflops")
     if gpus is not None:
-        return Utilization(datasheet_peak(gpus, [place["host"] for place in world.places], computes))
-    measure, facts = partial(measured_peak, world, computes, cores), node_facts(world, computes, cores, blas)
-    return Utilization(kept_peak(world, facts, measure), measure, partial(keep_peak, world, facts))
-
-
-def node_facts(world, computes: list[bool], cores, blas: dict) -> dict:
-    """What the rates of this node's ranks depend on; also on the other nodes, which may be virtual ones beside it."""
-    own = [computes[place["rank"]] for place in world.places if place["node"] == world.node]
-    kernels = {name: blas[name] for name in ("library", "version", "kernels", "processor", "instructions")}
-    return {
-        "host": world.host, **kernels, L2_SIZE: blas["variables"].get(L2_SIZE), "products": cores.how,
-        "threads": cores.threads, "computes": own, "ranks": world.size, "nodes": world.node_count,
-        "cores": len(os.sched_getaffinity(0)), "quota": cpu_quota(),
-    }  # fmt: skip
-
-
-def kept_peak(world, facts: dict, measure) -> Peak:
-    """The peak that the nodes have kept, or measure() where one of them has none. Collective. facts: node_facts."""
-    is_usable = partial(_fits, facts["computes"])
-    answer = kept.read(kept.place_of(KEPT, facts), facts, is_usable) if world.local_rank == 0 else None
-    answer = world.local_comm.bcast(answer)
-    rates = world.comm.allgather(answer and answer["tflops"][world.local_rank])
-    if all(world.comm.allgather(answer is not None)):
-        return Peak(rates, MEASURED)
-    peak = measure()
-    keep_peak(world, facts, peak)
-    return peak
-
-
-def keep_peak(world, facts: dict, peak: Peak, fastest: float = 0.0) -> None:
-    """Keep it on each node, not below what rank 0's fastest step reached: model FLOPs a second. Collective.
-
-    What is kept only grows: another run may have raised it since.
-    """
-    raised = max(1.0, world.comm.bcast(fastest) / peak.flops)
-    if world.local_rank == 0:
-        rates = [peak.tflops[place["rank"]] for place in world.places if place["node"] == world.node]
-        own, path = [rate and rate * raised for rate in rates], kept.place_of(KEPT, facts)
-        before = kept.read(path, facts, partial(_fits, facts["computes"])) or {"tflops": []}
-        if sum(filter(None, own)) > sum(filter(None, before["tflops"])):
-            kept.write(path, facts, {"tflops": own})
-
-
-def _fits(computes: list[bool], answer: dict) -> bool:
-    """Whether a kept answer has a rate for each local rank that computes, and none for the others."""
-    rates = answer["tflops"]
-    is_rate = [type(rate) is float and 0 < rate < math.inf for rate in rates]
-    return is_rate == computes and all(rate is None for rate in rates if type(rate) is not float)
+        return datasheet_peak(gpus, [place["host"] for place in world.places], computes)
+    return measured_peak(world, computes, cores)
 
 
 def measured_peak(world, computes: list[bool], cores) -> Peak:
@@ -189,38 +131,13 @@ def _factors(random, dtype, rows: int, inputs: int, outputs: int) -> tuple:
 
 
 class Utilization:
-    """MFU as the run goes on. peak: of its start. measure: what measures it again, and keep: what keeps it for later
-    runs, as keep_peak does; both collective, and None where the peak is not measured.
+    """MFU step by step. fastest: the most model FLOPs a second that a step has reached so far."""
 
-    `fastest` is the largest number of model FLOPs a second that a step of this start has reached.
-    """
-
-    def __init__(self, peak: Peak, measure=None, keep=None):
-        self.peak, self._measure, self._keep, self.fastest = peak, measure, keep, 0.0
+    def __init__(self, peak: Peak):
+        self.peak = peak
+        self.fastest = 0.0
 
     def of_step(self, model_flops: float) -> dict[str, float | bool]:
-        """As Peak.mfu, for a step of that many model FLOPs a second."""
+        """Return what Peak.mfu returns, for a step of that many model FLOPs a second."""
         self.fastest = max(self.fastest, model_flops)
         return self.peak.mfu(model_flops, self.fastest)
-
-    def at_end(self) -> tuple[dict | None, str | None]:
-        """(config.json's "peak", a line to print), as after the last step all is known; None where nothing changes.
-
-        Collective. "in_log" is what the log's last lines take for 100%, 10**12 operations a second of all ranks.
-        """
-        if self.peak.flops is None:
-            return None, None
-        again = self._measure() if self._measure else self.peak
-        best = again if again.flops > NOTICEABLE * self.peak.flops else self.peak
-        in_log = max(sum(filter(None, self.peak.tflops)), self.fastest / 1e12)
-        facts = asdict(best) | {"in_log": in_log} if self._measure else None
-        if self._keep:
-            self._keep(best, self.fastest)
-        if best is self.peak and self.fastest <= self.peak.flops:
-            return facts, None
-        seen = f"at the end {again.flops / 1e12:.3g} were measured, " if self._measure else ""
-        later = f"; later runs take {max(best.flops, self.fastest) / 1e12:.3g}" if self._keep else ""
-        return facts, (
-            f"the peak of {self.peak.flops / 1e12:.3g} TFLOP/s ({self.peak.source}) was underestimated: {seen}the "
-            f"fastest step reached {self.fastest / 1e12:.3g}{later}"
-        )

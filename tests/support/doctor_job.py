@@ -27,7 +27,7 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         "BLAS": [{"name": "openblas", "version": "0.3.31", "threads": 8, "held_to": 1}],
         "BLAS kernels": {
             "text": "OpenBLAS 0.3.31, Zen kernels", "library": "openblas", "kernels": "Zen", "variables": {},
-            "trial": {"as_set": 90e9, "flops": 91e9, "name": None, "kernels": "Zen"} if local_rank == 0 else None,
+            "unused": None,
         },
         "numba's cache": {"folder": "/home/u/.cache"},
         "tokenizer": {"folder": "/shared/tiktoken", "missing": {}},

@@ -19,7 +19,7 @@ ORIGIN = {
     "mpi_library": "MPICH 5",
     "versions": {"gpt2-mpi": "0", "numpy": "2"},
 }
-BLAS = {"library": "openblas", "version": "1", "kernels": "Zen", "asked": "as-set", "variables": {}, "instructions": []}
+BLAS = {"library": "openblas", "version": "1", "kernels": "Zen", "variables": {}, "instructions": []}
 MEASURED = "Measured on some CPU, 2 cores, with MPICH 5, numpy 2."
 
 

@@ -49,7 +49,7 @@ def test_the_peak_in_the_table(monkeypatch):
         return [{"step_s": s, "parts": {part: s}, "peak_memory_bytes": 1e9} | facts for s in seconds]
 
     shape = {"model": "tiny", "batch_size": 1, "seq_len": 8, "threads": 1, "dtype": "bfloat16"}
-    settings = SimpleNamespace(**shape, repeat=3, blas_kernels="as-set")
+    settings = SimpleNamespace(**shape, repeat=3)
     results = {"ours": turns(2.0, 2.0, 9.0), "floor": turns(1, 1, 1), "torch": turns(4.0, 4.0, 4.0)}
     report = cpu.summarize(settings, results | {"peak": turns(0.9, 0.5, 0.8, part="VDPBF16PS")})
     assert [c["peak_over_this"] for c in report["contenders"].values()] == [0.25, 0.5, 0.125]

@@ -118,7 +118,7 @@ def test_clocks_that_cannot_be_written(tmp_path, capsys):
         write_at_end(tmp_path, END_CLOCKS, clocks)
     assert read_at_end(tmp_path, END_CLOCKS) == {}
     (tmp_path / "clocks.json").mkdir()
-    Ending(None, None, tmp_path, None, None, None)._keep({END_CLOCKS: clocks, END_LINKS: []})
+    Ending(None, None, tmp_path, None, None)._keep({END_CLOCKS: clocks, END_LINKS: []})
     assert capsys.readouterr().err == (
         f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep the clocks of the start alone\n"
     )

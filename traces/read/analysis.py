@@ -102,9 +102,8 @@ def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
     """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
 
-    None stands for what the log does not hold: all of it, or MFU alone, where no peak was known. MFU is a part of the
-    largest peak that is known now, so it is at most 1; "peak_underestimated": steps reached more than any that was
-    measured or told.
+    None stands for what the log does not hold: all of it, or MFU alone, where no peak was known. "peak_underestimated":
+    some step reached more than the peak; the fastest step then stands for 1.
     """
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]
@@ -119,20 +118,16 @@ def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
 def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
     """MFU of the log's rows that have one, and whether the peak that it is a part of was underestimated.
 
-    A step that is faster than the peak raises it, so the last line of the log has the largest. What config.json says of
-    the end of the run may be larger still. Older logs have an MFU above 1 in its place.
+    A step that is faster than the peak takes its place from there on, so the log's last line has the largest.
     """
     if not rows:
         return {"mfu": None, "peak_underestimated": False}
-    mfus, peak = np.array([row["mfu"] for row in rows]), run.config.get("peak") or {}
-    is_underestimated = bool(mfus.max() > 1) or any("peak_underestimated" in row for row in rows)
+    mfus = np.array([row["mfu"] for row in rows])
+    is_underestimated = any("peak_underestimated" in row for row in rows)
     if is_underestimated:  # tokens/s at an MFU of 1: where the log's last line has it, and what was reached
         rates = np.array([row["tokens_per_s"] for row in rows])
         last = next(row for row in reversed(run.log) if row.get("mfu") and "tokens_per_s" in row)
         mfus = rates / max(last["tokens_per_s"] / last["mfu"], rates.max())
-    if peak.get("in_log") and peak.get("tflops"):
-        grown = sum(filter(None, peak["tflops"])) / peak["in_log"]
-        mfus, is_underestimated = mfus / max(1.0, grown), grown < 1
     return {"mfu": float(np.median(mfus)), "peak_underestimated": is_underestimated}
 
 

@@ -149,7 +149,6 @@ SETTINGS = {
     "pipeline_schedule": one_of("1f1b", "gpipe"),
 } | dict.fromkeys((*SIZES, "tensor_parallel", "pipeline_parallel"), integer(1, 10**6).or_none())
 # tflops: each rank's rate in 10**12 operations a second, null for a server; null instead of the list where unknown.
-# in_log: what the log's last lines take for all ranks' rate together; there when the run has ended.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 # Of the project's code: null where git did not say it, then the package's version, too.
 CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
@@ -204,7 +203,7 @@ def check_config(config) -> None:
     check_fields("settings", settings, {"strategy": STRATEGY}, dict.fromkeys(settings, SETTING) | SETTINGS)
     versions = config.get("versions") or {}
     check_fields("versions", versions, {}, dict.fromkeys(versions, TEXT) if type(versions) is dict else {})
-    for name, required, optional in (("peak", PEAK, {"in_log": POSITIVE}), ("code", {}, CODE)):
+    for name, required, optional in (("peak", PEAK, {}), ("code", {}, CODE)):
         if config.get(name) is not None:
             check_fields(name, config[name], required, optional)
     places, links, mesh, earlier = (config.get(name) or [] for name in ("ranks", "links", "mesh", "earlier"))

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from dist.cost.mpi_choices import library_key
 from scripts.makers.pages.page import (
     FIGURES,
     ROOT,
@@ -45,22 +44,6 @@ def watch(part: Part, folder: Path) -> str:
     text = shown(f"COLUMNS=80 LINES=25 python scripts/watch.py {run.relative_to(folder)} --once", folder)
     shown(f"for i in $(seq 600); do [ -e {run / 'lock.json'} ] || break; sleep 0.2; done", folder)
     return f"{fenced(text.partition(chr(10))[2])}\n\n{part.text} {measured_on(run)}"
-
-
-def operation(part: Part, folder: Path) -> dict[str, str]:
-    """What the library of this Python's MPI does with an operation of our own."""
-    file = folder / "operation.json"
-    text = shown(f"{part.command} --json {file}").replace(f" --json {file}", "")
-    found = read(file)
-    library = library_key(found["mpi_library"])
-    blocks = {f"operation_{library}": f"{fenced(text)}\n\n{measured_on(file)}"}
-    if library == part.errors["library"]:
-        rows = []
-        for ranks in part.errors["ranks"]:
-            shown(f"mpirun -n {ranks} python scripts/bench_operation.py --bytes 1MB --repeat 1 --json {file}")
-            rows.append({"ranks": ranks} | {name: f"{error:.4f}" for name, error in read(file)["errors"].items()})
-        blocks["operation_errors"] = part.filled(rows, measured_on=measured_on(file))
-    return blocks
 
 
 def step(part: Part, folder: Path) -> str:
