@@ -28,7 +28,7 @@ from dist.probe.programs import is_open_mpi
 from dist.repeating import Repeating
 from dist.world import end_without_mpi
 from gpt2.errors import UserError
-from scripts.training.lock import LOCK, look
+from scripts.training.lock_file import LOCK, look
 from scripts.training.signals import WAITING
 
 LOG, CONFIG, SUMMARY = "log.jsonl", "config.json", "summary.json"

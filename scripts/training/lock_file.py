@@ -1,76 +1,172 @@
-"""Taking RUN/lock.json, taking it over and giving it back, so that of any number of processes at most one has it.
+"""RUN/lock.json: at most one start of a run writes into a run folder.
 
-Made by an exclusive create, which NFS and Lustre have, too; flock is not needed. Its holder touches it every BEAT_S
-seconds. Who finds it watches whether its time changes: no clocks are compared.
+    {"format": "gpt2-mpi lock 1", "run": "9f...", "host": "node1", "pid": 4711, "born": 123456, "boot": "...",
+     "job": "", "supervisor": "", "started": "2026-01-31T12:00:00+0000"}
 
-Only one may take over a lock, and none a lock that has been taken over already:
+`run` is a random number that identifies this start. `boot` is the machine's boot id and pid namespace; where it is
+equal, `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. `job` is SLURM's.
+`supervisor` identifies the --restarts that made this start; its next start takes over from it. The file's modification
+time is the holder's heartbeat. Others watch whether it changes, so no clocks are compared.
 
-- To replace or remove a lock, one first makes, by an exclusive create, lock-RUN.claim, named by that lock's number.
-- Behind that one looks again. If lock.json is not the same lock any more, untouched, one gives up the claim and judges
-  what is there now. So who judged a lock, but comes late, changes nothing.
-- If it is, it stays: all others who would change it need the claim. Now one's own lock takes its place by a rename, so
-  there is no moment without a lock in which a third process could make one. Then the claim is removed.
-- The holder itself needs the claim to remove its lock at the end.
-
-A claim is there for a millisecond. One that stays belongs to a process that died just then; after OLD_S it is removed.
-Whatever happens beyond that (a process stopped just then, a lock removed by hand): a holder looks at the lock before it
-writes, and ends when it is not its own any more (run_lock.py). So the last one to have taken it is the only one.
+The lock is made by an exclusive create, which also works on NFS and Lustre. To replace or remove it, a process first
+creates lock.claim, exclusively, and looks again: if the lock has changed, it gives up the claim. A rename puts the new
+lock in place, so there always is one. A holder looks at its lock before every write (run_lock.py) and ends if it has
+lost it, so whatever else happens, only the last process to take the lock writes.
 """
 
+import json
 import os
+import socket
+import stat
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from gpt2.errors import UserError, file_errors
-from scripts.training.lock import LOCK, Lock, Seen, is_near, is_running, look, why_gone
 
+LOCK, CLAIM = "lock.json", "lock.claim"
+FORMAT = "gpt2-mpi lock 1"
+LONGEST_FILE, LONGEST_TEXT = 1 << 14, 200
 BEAT_S = 2.0
-OLD_S = 20.0  # without a sign of life
+OLD_S = 20.0  # without a heartbeat
 PAUSE_S = 0.1
 ATTEMPTS = 1000
 
 
+@dataclass(frozen=True)
+class Lock:
+    """The start of a run that holds a run folder. The module's docstring describes the fields."""
+
+    run: str
+    host: str
+    pid: int
+    born: int
+    boot: str
+    job: str
+    supervisor: str
+    started: str
+
+    def __str__(self) -> str:
+        job = f", SLURM job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}{job}, started {self.started}"
+
+    def content(self) -> bytes:
+        return f"{json.dumps({'format': FORMAT} | asdict(self), indent=1)}\n".encode()
+
+
+class Seen(NamedTuple):
+    """A lock file at one look. lock: None if the content is damaged or not yet written."""
+
+    lock: Lock | None
+    inode: int
+    touched_ns: int
+
+    def __str__(self) -> str:
+        return str(self.lock or "a process whose lock is damaged")
+
+
+def own_lock(supervisor: str = "") -> Lock:
+    """Return a lock for this process, with a new run number."""
+    pid, job = os.getpid(), os.environ.get("SLURM_JOB_ID", "")
+    return Lock(
+        uuid.uuid4().hex, socket.gethostname(), pid, _start_of(pid) or 0, _boot(), job if job.isalnum() else "",
+        supervisor, time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )  # fmt: skip
+
+
+def look(path: Path) -> Seen | None:
+    """Return the lock file as it is now, None if there is none. UserError: it is not a file, or it cannot be read.
+
+    The file is opened each time: only then does NFS ask the server whether it has changed.
+    """
+    with file_errors(path, "cannot read it; remove it if no run is being trained there, or choose another --out"):
+        try:
+            # O_NONBLOCK: a FIFO would wait for a writer.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UserError(f"{path}: not a file, expected the lock of a run: remove it, or choose another --out")
+            return Seen(_parsed(file.read(LONGEST_FILE)), status.st_ino, status.st_mtime_ns)
+
+
+def read_lock(path: Path) -> Lock:
+    """Return the lock in a file. UserError: there is none, or it is damaged."""
+    seen = look(path)
+    if seen is None or seen.lock is None:
+        what = "no such file" if seen is None else "damaged"
+        raise UserError(f"{path}: {what}, expected the {LOCK} of a run that is being trained")
+    return seen.lock
+
+
+def _parsed(content: bytes) -> Lock | None:
+    try:
+        facts = json.loads(content)
+        is_lock = facts.pop("format") == FORMAT and len(uuid.UUID(facts["run"]).hex) == len(facts["run"])
+        lock = Lock(**facts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    is_lock &= all(type(facts[each.name]) is each.type for each in fields(Lock))
+    is_lock &= all(str(value).isprintable() and len(str(value)) <= LONGEST_TEXT for value in facts.values())
+    return lock if is_lock and lock.pid > 0 else None
+
+
+def is_running(lock: Lock) -> bool | None:
+    """Return whether the lock's process runs; None if this process cannot know, as on another machine."""
+    return _start_of(lock.pid) == lock.born if lock.boot == _boot() != "" else None
+
+
+def _start_of(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, see proc(5); None if it does not run."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(words[19]) if words[0] not in ("Z", "X") else None
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _boot() -> str:
+    """Return the boot id and pid namespace; "" if unknown, or if /proc shows the pids of another namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return f"{boot} {namespace}" if os.readlink("/proc/self") == str(os.getpid()) else ""
+    except OSError:
+        return ""
+
+
 class LockFile:
-    """A lock that this process holds. `take` makes one."""
+    """A lock that this process holds. Made by `take`."""
 
     def __init__(self, path: Path, lock: Lock, descriptor: int, new_folders: list[Path]):
-        self.path, self.lock, self._descriptor, self._new_folders = path, lock, descriptor, new_folders
-        self._inode = os.fstat(descriptor).st_ino
+        self.path, self.lock = path, lock
+        self._descriptor, self._new_folders = descriptor, new_folders
 
     def beat(self) -> bool:
-        """Touch it; whether it still is this process's."""
-        with suppress(OSError):  # a disk that is full or away for a while
-            os.utime(self._descriptor)  # the open file: so it is never another one's lock that is touched
-        return self._has_own_content()
+        """Touch the lock. Return whether this process still holds it."""
+        with suppress(OSError):  # the disk is full or away for a while
+            os.utime(self._descriptor)  # the open file, so never another process's lock
+        return self.is_own()
 
     def is_own(self) -> bool:
-        """Whether it still is this process's. Takes two microseconds: it is, if it is the same file."""
-        try:
-            if os.stat(self.path, follow_symlinks=False).st_ino == self._inode:
-                return True
-        except OSError:
-            pass
-        return self._has_own_content()  # some file systems in user space number their files anew
-
-    def _has_own_content(self) -> bool:
+        """Return whether this process still holds the lock."""
         try:
             seen = look(self.path)
         except UserError:
-            return self.path.parent.is_dir()  # then it is the disk's fault, and no sign of anybody else
+            return self.path.parent.is_dir()  # a disk error says nothing about another holder
         return seen is not None and seen.lock == self.lock
 
     def release(self) -> None:
-        """Remove it, if it still is this process's; and folders made for it, if nothing else has come into them."""
-        with suppress(OSError, UserError):
-            claim = _claim_of(self.path, self.lock.run)
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # there already: somebody is taking it over
-            try:
-                if self.is_own():
-                    self.path.unlink()
-            finally:
-                claim.unlink()
+        """Remove the lock if this process holds it, and folders made for it that are still empty."""
+        with suppress(OSError, UserError), _claimed(self.path, look(self.path)) as is_claimed:
+            if is_claimed and self.is_own():
+                self.path.unlink()
         os.close(self._descriptor)
         with suppress(OSError):
             for folder in self._new_folders:
@@ -78,34 +174,32 @@ class LockFile:
 
 
 def take(folder: Path, own: Lock, anyway: bool, say: Callable[[str], None]) -> LockFile:
-    """Make the lock of a run folder, and the folder. UserError: another start holds it, or it cannot be written.
+    """Make a run folder and its lock. UserError: another start holds it, or it cannot be written.
 
-    If it is there already: where its holder has provably ended, or shows no life for OLD_S, or with `anyway`, take it
-    over. say: is given a line for people before waiting, and about what was taken over.
+    A lock that is there is taken over if its holder has ended, shows no heartbeat for OLD_S seconds or belongs to the
+    same supervisor, or if `anyway` (--take-over). say: prints a line before waiting and after taking over.
     """
     path = folder / LOCK
     new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
     for _ in range(ATTEMPTS):
-        with file_errors(folder, "choose another --out"):
-            folder.mkdir(parents=True, exist_ok=True)
-        # Another process may have made the folder for its lock, and removed both meanwhile.
+        # Other processes may make and remove the folder and its lock at any time.
         with file_errors(path, "choose another --out"), suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
             try:
-                descriptor = _create(path, own)
+                return LockFile(path, own, _create(path, own), new_folders)
             except FileExistsError:
                 descriptor = _take_over(path, own, anyway, say)
             if descriptor is not None:
-                _remove_claims(path, own)
                 return LockFile(path, own, descriptor, new_folders)
-    raise UserError(f"{path}: others make and remove it all the time: choose another --out")
+    raise UserError(f"{path}: other processes keep making and removing it: choose another --out")
 
 
 def _create(path: Path, own: Lock) -> int:
-    """The open file of a new lock. OSError."""
+    """Write a new lock file and return its descriptor. OSError."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
     try:
         os.write(descriptor, own.content())
-        os.close(os.dup(descriptor))  # when a descriptor is closed, NFS brings it to the server
+        os.close(os.dup(descriptor))  # closing a descriptor makes NFS send the content to the server
     except OSError:
         path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -114,96 +208,65 @@ def _create(path: Path, own: Lock) -> int:
 
 
 def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
-    """The open file of the lock that has taken another's place; None if that one has changed. UserError: it lives."""
+    """Replace the lock if its holder is gone; None if the lock has changed meanwhile. UserError: the holder lives."""
     seen = look(path)
     if seen is None:
         return None
     if anyway:
-        # A holder that lives finds it out before it writes anything more, and ends.
         why = "--take-over says so; if it still runs, it ends now"
+    elif seen.lock and seen.lock.supervisor == own.supervisor != "":
+        why = "it is an earlier start of the same --restarts; if it still runs, it ends now"
     else:
-        why = seen.lock and why_gone(seen.lock, own)
-        if why is None:
-            seen = _unmoved(path, seen, own, say)
-            why = f"it showed no life for {OLD_S:g} s"
-    descriptor = _replace(path, seen, own) if seen else None
-    if descriptor is not None:
-        say(f"{path}: taken over from {_holder(seen)}: {why}")
-    return descriptor
-
-
-def _unmoved(path: Path, seen: Seen, own: Lock, say) -> Seen | None:
-    """Watch a lock for OLD_S; None if it has become another one. UserError: its holder lives."""
-    if seen.lock and is_near(seen.lock, own) and is_running(seen.lock):
-        raise _held(path, seen)
-    if seen.lock:
-        say(f"{path}: held by {_holder(seen)}; watching for up to {OLD_S:g} s whether it lives")
-    begun = time.monotonic()
-    while time.monotonic() - begun < OLD_S:
-        time.sleep(PAUSE_S)
-        now = look(path)
-        if not seen.is_same(now):
-            return None
-        if now != seen:
-            raise _held(path, seen)
-    return seen
-
-
-def _replace(path: Path, seen: Seen, own: Lock) -> int | None:
-    """Put the own lock in the place of the one seen; None if that is not there any more, or was touched since."""
+        why = _why_gone(path, seen, say)
     with _claimed(path, seen) as is_claimed:
         if not is_claimed or look(path) != seen:
             return None
-        new = path.with_name(f"lock-{own.run}.new")
+        new = path.with_name("lock.new")
+        new.unlink(missing_ok=True)  # of a process that died here
         descriptor = _create(new, own)
-        try:
-            new.rename(path)
-        except OSError:
-            new.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        return descriptor
+        new.rename(path)
+    say(f"{path}: taken over from {seen}: {why}")
+    return descriptor
+
+
+def _why_gone(path: Path, seen: Seen, say) -> str:
+    """Return why the holder of a lock is taken for gone. UserError: it lives."""
+    running = is_running(seen.lock) if seen.lock else None
+    if running is False:
+        return "it has ended"
+    if running is None:
+        say(f"{path}: held by {seen}; watching for up to {OLD_S:g} s whether it lives")
+        end = time.monotonic() + OLD_S
+        now = seen
+        while now == seen and time.monotonic() < end:
+            time.sleep(PAUSE_S)
+            now = look(path)
+        running = now is not None and now != seen and (now.lock, now.inode) == (seen.lock, seen.inode)
+    if running:
+        raise UserError(
+            f"{path}: the run is being trained by {seen}: end that one, choose another --out, or take the run over "
+            "(--take-over)"
+        )
+    return f"it showed no life for {OLD_S:g} s"
 
 
 @contextmanager
-def _claimed(path: Path, seen: Seen):
-    """Whether this process has the right to change the lock seen. It has not if the lock has changed."""
-    claim, begun = _claim_of(path, seen.name), time.monotonic()
+def _claimed(path: Path, seen: Seen | None):
+    """Claim the right to change the lock seen. Yields False if the lock changes first."""
+    claim = path.with_name(CLAIM)
+    end = time.monotonic() + OLD_S
     while True:
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             break
         except FileExistsError:
-            if not seen.is_same(look(path)):
+            if look(path) != seen:
                 yield False
                 return
-            if time.monotonic() - begun > OLD_S:
-                claim.unlink(missing_ok=True)
+            if time.monotonic() > end:
+                claim.unlink(missing_ok=True)  # of a process that died meanwhile
             time.sleep(PAUSE_S)
     try:
         yield True
     finally:
         claim.unlink(missing_ok=True)
-
-
-def _claim_of(path: Path, name: str) -> Path:
-    return path.with_name(f"lock-{name}.claim")
-
-
-def _remove_claims(path: Path, own: Lock) -> None:
-    """What processes that died while they took the lock over have left. No such claim means anything any more."""
-    for pattern in ("lock-*.claim", "lock-*.new"):
-        for left in path.parent.glob(pattern):
-            if own.run not in left.name:
-                left.unlink(missing_ok=True)
-
-
-def _holder(seen: Seen) -> str:
-    return str(seen.lock) if seen.lock else "a process whose lock is damaged"
-
-
-def _held(path: Path, seen: Seen) -> UserError:
-    return UserError(
-        f"{path}: the run is being trained by {_holder(seen)}: end that one, choose another --out, or take the run "
-        "over (--take-over)"
-    )

@@ -9,8 +9,7 @@ from dist.repeating import Repeating
 from dist.waiting import barrier, gather_everywhere
 from dist.world import USER_MISTAKE, end_job, end_with_one_line
 from gpt2.errors import UserError
-from scripts.training.lock import LOCK, own_lock, read_lock
-from scripts.training.lock_file import BEAT_S, LockFile, take
+from scripts.training.lock_file import BEAT_S, LOCK, LockFile, own_lock, read_lock, take
 
 SEEN_WITHIN_S = 10.0  # NFS may tell a node for so long that a new file is not there
 PAUSE_S = 0.1

@@ -18,8 +18,7 @@ from dist.watch.stalls import Observation
 from gpt2.errors import UserError
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
-from scripts.training.lock import LOCK, Seen, is_near, is_running, look, own_lock
-from scripts.training.lock_file import OLD_S
+from scripts.training.lock_file import LOCK, OLD_S, Seen, is_running, look
 from traces.read.run_files import Gaps, read_config, read_log
 from traces.read.runs import read_run
 from traces.read.tails import sizes
@@ -106,10 +105,10 @@ class Watcher:
         if self._lock is not None and lock != self._lock:
             self._lock_moved_at = now
         self._lock = lock
-        if lock.lock and is_near(lock.lock, own_lock()) and not is_running(lock.lock):
+        if lock.lock and is_running(lock.lock) is False:
             return False, lock
         # Seen to move; or as long as it has not been looked at for so long, moved lately by this machine's clock.
-        is_new = now - self._begun < OLD_S and time.time() - lock.moved_ns * 1e-9 < OLD_S
+        is_new = now - self._begun < OLD_S and time.time() - lock.touched_ns * 1e-9 < OLD_S
         return now - self._lock_moved_at < OLD_S or is_new, lock
 
     def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
@@ -184,7 +183,7 @@ class Times:
     def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
         """lock: of a run that lives, else None."""
         last, resumed = config.get("settings", {}).get("steps"), config.get("resumed_step") or 0
-        step, beaten = log[-1]["step"] if log else 0, lock and lock.moved_ns * 1e-9
+        step, beaten = log[-1]["step"] if log else 0, lock and lock.touched_ns * 1e-9
         started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
         rows = [row for row in log if row["step"] > resumed]
         if holder and (started is None or holder > started):  # folder and log are still those of the start before

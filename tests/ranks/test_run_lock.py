@@ -9,7 +9,7 @@ import pytest
 from dist.world import start_world, world_of
 from gpt2.formats import checkpoint_files
 from scripts.training import run_lock
-from scripts.training.lock import LOCK, own_lock, read_lock
+from scripts.training.lock_file import LOCK, own_lock, read_lock
 from scripts.training.run_lock import RunLock
 from tests.support.in_process import train
 

@@ -12,7 +12,7 @@ import pytest
 
 from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import Checkpoint, newest_first
-from scripts.training.lock import LOCK, read_lock
+from scripts.training.lock_file import LOCK, read_lock
 from tests.suites.faults.log import last_step, newest_step
 from tests.suites.faults.processes import send, wait_until
 from tests.suites.test_virtual_cluster import needs_cluster, run

@@ -16,7 +16,7 @@ from scripts import train
 from scripts.training import launched
 from scripts.training import restarts as module
 from scripts.training.launched import GONE_S, Signs
-from scripts.training.lock import LOCK, own_lock
+from scripts.training.lock_file import LOCK, own_lock
 from scripts.training.restarts import (
     last_step,
     misused,

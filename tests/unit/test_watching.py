@@ -15,7 +15,7 @@ import pytest
 from dist.watch.live import POSITION
 from scripts import watch
 from scripts.reports.verdict import diagnose
-from scripts.training.lock import own_lock
+from scripts.training.lock_file import own_lock
 from scripts.watching.curve import ASCII, BLOCKS, LABEL, curve_lines, signs_for
 from scripts.watching.run_state import ENDED, FINISHED, STALLED, STARTING, TRAINING, Watcher
 from tests.support import faulty_runs

@@ -22,7 +22,7 @@ from scripts.plot import report
 from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import as_text, diagnose
-from scripts.training.lock import LOCK, own_lock, read_lock
+from scripts.training.lock_file import LOCK, own_lock, read_lock
 from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
@@ -208,11 +208,11 @@ def log(folder: Path) -> Damaged:
 def lock(folder: Path) -> Damaged:
     """What a second start of the run finds: whose lock it is, or that nobody can tell."""
     path = folder / LOCK
-    path.write_bytes(own_lock("3f").content())
+    path.write_bytes(own_lock("3f" * 16).content())
 
     def judge(mutant, value):
         if value is not None:
-            stands_there = {"supervisor": ""} | json.loads(mutant)  # which locks of before do not have
+            stands_there = json.loads(mutant)
             assert all(stands_there[name] == field for name, field in asdict(value).items())
 
     return Damaged(path, Mutator.of_json, lambda: read_lock(path), UserError, judge, least=1)

@@ -7,7 +7,7 @@ a host as ssh does: not while its cable is cut.
 import signal
 from collections.abc import Callable
 
-from scripts.training.lock import LOCK, look
+from scripts.training.lock_file import LOCK, look
 from tests.suites.faults.case import GOES_ON, VICTIM, Case, Scene
 from tests.suites.faults.processes import processes_on, send, wait_until
 
@@ -47,7 +47,7 @@ def cut_rank_0_that_starts(scene: Scene) -> None:
 
 def lock_of(scene: Scene) -> str | None:
     seen = look(scene.run / LOCK)
-    return seen and seen.name
+    return seen and seen.lock and seen.lock.run
 
 
 def supervised(says: str, provoke: Callable[[Scene], None]) -> Case:
