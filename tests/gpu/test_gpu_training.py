@@ -114,7 +114,7 @@ def test_a_checkpoint_goes_from_gpu_to_gpu_and_to_numpy(comm, trainer):
 @pytest.mark.parametrize(
     "flags",
     [["--transport", "nccl"], ["--transport", "host"], ["--dtype", "bfloat16", "--stochastic-rounding"],
-     ["--strategy", "zero-3"]],
+     ["--strategy", "zero-3"], ["--strategy", "reduce-bcast", "--server", "dedicated", "--transport", "host"]],
     ids=str,
 )  # fmt: skip
 def test_samples_are_the_models_and_change_no_bit(comm, trainer, capsys, flags):
@@ -131,14 +131,14 @@ def test_samples_are_the_models_and_change_no_bit(comm, trainer, capsys, flags):
 
     curve, checkpoints, _ = run("cupy")
     sampled, same_checkpoints, texts = run("cupy", "--sample-every", 1)
+    attentions = launched.count("attention_forward_64")
+    *_, expected = run("numpy", "--sample-every", 1, "--transport", "auto") if "bfloat16" not in flags else [texts]
     np.testing.assert_array_equal(sampled, curve)
     assert same_checkpoints == checkpoints
     if comm.rank == 0:
-        assert (launched.count("attention_forward_64") > 200) == ("zero-3" not in flags)
+        assert (attentions >= 200) == ("zero-3" not in flags)
         assert [text[:8] for text in texts] == ["step 1: ", "step 2: "]
-    if "bfloat16" not in flags:
-        are_the_same = run("numpy", "--sample-every", 1, "--transport", "auto")[-1] == texts
-        assert are_the_same  # pytest takes minutes to show how such texts differ
+    assert comm.bcast(texts == expected), "all ranks fail, as those that do not would wait for rank 0 until a limit"
 
 
 ROUNDED = (
