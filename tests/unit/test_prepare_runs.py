@@ -141,7 +141,7 @@ def change_when(monkeypatch, module, name: str, after: int, change, path: Path) 
 
 
 # In the first reading, between it and the checksum, between the two readings, in the second with shards written.
-MOMENTS = [(prepare_batches, "find_cut", 60), (prepare_manifest, "checksum", 2), (prepare_script, "write_shards", 0)]
+MOMENTS = [(prepare_batches, "find_cut", 45), (prepare_manifest, "checksum", 2), (prepare_script, "write_shards", 0)]
 MOMENTS += [(prepare_shards.ShardWriter, "add", 9)]
 
 
