@@ -67,8 +67,9 @@ def activation_bytes(
     kept, operands = layers * (2 * C + heads + 4), layers * (2 * C + 4 * channels + 2 * columns)
     if piece.is_last:
         kept, operands = kept + C + 4, operands + C + piece.share_size(config.padded_vocab_size)
-    shared = 3 * C  # branch, dbranch, dresidual
+    shared = 2 * C  # branch and dbranch, dresidual
     if piece.parts > 1:
-        shared += channels - 2 * C  # dattention; the branches lie in memory that the parts share
+        shared += channels - C  # dattention; the branch lies in memory that the parts share
     numbers = in_flight * kept + shared + (0 if piece.is_last else C)
-    return rows * (4 * numbers + operand_bytes * (in_flight * operands + 3 * channels + columns))  # and dqkv, dfc
+    operands = in_flight * operands + max(3 * channels, columns)  # dqkv or dfc
+    return rows * (4 * numbers + operand_bytes * operands) + 4 * 2 * C  # branch_bias and its gradient

@@ -6,36 +6,18 @@ block is kept for backward. One kernel makes each LayerNorm together with the re
 Ranks that have parts of the tensors sum what attproj and fcproj give in forward, and what qkv and fc give in backward:
 Megatron's g and f (Shoeybi et al. 2019). Between two sums every part has the whole stream.
 
-Short names: k is the kernel set and p all parameters. a, w and d are one layer's activations, weights (its parameters)
-and their gradients.
+The biases of attproj and fcproj are added where the sum is read, by the kernel that makes the next LayerNorm. That of
+fcproj is the layer before's, whose parameters may be gone by then, or whose gradients may have no room yet (zero-2,
+zero-3): so the model keeps both in between.
+
+Short names: k is the kernel set, p all parameters; a, w and d are one layer's activations, parameters and gradients.
 """
 
 import numpy as np
 
 from gpt2.activations import new_activations, widths
 from gpt2.parameters import LOOKUP, Layout, Parameters, no_hook
-
-
-class Alone:
-    """What a rank that has all of every tensor does with the ranks that have other parts of them: nothing.
-
-    dist/parts.py has the same methods for several parts.
-    """
-
-    def room(self, shape: tuple[int, ...]):
-        """Memory for partial sums that need no copy then, or None."""
-        return None
-
-    def sum(self, rows):
-        """Partial sums (N, C) or (N,) become the sums over all parts. Returns where they lie until the next call."""
-        return rows
-
-    def maximum(self, rows):
-        """The same for the largest numbers (N,), which take the place of the rows."""
-        return rows
-
-
-ALONE = Alone()
+from gpt2.pieces import ALONE
 
 
 class GPT2:
@@ -86,13 +68,16 @@ class GPT2:
             new_activations(self.kernels, self.config, self.piece, *shape, dtype, trains) for _ in range(in_flight)
         ]
         room = self.parts.room((N, C))
-        self.branch = self.kernels.empty((N, C), dtype) if room is None else room
+        # Forward has used its branch before backward begins, so it is backward's, too.
+        self.branch = self.dbranch = self.kernels.empty((N, C), dtype) if room is None else room
+        self.branch_bias = self.kernels.empty((C,), dtype)
         self.outputs = None if self.piece.is_last else self.kernels.empty((N, C), dtype)
         if self.gradients is not None:
-            # Forward has used its branch before backward begins, so both may have the one room.
-            self.dbranch = self.kernels.empty((N, C), dtype) if room is None else room
+            self.dbranch_bias = self.kernels.empty((C,), dtype)
             self.dresidual = self.kernels.empty((N, C), dtype)
-            self.dqkv, self.dfc = (self.kernels.empty((N, n), self.kernels.operand_dtype or dtype) for n in (3 * A, F))
+            # The gradient of fc's output is used up before that of qkv's is made.
+            operands = self.kernels.empty((N * max(3 * A, F),), self.kernels.operand_dtype or dtype)
+            self.dqkv, self.dfc = (operands[: N * n].reshape(N, n) for n in (3 * A, F))
             self.dattention = self.dbranch if A == C else self.kernels.empty((N, A), dtype)
 
     def inputs(self, slot: int):
@@ -172,17 +157,20 @@ class GPT2:
         stream, branch = kept.inputs, None  # the branch is still to be added to the stream
         for a, w in zip(kept.layers, p.layers, strict=True):
             self.before_use(*next(ranges))
-            self._normalize(a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd, stream, branch, w.ln1_weight, w.ln1_bias)
+            first = a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd
+            self._normalize(*first, stream, branch, self.branch_bias, w.ln1_weight, w.ln1_bias)
             branch = self._attend(tokens.shape, a, w)
-            self._normalize(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual1, branch, w.ln2_weight, w.ln2_bias)
+            second = a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd
+            self._normalize(*second, a.residual1, branch, w.attproj_bias, w.ln2_weight, w.ln2_bias)
             branch = self._feed_forward(a, w)
+            self.branch_bias[:] = w.fcproj_bias
             stream = a.residual2
         if self.piece.is_last:
             self.before_use(*next(ranges))
             last = kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd
-            self._normalize(*last, stream, branch, p.lnf_weight, p.lnf_bias)
+            self._normalize(*last, stream, branch, self.branch_bias, p.lnf_weight, p.lnf_bias)
         else:
-            self.kernels.add(self.outputs, stream, branch)
+            self.kernels.add(self.outputs, stream, branch, self.branch_bias)
 
     def _embed(self, tokens, stream, by_rows):
         """stream (N, C) = the embeddings; parts of the vocabulary sum theirs up."""
@@ -195,25 +183,26 @@ class GPT2:
         if self._tokens:
             stream[:] = self.parts.sum(out)
 
-    def _normalize(self, residual, out, mean, rstd, stream, branch, weight, bias):
-        """residual = stream + branch, if there is one; out = LayerNorm of that."""
+    def _normalize(self, residual, out, mean, rstd, stream, branch, branch_bias, weight, bias):
+        """residual = stream + branch + branch_bias, if there is a branch; out = LayerNorm of that."""
         if branch is None:
             self.kernels.layernorm_forward(out, mean, rstd, stream, weight, bias)
         else:
-            self.kernels.residual_layernorm_forward(residual, out, mean, rstd, stream, branch, weight, bias)
+            sums = residual, out, mean, rstd, stream, branch, branch_bias
+            self.kernels.residual_layernorm_forward(*sums, weight, bias)
 
     def _attend(self, shape, a, w):
-        """(N, C): what the first half of a block adds to the stream, summed over the parts' heads."""
+        """(N, C): what the first half of a block adds to the stream, but for its bias, summed over the parts' heads."""
         k = self.kernels
         k.linear_forward(a.qkv, a.ln1, w.qkv_weight, w.qkv_bias)
         k.attention_forward(a.attention.reshape(*shape, -1), a.logsumexp, a.qkv.reshape(*shape, -1), self.heads)
-        k.linear_forward(self.branch, a.attention, w.attproj_weight, w.attproj_bias)
+        k.linear_forward(self.branch, a.attention, w.attproj_weight, None)
         return self.parts.sum(self.branch)
 
     def _feed_forward(self, a, w):
-        """(N, C): what the second half of a block adds to the stream, summed over the parts' columns."""
+        """(N, C): what the second half of a block adds to the stream, likewise, summed over the parts' columns."""
         self.kernels.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
-        self.kernels.linear_forward(self.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
+        self.kernels.linear_forward(self.branch, a.gelu, w.fcproj_weight, None)
         return self.parts.sum(self.branch)
 
     def backward(self, accumulate: bool, gradients_final=no_hook, slot: int = 0, accumulate_head=None) -> None:
@@ -230,6 +219,8 @@ class GPT2:
                 kept, ranges.pop(), accumulate, accumulate if accumulate_head is None else accumulate_head, head
             )
             gradients_final(*next(final_ranges))
+        else:
+            k.column_sums(self.dbranch_bias, self.dresidual, False)
         for layer in reversed(list(zip(kept.layers, p.layers, d.layers, strict=True))):
             self.before_use(*ranges.pop())
             self._feed_forward_backward(*layer, accumulate)
@@ -252,34 +243,36 @@ class GPT2:
             gradients_final(*next(final_ranges))
 
     def _head_backward(self, kept, last_range, accumulate, accumulate_head, head):
-        """The gradient of the final LayerNorm's inputs, in dresidual."""
+        """The gradient of the final LayerNorm's inputs, in dresidual, and its column sums."""
         k, p, d = self.kernels, self.parameters, self.gradients
         saved = kept.exponentials, kept.row_scale, kept.lnf
         k.classifier_backward(self.dbranch, d.wte, *saved, p.wte, accumulate_head, **head)
         self.dresidual[:] = 0.0
         self.before_use(*last_range)
         k.layernorm_backward(
-            self.dresidual, d.lnf_weight, d.lnf_bias, self.parts.sum(self.dbranch),
+            self.dresidual, d.lnf_weight, d.lnf_bias, self.dbranch_bias, self.parts.sum(self.dbranch),
             kept.residual, kept.lnf_mean, kept.lnf_rstd, p.lnf_weight, accumulate,
         )  # fmt: skip
 
     def _feed_forward_backward(self, a, w, d, accumulate):
-        """The second half of a block: dresidual holds the gradient of its output before, of its input after."""
+        """The second half of a block: dresidual holds the gradient of its output before, of its input after, and
+        dbranch_bias the column sums of that."""
         k = self.kernels
+        self._branch_bias_backward(d.fcproj_bias, accumulate)
         k.gelu_linear_backward(
-            self.dfc, d.fcproj_weight, d.fcproj_bias, self.dresidual,
-            a.gelu, a.gelu_saved, w.fcproj_weight, accumulate,
-        )  # fmt: skip
+            self.dfc, d.fcproj_weight, self.dresidual, a.gelu, a.gelu_saved, w.fcproj_weight, accumulate
+        )
         k.linear_backward(self.dbranch, d.fc_weight, d.fc_bias, self.dfc, a.ln2, w.fc_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual, d.ln2_weight, d.ln2_bias, self.parts.sum(self.dbranch),
+            self.dresidual, d.ln2_weight, d.ln2_bias, self.dbranch_bias, self.parts.sum(self.dbranch),
             a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2_weight, accumulate,
         )  # fmt: skip
 
     def _attention_backward(self, a, w, d, shape, accumulate):
         """The first half of a block, likewise."""
         k = self.kernels
-        dattention, weights = self.dattention, (d.attproj_weight, d.attproj_bias)
+        self._branch_bias_backward(d.attproj_bias, accumulate)
+        dattention, weights = self.dattention, (d.attproj_weight, None)
         k.linear_backward(dattention, *weights, self.dresidual, a.attention, w.attproj_weight, accumulate)
         dqkv, dattention, qkv, attention = (
             rows.reshape(*shape, -1) for rows in (self.dqkv, dattention, a.qkv, a.attention)
@@ -287,9 +280,16 @@ class GPT2:
         k.attention_backward(dqkv, dattention, qkv, attention, a.logsumexp, self.heads)
         k.linear_backward(self.dbranch, d.qkv_weight, d.qkv_bias, self.dqkv, a.ln1, w.qkv_weight, accumulate)
         k.layernorm_backward(
-            self.dresidual, d.ln1_weight, d.ln1_bias, self.parts.sum(self.dbranch),
+            self.dresidual, d.ln1_weight, d.ln1_bias, self.dbranch_bias, self.parts.sum(self.dbranch),
             a.residual1, a.ln1_mean, a.ln1_rstd, w.ln1_weight, accumulate,
         )  # fmt: skip
+
+    def _branch_bias_backward(self, dbias, accumulate):
+        """dbias = or += the column sums of dresidual, the gradient of the branch."""
+        if accumulate:
+            self.kernels.add(dbias, dbias, self.dbranch_bias)
+        else:
+            dbias[:] = self.dbranch_bias
 
 
 def new_model(config, kernels, batch_size: int, sequence_length: int, dtype=np.float32) -> GPT2:

@@ -5,7 +5,7 @@ number does not divide, parts differ by one. What is not cut belongs to part 0, 
 the head, to the first stage. So each parameter is held by exactly one rank of those that share a model: norms,
 checkpoints and optimizer state need no special cases. What a rank uses and another holds is borrowed:
 
-    LayerNorms                              by all parts but part 0
+    LayerNorms, biases of attproj, fcproj   by all parts but part 0
     token embedding (its part of the rows)  by the last stage, from the first
 """
 
@@ -41,6 +41,28 @@ class Piece:
     def share_size(self, count: int) -> int:
         start, stop = self.share(count)
         return stop - start
+
+
+class Alone:
+    """What a rank that has all of every tensor does with the ranks that have other parts of them: nothing.
+
+    dist/parts.py has the same methods for several parts.
+    """
+
+    def room(self, shape: tuple[int, ...]):
+        """Memory for partial sums that need no copy then, or None."""
+        return None
+
+    def sum(self, rows):
+        """Partial sums (N, C) or (N,) become the sums over all parts. Returns where they lie until the next call."""
+        return rows
+
+    def maximum(self, rows):
+        """The same for the largest numbers (N,), which take the place of the rows."""
+        return rows
+
+
+ALONE = Alone()
 
 
 def whole(config: GPT2Config) -> Piece:
@@ -110,7 +132,7 @@ def tensors(config: GPT2Config, piece: Piece) -> tuple[list[Tensor], list[Tensor
     for name, whole_shape, cut_axis, is_lent in _uses(config, piece):
         if not is_lent and (cut_axis is not None or piece.part == 0):
             held.append(_placed(held, config, piece, name, whole_shape, cut_axis))
-        elif is_lent or name.rpartition(".")[2].startswith("ln"):
+        elif is_lent or name != "wpe":
             borrowed.append(_placed(borrowed, config, piece, name, whole_shape, cut_axis))
     return held, borrowed
 

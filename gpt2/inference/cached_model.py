@@ -33,6 +33,7 @@ class CachedGPT2:
         self._cache = [new(T, 3 * C) for _ in range(config.n_layer)]  # queries, keys, values, as attention reads them
         self._attention, self._logsumexp = new(T, C), of_rows(config.n_head * T)
         self._logits = new(1, config.padded_vocab_size)
+        self._no_bias = new(C)
         self._buffers = {
             "stream": new(T, C), "branch": new(T, C), "normalized": new(T, C), "mean": of_rows(T), "rstd": of_rows(T),
             "gelu": new(T, 4 * C), "gelu_saved": new(T, 4 * C),
@@ -50,14 +51,16 @@ class CachedGPT2:
         a = SimpleNamespace(**{name: buffer[:n] for name, buffer in self._buffers.items()})
         k.embedding_forward(a.stream[None], tokens[None], p.wte, p.wpe[self.length :])
         a.branch[:] = 0.0  # no branch comes before the first layer
+        bias = self._no_bias
         for w, cache in zip(p.layers, self._cache, strict=True):
-            self._normalize(a, w.ln1_weight, w.ln1_bias)
+            self._normalize(a, bias, w.ln1_weight, w.ln1_bias)
             k.linear_forward(cache[self.length : self.length + n], a.normalized, w.qkv_weight, w.qkv_bias)
-            k.linear_forward(a.branch, self._attend(cache, n), w.attproj_weight, w.attproj_bias)
-            self._normalize(a, w.ln2_weight, w.ln2_bias)
+            k.linear_forward(a.branch, self._attend(cache, n), w.attproj_weight, None)
+            self._normalize(a, w.attproj_bias, w.ln2_weight, w.ln2_bias)
             k.linear_gelu_forward(a.gelu, a.gelu_saved, a.normalized, w.fc_weight, w.fc_bias)
-            k.linear_forward(a.branch, a.gelu, w.fcproj_weight, w.fcproj_bias)
-        self._normalize(a, p.lnf_weight, p.lnf_bias)
+            k.linear_forward(a.branch, a.gelu, w.fcproj_weight, None)
+            bias = w.fcproj_bias
+        self._normalize(a, bias, p.lnf_weight, p.lnf_bias)
         self.length += n
         k.linear_forward(self._logits, a.normalized[-1:], p.wte, None)
         return k.to_host(self._logits)[0, : self.config.vocab_size]
@@ -66,10 +69,10 @@ class CachedGPT2:
         """Empty the cache."""
         self.length = 0
 
-    def _normalize(self, a, weight, bias) -> None:
-        """stream += branch, normalized = LayerNorm(stream)."""
+    def _normalize(self, a, branch_bias, weight, bias) -> None:
+        """stream += branch + branch_bias, normalized = LayerNorm(stream)."""
         self.kernels.residual_layernorm_forward(
-            a.stream, a.normalized, a.mean, a.rstd, a.stream, a.branch, weight, bias
+            a.stream, a.normalized, a.mean, a.rstd, a.stream, a.branch, branch_bias, weight, bias
         )
 
     def _attend(self, cache, n: int):

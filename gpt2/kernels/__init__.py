@@ -6,13 +6,16 @@ A backward kernel whose last argument is `accumulate` writes its parameter gradi
 `exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
 (Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
 
+A branch is what half a block adds to the residual stream. residual_layernorm_forward reads it and adds the bias of its
+last product. layernorm_backward writes the gradient of that sum and sums its columns: the bias gradient.
+
 Tokens and targets are host (NumPy) integers in every set, what sum_of_squares returns is a Python float, and what
 to_host returns is a NumPy array. All other arrays are the set's own: NumPy's or CuPy's. Parameters, activations and
 gradients have one dtype, that of the parameters. What is kept of a row (mean, rstd, losses, logsumexp, row_scale) and
 adamw's m and v are float32 at least.
 
 Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
-(gpt2.model.Alone); wpe, its gradient and a bias' gradient are None where another part has them. Where the rows of the
+(gpt2.pieces.Alone); wpe and its gradient are None where another part has them. Where the rows of the
 vocabulary come while they are used, classifier kernels get `blocks`, and forward target_rows: so far in numpy alone.
 
 With operand_dtype, which the bound set has beside its functions, activations that are only ever operands of products
@@ -31,6 +34,7 @@ KERNELS = (
     "empty",
     "to_host",
     "add",
+    "column_sums",
     "embedding_forward",
     "embedding_backward",
     "layernorm_forward",

@@ -33,11 +33,10 @@ ROWS = {
     "embedding_backward_tokens": ("embedding_backward", lambda dwte, dout, order, tokens, *_: (
         _bytes(dout, tokens) + 2 * _embedding_rows(dout, dwte))),
     "embedding_backward_positions": ("embedding_backward", _positions),
-    "add": ("add", lambda out, first, second, *_: _bytes(out, first, second)),
-    "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:8])),
+    "add": ("add", lambda out, first, second, bias, *_: _bytes(out, first, second, bias)),
+    "residual_layernorm_forward": ("residual_layernorm_forward", lambda *a: _bytes(*a[:9])),
     "layernorm_backward": ("layernorm_backward", _layernorm_rows),
-    "layernorm_backward_kept": ("layernorm_backward", _layernorm_rows),
-    "layernorm_backward_parameters": ("layernorm_backward", lambda dw, db, *_: _bytes(dw, db)),
+    "layernorm_backward_parameters": ("layernorm_backward", lambda *a: _bytes(*a[:3])),
     "bias_gelu_forward": ("bias_gelu_forward", lambda out, saved, bias, *_: _bytes(out, saved, saved, bias)),
     "gelu_backward": ("gelu_backward", lambda dx, saved, *_: _bytes(dx, dx, saved)),
     "column_sums": ("column_sums", lambda partial, rows, *_: _bytes(rows)),
@@ -53,14 +52,13 @@ ROWS = {
     "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),
     "sum_of_partials": ("sum_of_squares", lambda *_: 0),
     "attention_forward": ("attention_forward", lambda *a: _bytes(*a[:3])),
-    "attention_forward_three_blocks": ("attention_forward", lambda *a: _bytes(*a[:3])),
     "attention_deltas": ("attention_backward", lambda deltas, dout, out, *_: _bytes(out)),
     "attention_backward_queries": ("attention_backward", lambda dqkv, dout, qkv, logsumexp, *_: (
         _bytes(dqkv, dout, qkv, logsumexp))),
     "attention_backward_keys": ("attention_backward", lambda *_: 0),
 }  # fmt: skip
 # Products of all heads, of 2 T T D operations each and half of them masked; the whole backward's stand at one kernel.
-ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_forward_three_blocks": 2, "attention_backward_queries": 5}
+ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 5}
 
 
 def launch_work(kernel: str, arguments) -> tuple[str, int, int]:

@@ -1,6 +1,6 @@
 """What ranks that share a model lend each other, between the model's hooks and the strategy.
 
-    LayerNorms           part 0 -> the other parts of its stage     before the first use after an update
+    what is not cut      part 0 -> the other parts of its stage     before the first use after an update
     token embedding      first stage -> last stage, part by part    when the first stage first uses it
     its gradient, head   last stage -> first stage                  after the last micro-step's head
 
@@ -9,6 +9,7 @@ is the same on several ranks of a model cannot drift apart. Both ways of the emb
 the last stage waits for the first forwards anyway, and the first one still has backwards to make.
 """
 
+from gpt2.pieces import layer_tensors
 from strategies.base import Around, Strategy
 
 
@@ -47,16 +48,18 @@ class Borrowing(Around):
         is_embedding = self.piece.is_first and index == 0
         is_last = self.piece.is_last and index == len(self.layout.ranges) - 1
         if self.tensor_parts is not None and not is_embedding:
-            self.tensor_parts.lend(self._layernorms(None if is_last else index - self.piece.is_first))
+            self.tensor_parts.lend(self._not_cut(None if is_last else index - self.piece.is_first))
         if is_embedding and self.lends_head:
             self.stage_links.lend_head(self.parameters.wte)
         if is_last and self.borrows_head:
             self.stage_links.wait_for_head()
 
-    def _layernorms(self, layer: int | None) -> list:
-        p = self.parameters if layer is None else self.parameters.layers[layer]
-        names = ("lnf",) if layer is None else ("ln1", "ln2")
-        return [getattr(p, f"{name}_{kind}") for name in names for kind in ("weight", "bias")]
+    def _not_cut(self, layer: int | None) -> list:
+        """The tensors of a layer, or of the last range, that all parts have whole."""
+        if layer is None:
+            return [self.parameters.lnf_weight, self.parameters.lnf_bias]
+        shapes = layer_tensors(self.layout.config).items()
+        return [getattr(self.parameters.layers[layer], name) for name, (_, cut_axis) in shapes if cut_axis is None]
 
     def gradients_final(self, start, stop):
         ranges = self.layout.ranges

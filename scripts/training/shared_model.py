@@ -11,8 +11,9 @@ from dist.progress import poking
 from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.config import GPT2Config
-from gpt2.model import ALONE, GPT2
+from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters
+from gpt2.pieces import ALONE
 from scripts.backends.partners import Partners
 from scripts.settings.model_parallel import ModelCut
 from scripts.training.borrowing import Borrowing
@@ -20,7 +21,7 @@ from scripts.training.state import mesh_facts, shares_model
 from scripts.training.worker import NoStageLinks, Server, Worker
 
 SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
-LAYERNORMS = 4  # vectors of a layer that part 0 lends at once
+LENT_AT_ONCE = 6  # vectors of a layer that parts do not cut: both LayerNorms' and two biases
 
 
 class GroupTracer:
@@ -92,7 +93,7 @@ class SharedModel:
         mesh, C = self.mesh, self.whole.config.n_embd
         partners = Partners(backend, tracer.interruption, self._resources)
         if mesh.tensor > 1:
-            self.parts = partners.new_parts(mesh.parts_world, C * max(rows, LAYERNORMS))
+            self.parts = partners.new_parts(mesh.parts_world, C * max(rows, LENT_AT_ONCE))
         if mesh.pipeline > 1:
             parts = self.parts if mesh.tensor > 1 else None
             self.stage_links = partners.new_links(mesh.stages_world, (rows, C), parts)

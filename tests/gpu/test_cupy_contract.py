@@ -4,14 +4,16 @@ The model runs its CUDA kernels on a CPU (cuda_shim), its matrix products in Num
 """
 
 import inspect
+import math
 import shutil
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gpt2.config import GPT2Config
+from gpt2.config import PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, generate
@@ -19,6 +21,7 @@ from gpt2.kernels import KERNELS, bind, load_kernels
 from gpt2.kernels import cupy as cupy_kernels
 from gpt2.kernels import numpy as numpy_kernels
 from gpt2.kernels.cupy.attention import assert_head_size
+from gpt2.kernels.cupy.device import WORKSPACE_BYTES
 from gpt2.model import new_model
 from gpt2.parameters import initialize
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
@@ -86,8 +89,10 @@ def test_a_model_on_the_cuda_kernels(shim, storage):
     for micro_step, (tokens, targets) in enumerate(batches(2)):
         losses = [model.forward(tokens, targets, 0.5 / tokens.size) for model in (ours, reference)]
         assert losses[0] == pytest.approx(losses[1], rel=TOLERANCES[storage] / 10)
+        assert shim.spare is None, "backward needs dlogits"
         for model in (ours, reference):
             model.backward(accumulate=micro_step > 0)
+        assert shim.spare is ours.kept[0].exponentials
     for tensor in ours.parameters.layout.tensors:
         got, expected = (model.gradients.view(tensor.name) for model in (ours, reference))
         if tensor.name.endswith("qkv_bias"):
@@ -120,6 +125,20 @@ def test_the_same_text_as_by_numpys_kernels(shim):
         texts.append([*generate(CachedGPT2(model.kernels, model.parameters), [3, 1, 4], choose, 130)])
     assert texts[0] == texts[1]
     assert len({*texts[0]}) > 50
+
+
+def test_a_step_of_124m_takes_no_more_memory_than_llmc():
+    """At B = 64 in bfloat16, with gradients, the float32 master copy, both moments and cuBLASLt's workspace: 29 GB. The
+    dlogits have room for what cuDNN takes of an H100 for attention's backward."""
+    config, allocated = PRESETS["gpt2-124M"], []
+
+    def empty(shape, dtype):
+        allocated.append(math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.broadcast_to(np.zeros(1, dtype), shape)
+
+    model = new_model(config, SimpleNamespace(empty=empty, operand_dtype=None), 64, 1024, np.uint16)
+    assert sum(allocated) + 12 * model.parameters.layout.size + WORKSPACE_BYTES <= 29e9
+    assert model.kept[0].exponentials.nbytes >= 64 * 12 * 1024 * 64 * 4 * 8
 
 
 @pytest.mark.parametrize("head_size", [16, 80, 256])

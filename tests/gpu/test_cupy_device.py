@@ -82,6 +82,10 @@ def test_scratch_and_constants():
     large = gpu_device.scratch("a", (4, 5), np.float32)
     assert np.shares_memory(large, gpu_device.scratch("a", (3,), np.uint16))
     assert not np.shares_memory(large, gpu_device.scratch("b", (3,), np.float32))
+    assert np.shares_memory(gpu_device.workspace("a", 80), large)
+    gpu_device.spare = gpu_device.empty((4, 6), np.uint16)
+    assert np.shares_memory(gpu_device.workspace("a", 48), gpu_device.spare)
+    assert np.shares_memory(gpu_device.workspace("a", 49), large), "it does not fit"
     one, same, other = (gpu_device.constant(np.array(x, np.int64)) for x in ([1, 2], [1, 2], [[1, 2]]))
     assert one is same
     assert other.shape == (1, 2)

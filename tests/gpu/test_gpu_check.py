@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import GPT2Config
-from gpt2.kernels.cupy import cublaslt
+from gpt2.kernels.cupy import Device, cublaslt
+from gpt2.kernels.numpy import Cores
+from tests.gpu.cuda_shim import cases
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.cuda_shim.shim import lasting_build
 from tests.gpu.on_device import conftest, gpu_check
+from tests.gpu.on_device.mirror import Mirror
 from tests.gpu.on_device.on_fake_gpu import install
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +38,13 @@ def test_each_item(item, capsys, monkeypatch):
     printed = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(printed.removeprefix(gpu_check.RESULT)) == json.loads(json.dumps(result))
     assert gpu_check.text_of(item, result | {"seconds": 1.0})[0].endswith("passed (1.0 s)")
+
+
+@needs_compiler
+def test_an_array_that_is_passed_twice_is_one(monkeypatch):
+    """Where the mirror would copy it twice, the copy that no kernel has written would come back last."""
+    install(monkeypatch, lasting_build())
+    cases.run(Mirror(Device()), Cores(1), "add_case", "float32", (7, 40, "in place"))
 
 
 @needs_compiler

@@ -15,10 +15,10 @@ from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.data.windows import Windows
 from gpt2.kernels import load_kernels
-from gpt2.model import ALONE, GPT2
+from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
-from gpt2.pieces import pieces
+from gpt2.pieces import ALONE, pieces
 from gpt2.pipeline import SCHEDULES, most_in_flight
 from scripts.training.borrowing import Borrowing
 from scripts.training.worker import NoStageLinks, Worker

@@ -84,27 +84,28 @@ def test_a_bias_gets_its_gradient_once_however_the_weight_is_cut(threads, accumu
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_layernorm(k, accumulate):
     N, C = 11, 6
-    x, branch, w, b, dy = random(N, C), random(N, C), random(C), random(C), random(N, C)
+    x, branch, branch_bias, w, b, dy = random(N, C), random(N, C), random(C), random(C), random(C), random(N, C)
     residual, out, mean, rstd = np.empty((N, C)), np.empty((N, C)), np.empty(N), np.empty(N)
 
     def loss():
-        k.residual_layernorm_forward(residual, out, mean, rstd, x, branch, w, b)
+        k.residual_layernorm_forward(residual, out, mean, rstd, x, branch, branch_bias, w, b)
         return (out * dy).sum()
 
     loss()
-    total = x + branch
+    total = x + branch + branch_bias
     normalized = (total - total.mean(1, keepdims=True)) / np.sqrt(total.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(residual, total)
     np.testing.assert_allclose(out, normalized * w + b, rtol=1e-10)
     alone = np.empty((N, C))
     k.layernorm_forward(alone, mean, rstd, residual, w, b)
     np.testing.assert_array_equal(alone, out)
-    dx, dw, db = np.full_like(x, 2.0), np.full_like(w, 3.0), np.full_like(b, 3.0)
-    k.layernorm_backward(dx, dw, db, dy, residual, mean, rstd, w, accumulate)
+    dx, dw, db, dbranch_bias = np.full_like(x, 2.0), np.full_like(w, 3.0), np.full_like(b, 3.0), np.full_like(b, 3.0)
+    k.layernorm_backward(dx, dw, db, dbranch_bias, dy, residual, mean, rstd, w, accumulate)
     before = 3.0 if accumulate else 0.0
     assert_gradient(loss, x, dx - 2.0)
     assert_gradient(loss, w, dw - before)
     assert_gradient(loss, b, db - before)
+    assert_gradient(loss, branch_bias, dbranch_bias - 2.0 * N)  # dx held twos
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -125,13 +126,12 @@ def test_linear_gelu_linear(k, accumulate):
     np.testing.assert_allclose(
         hidden, 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))), atol=1e-12
     )
-    dpre, dw2, db2 = np.full_like(hidden, np.nan), np.full_like(w2, 3.0), np.full_like(b2, 3.0)
-    k.gelu_linear_backward(dpre, dw2, db2, dy, hidden, saved, w2, accumulate)
+    dpre, dw2 = np.full_like(hidden, np.nan), np.full_like(w2, 3.0)
+    k.gelu_linear_backward(dpre, dw2, dy, hidden, saved, w2, accumulate)
     before = 3.0 if accumulate else 0.0
     assert_gradient(loss, x, dpre @ w)
     assert_gradient(loss, b, dpre.sum(0))
     assert_gradient(loss, w2, dw2 - before)
-    assert_gradient(loss, b2, db2 - before)
 
 
 def test_gelu_far_out_in_float32(k):
@@ -219,9 +219,15 @@ def test_embedding(k):
     np.testing.assert_allclose(dwpe, 2 * once)
 
 
-def test_add(k):
-    first, second, out = random(4, 5), random(4, 5), np.empty((4, 5))
+def test_add_and_column_sums(k):
+    first, second, bias, out = random(4, 5), random(4, 5), random(5), np.empty((4, 5))
     total = first + second
+    k.add(out, first, second, bias)
+    np.testing.assert_allclose(out, total + bias, rtol=1e-15)
+    sums = np.full(5, 3.0)
+    for times in (0, 1):  # written, then added to
+        k.column_sums(sums, first, times > 0)
+        np.testing.assert_allclose(sums, (1 + times) * first.sum(0), rtol=1e-14)
     k.add(out, first, second)
     k.add(first, first, second)
     np.testing.assert_array_equal(out, total)

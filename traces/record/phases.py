@@ -33,8 +33,8 @@ INDEX = {name: index for index, name in enumerate(NAMES)}
 
 # "compute" is what a program of another kind has in place of forward and backward.
 COMPUTE = ("compute", "forward", "backward", "update")
-# Of the last four, between the ranks that share a model: sums over parts of tensors, LayerNorms that part 0 lends, the
-# token embedding between first and last stage, squares of the gradients.
+# Of the last four, between the ranks that share a model: sums over parts of tensors, what part 0 lends of tensors that
+# are not cut, the token embedding between first and last stage, squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
 # Between neighbouring stages of a pipeline; a receive's root is the rank that sends, a send's the one that receives.
 PIPELINE = ("send", "recv")

@@ -19,6 +19,7 @@ from gpt2.kernels.cupy.device import Device
 from gpt2.kernels.cupy.launch import (
     adamw,
     add,
+    column_sums,
     embedding_backward,
     embedding_forward,
     layernorm_backward,

@@ -1,6 +1,7 @@
 """The tied head with softmax cross-entropy on the device: classifier.cu between two matrix products.
 
-What forward leaves as `exponentials` is dlogits; `row_scale` stays as it is.
+What forward leaves as `exponentials` is dlogits; `row_scale` stays as it is. After backward nobody needs dlogits until
+the next forward, so its gigabytes are the device's `spare` memory: cuDNN's workspace takes no other.
 """
 
 import math
@@ -24,6 +25,8 @@ def classifier_forward(
     Of a part of the vocabulary, the rows of wte from first_token on: parts.maximum(rows) and parts.sum(rows) make rows
     those of all parts together, and all parts get all losses. A maximum of N numbers and a sum of 2 N are exchanged.
     """
+    if exponentials is not None:
+        device.spare = None
     known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
     targets = device.upload("targets", targets - first_token)
     if parts is not None:
@@ -36,6 +39,7 @@ def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, 
     """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
     device.matmul(dinputs, exponentials, wte)
     device.matmul(dwte, exponentials.T, inputs, accumulate=accumulate)
+    device.spare = exponentials
 
 
 def _forward_of_part(device, losses, exponentials, inputs, wte, targets, known, scale, parts):

@@ -14,11 +14,11 @@ QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1
 class CudnnAttention:
     """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape.
 
-    is_deterministic: backward gives the same bits every time, for which cuDNN adds up in a workspace.
+    Backward gives the same bits every time, for which cuDNN adds up in a workspace.
     """
 
-    def __init__(self, device, is_deterministic: bool = True):
-        self._device, self._is_deterministic, self._graphs = device, is_deterministic, {}
+    def __init__(self, device):
+        self._device, self._graphs = device, {}
         try:
             import cudnn
 
@@ -53,12 +53,12 @@ class CudnnAttention:
         if key not in self._graphs:
             self._graphs[key] = self._build(direction == "backward", shape, head_count)
         graph = self._graphs[key]
-        workspace = self._device.scratch("cudnn", (graph.get_workspace_size(),), "uint8")
+        workspace = self._device.workspace("cudnn", graph.get_workspace_size())
         graph.execute(addresses, address(workspace), handle=self._handle)
 
     def _build(self, is_backward, shape, head_count):
         """A validated, planned graph: takes seconds."""
-        graph = new_graph(self._cudnn, is_backward, shape, head_count, self._is_deterministic, handle=self._handle)
+        graph = new_graph(self._cudnn, is_backward, shape, head_count, handle=self._handle)
         try:
             graph.validate()
             graph.build_operation_graph()
@@ -70,7 +70,7 @@ class CudnnAttention:
         return graph
 
 
-def new_graph(cudnn, is_backward, shape, head_count, is_deterministic, **options):
+def new_graph(cudnn, is_backward, shape, head_count, **options):
     """The graph of one direction, not yet validated; (B, H, T, D) is how cuDNN names the dimensions."""
     B, T, C = shape
     D = C // head_count
@@ -93,7 +93,7 @@ def new_graph(cudnn, is_backward, shape, head_count, is_deterministic, **options
     out, dout = (tensor(name, uid, dimensions, plain) for name, uid in (("out", OUT), ("dout", DOUT)))
     statistics = tensor("statistics", STATISTICS, rows, row_strides, single)
     gradients = graph.sdpa_backward(
-        q=q, k=k, v=v, o=out, dO=dout, stats=statistics, use_deterministic_algorithm=is_deterministic, name="backward",
+        q=q, k=k, v=v, o=out, dO=dout, stats=statistics, use_deterministic_algorithm=True, name="backward",
         **options,
     )  # fmt: skip
     for uid, gradient in zip((DQUERIES, DKEYS, DVALUES), gradients, strict=True):

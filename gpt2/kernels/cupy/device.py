@@ -48,7 +48,11 @@ class Device:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.__enter__()
         self.memory_bytes = cupy.cuda.runtime.memGetInfo()[1]
-        self._most_shared_bytes = cupy.cuda.Device(index).attributes["MaxSharedMemoryPerBlockOptin"]
+        attributes = cupy.cuda.Device(index).attributes
+        self._most_shared_bytes = attributes["MaxSharedMemoryPerBlockOptin"]
+        self.multiprocessors = attributes["MultiProcessorCount"]
+        self.multiprocessor_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
+        self.spare = None
         nvtx = getattr(cupy.cuda, "nvtx", None)
         self._nvtx = nvtx if nvtx is not None and nvtx.available else None
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
@@ -135,6 +139,12 @@ class Device:
         if name not in self._scratch or self._scratch[name].nbytes < needed_bytes:
             self._scratch[name] = self.empty((needed_bytes,), np.uint8)
         return self._scratch[name][:needed_bytes].view(dtype).reshape(shape)
+
+    def workspace(self, name, byte_count: int):
+        """So many uninitialized bytes for one kernel: in `spare` where they fit, else in scratch of that name."""
+        if self.spare is not None and self.spare.nbytes >= byte_count:
+            return self.spare.reshape(-1).view(np.uint8)[:byte_count]
+        return self.scratch(name, (byte_count,), np.uint8)
 
     def upload(self, name, array):
         """An int32 copy of a host array, valid until the same name is uploaded again; nobody waits for the copy."""

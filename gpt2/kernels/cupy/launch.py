@@ -8,6 +8,9 @@ Written once for whatever runs kernels. `device` (device.py; tests/gpu/cuda_shim
     faster_of(work, out, theirs, ours)   by a library or by kernels of ours: see faster_of.py
     empty(shape, dtype)                  zeros
     scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
+    workspace(name, byte_count)          uninitialized bytes for one kernel, in `spare` where they fit
+    spare                                None, or a large array whose contents nobody needs now
+    multiprocessors, multiprocessor_bytes    how many there are, and the shared memory of one
     upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
     constant(array)                      a copy of a small host array, for good
     download(array)                      a NumPy copy, made when all work before it is done
@@ -28,12 +31,12 @@ WARP = 32
 THREADS = 256
 ACCESS_BYTES = 16
 ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: 16 bytes in either storage
-# Blocks of the first of two phases, whatever the GPU: the order of additions must not depend on it.
+# Blocks of the first of two phases of sums that read each number once.
 PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
-KEPT_PACKS = 3  # as in layernorm.cu
-# Of dynamic shared memory that a block gets without asking the driver for more.
-SHARED_BYTES = 48 << 10
+# Of dynamic shared memory that a block gets without asking the driver for more, and what CUDA takes of it for itself.
+SHARED_BYTES, RESERVED_BYTES = 48 << 10, 1 << 10
+WARPS_AT_ONCE = 32  # of a multiprocessor: as many as LayerNorm's backward has registers for
 
 
 def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
@@ -68,54 +71,48 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
         device.launch("embedding", storage(dout), "embedding_backward_positions", _grid(dwpe), (THREADS,), arguments)
 
 
-def add(device, out, first, second):
-    """out = first + second, of one shape; out may be one of them."""
-    arguments = (out, first, second, np.int64(out.size))
+def add(device, out, first, second, bias=None):
+    """out = first + second, of one shape, which out may be; with a bias (width,) out (N, width) is another array, and
+    first + (second + bias)."""
+    arguments = (out, first, second, bias, np.int64(out.size), np.int32(out.shape[-1]))
     device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
 
 
 def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
     """out, inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
-    residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, weight, bias)
+    residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, None, weight, bias)
 
 
-def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch, weight, bias):
-    """residual = inputs + branch, out = LayerNorm(residual). All (N, C) but mean, rstd (N,) float32, weight, bias (C,).
+def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
+    """residual = inputs + (branch + branch_bias), out = LayerNorm(residual).
 
-    With None for residual and branch: LayerNorm(inputs).
+    All (N, C) but mean, rstd (N,) float32 and branch_bias, weight, bias (C,). With None for residual, branch and its
+    bias: LayerNorm(inputs).
     """
     N, C = inputs.shape
     warps, shared_bytes = _warps(C * inputs.itemsize)
-    arguments = (residual, out, mean, rstd, inputs, branch, weight, bias, *int32(N, C))
+    arguments = (residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias, *int32(N, C))
     grid, block = (math.ceil(N / warps),), (warps * WARP,)
     device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, shared_bytes)
 
 
-def layernorm_backward(device, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
-    """dinputs (N, C) += gradient (the residual stream's is already there); dweight, dbias (C,) = or +=."""
-    rows = doutputs, inputs, mean, rstd, weight
-    _layernorm_backward(device, "layernorm_backward", dinputs, dweight, dbias, rows, accumulate)
+def layernorm_backward(
+    device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
+):  # fmt: skip
+    """dinputs (N, C) += gradient (the residual stream's is already there); dweight, dbias (C,) = or +=.
 
-
-def layernorm_backward_kept(device, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
-    """The same by the candidate that reads a row once. UserError for rows that it cannot keep in registers."""
-    C, pack = inputs.shape[1], ACCESS_BYTES // inputs.itemsize
-    most = KEPT_PACKS * WARP * pack
-    if C not in range(pack, most + 1, pack):
-        raise UserError(f"rows of {C} channels, expected a multiple of {pack} up to {most}: registers keep no more")
-    rows = doutputs, inputs, mean, rstd, weight
-    _layernorm_backward(device, "layernorm_backward_kept", dinputs, dweight, dbias, rows, accumulate)
-
-
-def _layernorm_backward(device, kernel, dinputs, dweight, dbias, rows, accumulate):
+    column_sums (C,), unless None, = those of dinputs then: the gradient of the branch_bias.
+    """
     N, C = dinputs.shape
-    warps, shared_bytes = _warps(2 * C * np.dtype(np.float32).itemsize)
-    blocks = min(math.ceil(N / warps), PARTIAL_BLOCKS)
-    partial_sums = device.scratch("partial_sums", (blocks, 2, C), np.float32)
-    arguments, block = (dinputs, partial_sums, *rows, *int32(N, C)), (warps * WARP,)
-    device.launch("layernorm", storage(dinputs), kernel, (blocks,), block, arguments, shared_bytes)
-    arguments = (dweight, dbias, partial_sums, *int32(blocks, C, accumulate))
-    grid, block = (math.ceil(2 * C / WARP),), (WARP, THREADS // WARP)
+    kinds = 2 if column_sums is None else 3
+    blocks, warps, shared_bytes = _lasting_blocks(device, kinds * C * np.dtype(np.float32).itemsize)
+    blocks = min(math.ceil(N / warps), blocks)
+    partial_sums = device.scratch("partial_sums", (blocks, kinds, C), np.float32)
+    arguments = (dinputs, partial_sums, doutputs, inputs, mean, rstd, weight, *int32(N, C, kinds))
+    block = (warps * WARP,)
+    device.launch("layernorm", storage(dinputs), "layernorm_backward", (blocks,), block, arguments, shared_bytes)
+    arguments = (dweight, dbias, column_sums, partial_sums, *int32(blocks, C, accumulate))
+    grid, block = (math.ceil(kinds * C / WARP),), (WARP, THREADS // WARP)
     device.launch("layernorm", storage(dweight), "layernorm_backward_parameters", grid, block, arguments)
 
 
@@ -215,5 +212,22 @@ def _warps(row_bytes: int):
     """(warps, dynamic shared memory in bytes) of a block whose warps each keep so many bytes there."""
     warps = min(THREADS // WARP, SHARED_BYTES // row_bytes)
     if warps == 0:
-        raise UserError(f"a row takes {row_bytes} bytes of shared memory, expected at most {SHARED_BYTES}: too wide")
+        raise _too_wide(row_bytes, SHARED_BYTES)
     return warps, warps * row_bytes
+
+
+def _lasting_blocks(device, row_bytes: int):
+    """(blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at once and stay to the end: of
+    as many warps as a multiprocessor has room for, each of which keeps so many bytes there."""
+
+    def blocks_at_once(warps):
+        return min(device.multiprocessor_bytes // (warps * row_bytes + RESERVED_BYTES), WARPS_AT_ONCE // warps)
+
+    warps = max(range(1, THREADS // WARP + 1), key=lambda warps: (warps * blocks_at_once(warps), warps))
+    if blocks_at_once(warps) == 0:
+        raise _too_wide(row_bytes, device.multiprocessor_bytes)
+    return device.multiprocessors * blocks_at_once(warps), warps, warps * row_bytes
+
+
+def _too_wide(row_bytes: int, most: int) -> UserError:
+    return UserError(f"a row takes {row_bytes} bytes of shared memory, expected at most {most}: too wide")

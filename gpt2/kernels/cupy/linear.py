@@ -30,8 +30,9 @@ def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, a
     _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
 
 
-def gelu_linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of `saved`."""
+def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
+    """linear_backward after linear_gelu_forward, but for the bias: inputs are its `out`, and dinputs is the gradient of
+    `saved`."""
 
     def in_epilogue():
         device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
@@ -41,7 +42,7 @@ def gelu_linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, save
         gelu_backward(device, dinputs, saved)
 
     device.faster_of("dgelu", dinputs, in_epilogue, apart)
-    _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
+    device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
 
 
 def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):

@@ -13,6 +13,7 @@ from gpt2.kernels.numpy.classifier import classifier_backward, classifier_forwar
 from gpt2.kernels.numpy.cores import Cores, empty, to_host
 from gpt2.kernels.numpy.layers import (
     add,
+    column_sums,
     embedding_backward,
     embedding_forward,
     gelu_linear_backward,

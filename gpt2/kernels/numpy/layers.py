@@ -61,9 +61,14 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
         dwpe[:T] += sequence
 
 
-def add(cores, out, first, second):
-    """out = first + second, of one shape; out may be one of them."""
-    np.add(first, second, out=out)
+def add(cores, out, first, second, bias=None):
+    """out = first + second, of one shape, which out may be; with a bias (width,) out (N, width) is another array, and
+    first + (second + bias)."""
+    if bias is None:
+        np.add(first, second, out=out)
+    else:
+        np.add(second, bias, out=out)
+        out += first
 
 
 def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
@@ -71,15 +76,21 @@ def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
     cores.for_parts(len(inputs), partial(loops.layernorm, loops.bits(out), mean, rstd, inputs, weight, bias, EPSILON))
 
 
-def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, weight, bias):
-    """residual = inputs + branch, out = LayerNorm(residual), one pass over the rows. All (N, C) but mean, rstd (N,)."""
-    arrays = residual, loops.bits(out), mean, rstd, inputs, branch, weight, bias
+def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
+    """residual = inputs + (branch + branch_bias), out = LayerNorm(residual), one pass over the rows.
+
+    All (N, C) but mean, rstd (N,) and branch_bias, weight, bias (C,).
+    """
+    arrays = residual, loops.bits(out), mean, rstd, inputs, branch, branch_bias, weight, bias
     cores.for_parts(len(inputs), partial(loops.residual_layernorm, *arrays, EPSILON))
 
 
-def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, rstd, weight, accumulate):
+def layernorm_backward(
+    cores, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
+):  # fmt: skip
     """dinputs += gradient (the residual stream's gradient is already there); dweight, dbias = or +=.
 
+    column_sums (C,), unless None, = those of dinputs then: the gradient of the branch_bias.
     With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).
     """
     if not accumulate:
@@ -88,7 +99,7 @@ def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, r
     partial_sums = {}
 
     def rows(start, stop):
-        sums = partial_sums[start] = np.zeros((2, len(weight)), weight.dtype)
+        sums = partial_sums[start] = np.zeros((3, len(weight)), weight.dtype)
         for low in range(start, stop, ROWS):
             of_block = np.zeros_like(sums)
             arrays = dinputs, *of_block, doutputs, inputs, mean, rstd, weight
@@ -99,6 +110,15 @@ def layernorm_backward(cores, dinputs, dweight, dbias, doutputs, inputs, mean, r
     for start in sorted(partial_sums):  # always in the same order, whichever thread was first: the same bits
         dweight += partial_sums[start][0]
         dbias += partial_sums[start][1]
+    if column_sums is not None:
+        column_sums[:] = sum(partial_sums[start][2] for start in sorted(partial_sums))
+
+
+def column_sums(cores, sums, rows, accumulate):
+    """sums (width,) = or += the column sums of rows (N, width)."""
+    # A matrix-vector product: faster than sum(axis=0).
+    total = np.ones(len(rows), rows.dtype) @ rows
+    sums[:] = sums + total if accumulate else total
 
 
 def linear_forward(cores, out, inputs, weight, bias):
@@ -125,14 +145,14 @@ def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, ac
     backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
 
 
-def gelu_linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward after linear_gelu_forward: inputs are its `out`, and dinputs is the gradient of GELU's inputs."""
+def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
+    """linear_backward after linear_gelu_forward, but for the bias: inputs are its `out`, and dinputs is the gradient of
+    GELU's inputs."""
 
     def times_slope(result, rows, columns):
         loops.multiply_by(result, loops.bits(saved[rows]), columns)
 
-    sum_columns = _bias_backward(cores, dbias, doutputs, accumulate)
-    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, sum_columns)
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, None)
 
 
 def _bias_backward(cores, dbias, doutputs, accumulate):

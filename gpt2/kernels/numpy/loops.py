@@ -177,17 +177,20 @@ def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
 
 
 @compiled
-def residual_layernorm(residual, out, mean, rstd, x, branch, weight, bias, epsilon, start, stop):
-    """The same of residual = x + branch, which is kept."""
+def residual_layernorm(residual, out, mean, rstd, x, branch, branch_bias, weight, bias, epsilon, start, stop):
+    """The same of residual = x + (branch + branch_bias), which is kept."""
     for n in range(start, stop):
         for c in range(x.shape[1]):
-            residual[n, c] = x[n, c] + branch[n, c]
+            residual[n, c] = x[n, c] + (branch[n, c] + branch_bias[c])
         _normalize_row(out, mean, rstd, residual, weight, bias, epsilon, n)
 
 
 @compiled_sums
-def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, start, stop):
-    """dx += and, over rows [start, stop), dweight, dbias (C,) +=; dx, dy, x (N, C); mean, rstd (N,)."""
+def layernorm_backward(dx, dweight, dbias, column_sums, dy, x, mean, rstd, weight, start, stop):
+    """dx += and, over rows [start, stop), dweight, dbias (C,) +=; column_sums (C,) += those of dx then.
+
+    dx, dy, x (N, C); mean, rstd (N,).
+    """
     C, real = x.shape[1], x.dtype.type
     for n in range(start, stop):
         g_sum, gn_sum = real(0.0), real(0.0)
@@ -201,6 +204,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, start, sto
         for c in range(C):
             normalized = (x[n, c] - mean[n]) * rstd[n]
             dx[n, c] += rstd[n] * (dy[n, c] * weight[c] - g_mean - normalized * gn_mean)
+            column_sums[c] += dx[n, c]
 
 
 @compiled(fastmath={"nnan", "nsz"})

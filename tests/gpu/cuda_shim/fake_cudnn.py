@@ -56,7 +56,6 @@ class Graph:
     """cudnn.pygraph."""
 
     is_supported = True
-    deterministic: list[bool] = []  # noqa: RUF012 - of each backward graph
 
     def __init__(self, io_data_type, intermediate_data_type, compute_data_type, handle):
         assert (io_data_type, intermediate_data_type, compute_data_type) == (BFLOAT16, FLOAT, FLOAT)
@@ -87,8 +86,8 @@ class Graph:
         self, q, k, v, o, dO, stats, use_deterministic_algorithm, name, attn_scale, diagonal_alignment,
         diagonal_band_right_bound,
     ):  # fmt: skip
+        assert use_deterministic_algorithm, "training gets the same bits every time"
         assert (diagonal_alignment, diagonal_band_right_bound) == ("top left", 0)
-        Graph.deterministic.append(use_deterministic_algorithm)
         dq, dk, dv = self._outputs(3)
 
         def work(read, write):
@@ -146,7 +145,6 @@ def set_stream(handle, stream):
 def install(monkeypatch, is_supported=True):
     """Put it into sys.modules for one test; not supported: a cuDNN without an engine for any graph."""
     monkeypatch.setattr(Graph, "is_supported", is_supported)
-    monkeypatch.setattr(Graph, "deterministic", [])
     module = SimpleNamespace(
         pygraph=Graph, backend_version=lambda: 92000, create_handle=SimpleNamespace, set_stream=set_stream,
         cudnnGraphNotSupportedError=cudnnGraphNotSupportedError, heur_mode=SimpleNamespace(A="A"),

@@ -178,7 +178,9 @@ class SimpleNamespaceCallable:
 
 class Device:
     compute_capability = "90"
-    attributes = {"MaxSharedMemoryPerBlockOptin": 232448, "MultiProcessorCount": 132}  # noqa: RUF012
+    attributes = {  # noqa: RUF012
+        "MaxSharedMemoryPerBlockOptin": 232448, "MaxSharedMemoryPerMultiprocessor": 233472, "MultiProcessorCount": 132,
+    }  # fmt: skip
 
     def __init__(self, index=0):
         self.pci_bus_id = f"0000:{index:02x}:00.0"

@@ -13,14 +13,15 @@ class Mirror(Shim):
     def __init__(self, device):
         super().__init__(None)
         self._device = device
+        self.multiprocessors, self.multiprocessor_bytes = device.multiprocessors, device.multiprocessor_bytes
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
-        copies = [self._copy(argument) if isinstance(argument, np.ndarray) else None for argument in arguments]
-        on_gpu = [a if copy is None else copy[1] for a, copy in zip(arguments, copies, strict=True)]
+        arrays = {_place(argument): argument for argument in arguments if isinstance(argument, np.ndarray)}
+        copies = {place: self._copy(array) for place, array in arrays.items()}  # one, however often it is passed
+        on_gpu = [copies[_place(a)][1] if isinstance(a, np.ndarray) else a for a in arguments]
         self._device.launch(source, storage, kernel, grid, block, tuple(on_gpu), shared_bytes)
-        for argument, copy in zip(arguments, copies, strict=True):
-            if copy is not None:
-                self._copy_back(argument, copy[0])
+        for place, array in arrays.items():
+            self._copy_back(array, copies[place][0])
 
     def _copy(self, array):
         start = MARGIN + array.ctypes.data % 16
@@ -34,3 +35,8 @@ class Mirror(Shim):
         array[...] = host[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         assert (host[:start] == 0xFF).all(), "a kernel wrote before an array"
         assert (host[start + array.nbytes :] == 0xFF).all(), "a kernel wrote past an array"
+
+
+def _place(array):
+    """Of a host array in memory: address and bytes."""
+    return array.ctypes.data, array.nbytes
