@@ -1,6 +1,7 @@
 """The GPU that a number comes from: its name and software, its datasheet's rate, and what it reaches here."""
 
 import ctypes
+import math
 
 import numpy as np
 
@@ -116,11 +117,29 @@ def copy_rate(device, count: int) -> float:
     return 2 * count / ms * 1e3
 
 
-def matmul_rate(device, size: int, storage: str) -> float:
-    """FLOP/s of the product of two (size, size) matrices by the best of cuBLASLt's algorithms; the best of some."""
+def matmul_rates(device, size: int, storage: str, seconds: float) -> dict[str, float]:
+    """FLOP/s of the product of two (size, size) matrices by the best of cuBLASLt's algorithms.
+
+    "matmul_burst_flops": of a few, the best of some. "matmul_flops": of as many as take so many seconds, in the second
+    half of these, when the clock has fallen to what the power limit lets the GPU keep, as in a training.
+    """
     left, right = (random_on_gpu(device, size, size, storage=storage) for _ in range(2))
     out = device.empty((size, size), left.dtype)
-    return 2 * size**3 / _best_ms(device, lambda: device.matmul(out, left, right)) * 1e3
+
+    def run():
+        device.matmul(out, left, right)
+
+    burst_ms = _best_ms(device, run)
+    events = [device.new_event() for _ in range(3)]
+    events[0].record(device.stream)
+    half = math.ceil(seconds / 2 * 1e3 / burst_ms)
+    for event in events[1:]:
+        for _ in range(half):
+            run()
+        event.record(device.stream)
+    device.synchronize()
+    ms = device.elapsed_ms(*events[1:]) / half
+    return {"matmul_flops": 2 * size**3 / ms * 1e3, "matmul_burst_flops": 2 * size**3 / burst_ms * 1e3}
 
 
 def _best_ms(device, run) -> float:

@@ -31,7 +31,7 @@ PEAK = "peak"  # what the instructions can do at all
 def bench(settings, config) -> int:
     """Measure, print, write; the exit code."""
     names = CONTENDERS | (FLOAT32 if settings.dtype == "bfloat16" else {})
-    names |= (TORCH_CONTENDERS if settings.vs == "torch" else {}) | {PEAK: "at its peak"}
+    names |= (TORCH_CONTENDERS if "torch" in settings.vs else {}) | {PEAK: "at its peak"}
     report = summarize(settings, measure(settings, names))
     print(table(report, {name: text for name, text in names.items() if name != PEAK}))
     write_report(settings, report)

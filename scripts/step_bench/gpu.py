@@ -1,20 +1,19 @@
-"""bench_step.py on a GPU: our own figures first, then each other contender in turns with ours, one at a time.
+"""bench_step.py on a GPU: our own figures first, then the other contenders, each with the GPU to itself.
 
-No more than two are on the GPU at once, so that their memory fits; the one whose turn it is not is idle. A turn is some
-steps and one wait for the GPU. What is measured is printed and written at once: it stays when the run is killed.
+A contender's process has ended, and its memory is free, before the next one starts. A turn is some steps and one wait
+for the GPU; a turn is compared with ours of the same number, as a GPU's clock falls while it is under load. What is
+measured is printed and written at once: it stays when the run is killed.
 """
 
 import time
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from statistics import fmean
 
 from gpt2.config import flops_per_token
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_candidates import CANDIDATES
 from scripts.step_bench.gpu_table import (
-    candidate_header,
-    candidate_line,
     contender_line,
     failure_line,
     has_table,
@@ -22,6 +21,7 @@ from scripts.step_bench.gpu_table import (
     kernel_table,
     notes,
 )
+from scripts.step_bench.llmc import run_llmc
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
     Contender,
@@ -36,25 +36,22 @@ from scripts.training.utilization import Peak
 COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
     "ours": "this project", "apart": "  no work in epilogues", "cudnn": "  attention by cuDNN",
-} | TORCH_CONTENDERS  # fmt: skip
-NEEDED = tuple(TORCH_CONTENDERS)  # asked for by a flag: the command fails without them
+} | TORCH_CONTENDERS | {"llmc": "llm.c"}  # fmt: skip
+NEEDED = {name: "torch" for name in TORCH_CONTENDERS} | {"llmc": "llmc"}  # by --vs: the command fails without them
 STEPS_A_TURN = 5
 WARM_UP_STEPS = 3
 LIMIT_S = 450  # of the whole command; what is not begun by then is left out
 FIRST_STEPS_LIMIT_S = 240  # compilers and the choice of algorithms included
-RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192}
-CANDIDATE_OPTIONS = {"anchors": {"anchor_every": 8}}
+RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192, "matmul_s": 2.0}
 
 
 def bench(settings, config, command=COMMAND, rates=RATES) -> int:
     """Measure, print, write; the exit code. ContenderError if our own step cannot be measured."""
     session = Session(settings, config, command)
-    names = [name for name in CONTENDERS if name not in NEEDED or settings.vs == "torch"]
-    with session.started("ours") as session.ours:
-        session.measure_ours(rates)
-        for name in names[1:]:
-            session.measure_beside_ours(name)
-        session.measure_candidates()
+    session.measure_ours(rates)
+    for name in CONTENDERS:
+        if name != "ours" and (name not in NEEDED or NEEDED[name] in settings.vs):
+            session.measure(name)
     print(notes(session.report))
     lacks = [name for name in NEEDED if "error" in session.report["contenders"].get(name, {})]
     return 1 if lacks or session.report.get("failed") else 0
@@ -65,7 +62,7 @@ class Session:
 
     def __init__(self, settings, config, command):
         self.settings, self.config, self.command = settings, config, command
-        self.start, self.ours, self.first_losses = time.perf_counter(), None, {}
+        self.start, self.first_losses, self.our_turns = time.perf_counter(), {}, []
         shape = chosen(settings, "batch_size", "seq_len", "dtype")
         self.shape = shape | {"config": asdict(config)}
         counts = {"turns": settings.repeat, "steps_a_turn": STEPS_A_TURN, "warm_up_steps": WARM_UP_STEPS}
@@ -76,62 +73,61 @@ class Session:
         }
 
     def measure_ours(self, rates) -> None:
-        """Alone: tokens/s, then what this GPU reaches, then each kernel beside its floor."""
-        gpu = self.ours.ask("gpu", limit_s=self._left())
-        self.report["machine"] |= gpu["facts"]
-        self.report["peak_tflops"] = self.settings.peak_tflops or peak_tflops(gpu["facts"]["GPU"])
-        self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, gpu["parameters"])
-        print(header(self.report), flush=True)
-        turns = [self._turn(self.ours) for _ in range(self.settings.repeat)]
-        self._record("ours", list(zip(turns, turns, strict=True)))
-        for part, options in (("rates", rates), ("kernels", {})):
-            self._measure_part(part, options)
+        """Tokens/s, then what this GPU reaches, then each kernel beside its floor."""
+        with self._started("ours") as ours:
+            gpu = ours.ask("gpu", limit_s=self._left())
+            self.report["machine"] |= gpu["facts"]
+            self.report["peak_tflops"] = self.settings.peak_tflops or peak_tflops(gpu["facts"]["GPU"])
+            self.report["flops_per_token"] = flops_per_token(self.config, self.settings.seq_len, gpu["parameters"])
+            print(header(self.report), flush=True)
+            self.our_turns = self._turns(ours)
+            self._record("ours", self.our_turns)
+            for part, options in (("rates", rates), ("kernels", {})):
+                self._measure_part(ours, part, options)
         self._write()
         if has_table(self.report):
             print(kernel_table(self.report), flush=True)
 
-    def _measure_part(self, part: str, options) -> None:
+    def _measure_part(self, ours: Contender, part: str, options) -> None:
         """What the table of kernels is made of. Where it fails, the contenders are measured all the same."""
         try:
-            self.report[part] = self.ours.ask(part, limit_s=self._left(), **options)
+            self.report[part] = ours.ask(part, limit_s=self._left(), **options)
         except ContenderError as error:
             self.report.setdefault("failed", {})[part] = str(error)
             print(failure_line(f"  its {part}", str(error)), flush=True)
 
-    def measure_beside_ours(self, name: str) -> None:
-        """Turns with ours. A failure is a result too: the report gets it, and a line of the table."""
+    def measure(self, name: str) -> None:
+        """Another contender. A failure is a result too: the report gets it, and a line of the table."""
         try:
-            with self.started(name) as other:
-                turns = [(self._turn(self.ours), self._turn(other)) for _ in range(self.settings.repeat)]
-                self._record(name, turns)
+            if name == "llmc":
+                turns = self._llmc_turns()
+            else:
+                with self._started(name) as contender:
+                    turns = self._turns(contender)
+            self._record(name, turns)
         except ContenderError as error:
             self.report["contenders"][name] = {"error": str(error)}
             print(failure_line(CONTENDERS[name], str(error)), flush=True)
             self._write()
 
-    def measure_candidates(self) -> None:
-        """Each beside today's way, in our own process. Last of all, as one may spoil its process's GPU."""
-        print(candidate_header(), flush=True)
-        entries = self.report["candidates"] = {}
-        for name in CANDIDATES:
-            options = {"turns": self.settings.repeat} | CANDIDATE_OPTIONS.get(name, {})
-            try:
-                entries[name] = self.ours.ask("candidate", limit_s=self._left(), name=name, **options)
-            except ContenderError as error:
-                entries[name] = {"error": str(error)}
-            print(candidate_line(name, entries[name]), flush=True)
-            self._write()
-
     @contextmanager
-    def started(self, name: str):
+    def _started(self, name: str):
         """A new contender, once its steps that do not count are done; it ends with the block."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
         with closing(Contender(self.command, name, self.shape)) as contender:
             self.first_losses[name] = contender.ask("steps", limit_s=limit_s, count=WARM_UP_STEPS)["loss"]
             yield contender
 
-    def _turn(self, contender: Contender) -> dict:
-        return contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN)
+    def _turns(self, contender: Contender) -> list[dict]:
+        return [contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN) for _ in range(self.settings.repeat)]
+
+    def _llmc_turns(self) -> list[dict]:
+        """Those of llm.c, which runs all its steps at once."""
+        steps = WARM_UP_STEPS + STEPS_A_TURN * self.settings.repeat
+        found = run_llmc(self.settings.vs["llmc"], self.shape, steps, self._left())
+        self.first_losses["llmc"] = found[WARM_UP_STEPS - 1]["loss"]
+        turns = (found[start : start + STEPS_A_TURN] for start in range(WARM_UP_STEPS, steps, STEPS_A_TURN))
+        return [turn[-1] | {"step_s": fmean(step["step_s"] for step in turn)} for turn in turns]
 
     def _left(self) -> float:
         """The seconds that are left. ContenderError where none are."""
@@ -140,10 +136,10 @@ class Session:
             raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")
         return left_s
 
-    def _record(self, name: str, turns: list[tuple[dict, dict]]) -> None:
-        """What (ours, its own) turns come to, printed and written."""
-        ours_s, seconds = ([turn["step_s"] for turn in side] for side in zip(*turns, strict=True))
-        entry, last = statistics_of(seconds, ours_s, self.settings.batch_size * self.settings.seq_len), turns[-1][1]
+    def _record(self, name: str, turns: list[dict]) -> None:
+        """What its turns come to, printed and written."""
+        ours_s, seconds = ([turn["step_s"] for turn in side] for side in (self.our_turns, turns))
+        entry, last = statistics_of(seconds, ours_s, self.settings.batch_size * self.settings.seq_len), turns[-1]
         flops = entry["tokens_per_s"] * self.report["flops_per_token"]
         entry |= {
             "turns_s": seconds, "flops": flops, **({"mfu": None} | self._mfu(flops)),
@@ -158,7 +154,7 @@ class Session:
         tflops, rates = self.report["peak_tflops"], self.report.get("rates", {})
         seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]
         peak = Peak([tflops] if tflops else None, "--peak-tflops or the datasheet")
-        return peak.mfu(flops, max([*seen, rates.get("matmul_flops", 0.0)], default=0.0))
+        return peak.mfu(flops, max([*seen, rates.get("matmul_burst_flops", 0.0)], default=0.0))
 
     def _write(self) -> None:
         self.report["seconds"] = time.perf_counter() - self.start

@@ -7,7 +7,6 @@ parameters and take the same batch every time, so that their losses can be told 
 """
 
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import pairwise
 from math import isinf
 from time import perf_counter
@@ -51,14 +50,13 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates`, `gpu`, `candidate`."""
+    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates` and `gpu`."""
     from gpt2.errors import UserError
     from gpt2.kernels import bind
     from gpt2.kernels import cupy as cupy_kernels
     from gpt2.model import new_model
     from gpt2.optimizer import AdamW, AdamWSettings
-    from scripts.machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rate, on_gpu
-    from scripts.step_bench.gpu_candidates import measured
+    from scripts.machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rates, on_gpu
 
     config, storage = GPT2Config(**shape["config"]), shape["dtype"]
     try:
@@ -72,13 +70,13 @@ def ours(shape, **options):
     optimizer = AdamW(kernels, layout, 0, layout.size, AdamWSettings(weight_decay=WEIGHT_DECAY))
     step = OurStep(device, model, optimizer, first_batch(config, shape))
     pool = device.cupy.get_default_memory_pool()
+    pool.free_all_blocks()  # what brought the parameters here is no part of a step's memory
     return {
         "steps": timed_steps(step, device.synchronize, lambda: {"memory_bytes": pool.total_bytes()}),
         "kernels": step.by_kernel,
-        "candidate": partial(measured, step),
-        "rates": lambda copy_bytes, matmul_size: {
+        "rates": lambda copy_bytes, matmul_size, matmul_s: {
             "copy_bytes_per_s": copy_rate(device, copy_bytes),
-            "matmul_flops": matmul_rate(device, matmul_size, storage),
+            **matmul_rates(device, matmul_size, storage, matmul_s),
         },
         "gpu": lambda: {"parameters": layout.count, "facts": gpu_facts(device)},
     }

@@ -1,6 +1,5 @@
 """What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
 
-from scripts.step_bench.gpu_candidates import CANDIDATES
 from traces.units import mfu_text
 
 
@@ -12,9 +11,7 @@ def whole_text(report: dict, contenders: dict[str, str]) -> str:
             lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
     lines += [failure_line(f"  its {part}", error) for part, error in report.get("failed", {}).items()]
     kernels = [kernel_table(report)] if has_table(report) else []
-    tried = report.get("candidates", {}).items()
-    candidates = [candidate_header(), *(candidate_line(name, entry) for name, entry in tried)] if tried else []
-    return "\n".join([*lines, *kernels, *candidates, notes(report)])
+    return "\n".join([*lines, *kernels, notes(report)])
 
 
 def has_table(report: dict) -> bool:
@@ -66,8 +63,7 @@ def kernel_table(report: dict) -> str:
     lines = [
         "",
         "this project's kernels, in a step of its own with events around each; floors at this GPU's measured "
-        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s of a copy and {rates['matmul_flops'] / 1e12:.0f} TFLOP/s "
-        "of a product:",
+        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s of a copy and {product_text(rates)}:",
         f"    {'':44} {'launches':>8} {'ms':>8} {'of step':>7} {'floor':>8} {'ms/floor':>8}  floor set by",
     ]
     lines += [f"{_line(row['name'], [row], step_ms)}  {row['limit']}" for row in rows]
@@ -84,6 +80,13 @@ def kernel_table(report: dict) -> str:
     return "\n".join([*lines, ""])
 
 
+def product_text(rates: dict) -> str:
+    """A product's rate. Files of before had that of a burst alone."""
+    text = f"{rates['matmul_flops'] / 1e12:.0f} TFLOP/s of a product"
+    burst = rates.get("matmul_burst_flops")
+    return text if burst is None else f"{text} that goes on ({burst / 1e12:.0f} in a burst)"
+
+
 def groups(rows: list[dict]) -> dict[str, list[dict]]:
     products = [row for row in rows if row["name"].startswith("product")]
     attention = [row for row in rows if row["flops"] and row not in products]
@@ -97,27 +100,6 @@ def _line(name: str, rows: list[dict], step_ms: float) -> str:
     return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
 
 
-def candidate_header() -> str:
-    return "\n".join((
-        "",
-        "candidates, each in turns with what a step does today; their results agree to within the difference:",
-        f"    {'':48} {'a step':>6} {'today, ms':>9} {'it, ms':>8} {'today / it':>10} {'saved, ms':>9} "
-        f"{'difference':>10}",
-    ))  # fmt: skip
-
-
-def candidate_line(name: str, c: dict) -> str:
-    """saved: of a step's milliseconds, if it did all of them by the candidate."""
-    text = CANDIDATES[name].text
-    if "error" in c:
-        return f"    {failure_line(f'{text:48}', c['error'])}"
-    saved_ms = c["a_step"] * (c["today_ms"] - c["candidate_ms"])
-    return (
-        f"    {text:48} {c['a_step']:6} {c['today_ms']:9.3f} {c['candidate_ms']:8.3f} "
-        f"{c['today_over_candidate']:10.3f} {saved_ms:9.2f} {c['difference']:10.2g}"
-    )
-
-
 def notes(report: dict) -> str:
     """What the columns mean."""
     peak = report["peak_tflops"]
@@ -125,7 +107,8 @@ def notes(report: dict) -> str:
     return "\n".join((
         "",
         f"{mfu}; {report['flops_per_token'] / 1e6:.1f} MFLOP a token, llm.c's count (6 N + 6 L C T).",
-        "Memory: what the allocator took from the GPU. Loss: in the last of the same first steps on the same batch.",
+        "Memory: what the allocator took from the GPU; of llm.c all that the GPU has given.",
+        "Loss: in the last of the same first steps on the same batch; llm.c has parameters and a batch of its own.",
         "PyTorch: float32 parameters, autocast, fused AdamW, scaled_dot_product_attention, vocabulary padded to a "
         "multiple of 128.",
         f"All of it took {report['seconds']:.0f} s.",

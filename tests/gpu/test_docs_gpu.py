@@ -29,11 +29,6 @@ STEP = {
             {"work": "bias gradient", "shape": [3072, 768], "theirs_ms": 0.5, "ours_ms": 0.6},
         ],
     },
-    "candidates": {
-        "layernorm_kept": {"a_step": 25, "today_ms": 0.15, "candidate_ms": 0.1, "today_over_candidate": 1.5,
-                           "difference": 0.0},
-        "cudnn_any_order": {"error": "no cuDNN"},
-    },
     "contenders": {
         "ours": {"step_s": 0.1, "min_s": 0.09, "max_s": 0.11, "tokens_per_s": 655360.0, "mfu": 0.532,
                  "ours_over_this": 1.0, "memory_bytes": 30e9, "loss": 9.5},
@@ -54,9 +49,6 @@ def test_a_steps_tables():
     assert between[-2:] == ["36.000", "36.0%"]
     assert "dgelu 65536 x 3072: theirs not there, ours 0.800 ms" in block
     assert "bias gradient 3072 x 768: theirs 0.500 ms, ours 0.600 ms" in block
-    kept = next(line for line in block.splitlines() if "row kept in registers" in line)
-    assert kept.split()[-6:] == ["25", "0.150", "0.100", "1.500", "1.25", "0"]
-    assert re.search(r"sums in any order +not measured: no cuDNN", block)
 
 
 def test_how_tests_ended():

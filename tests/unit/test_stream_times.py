@@ -11,9 +11,9 @@ from tests.support.traced_stream import NEAR_NS, assert_in_order, ms_of, near, s
 from traces.read import analysis
 from traces.read.runs import Run
 from traces.read.trace_files import read_trace
-from traces.record import files, stream_times
+from traces.record import files
 from traces.record.phases import COMPUTE, EXCHANGE, NAMES, STEP
-from traces.record.stream_times import ANCHOR_TRIES, EVENTS, GPU_PHASES
+from traces.record.stream_times import EVENTS, GPU_PHASES
 
 
 @pytest.fixture
@@ -171,31 +171,6 @@ def test_phases_between_steps(new_tracer, spans_of, tmp_path):
         assert tracer.seconds("eval") == 0
     assert ms_of(spans_of(tracer)) == near(*[("forward", 5), (STEP, 5), ("eval", 30)] * 2)
     assert read_trace(files.trace_path(tmp_path, 0)).records["step"].tolist() == [2, 2, 2, 3, 3, 3]
-
-
-def test_an_anchor_for_some_steps(monkeypatch):
-    """Steps in between wait once, at their end, and before it for what lies between them, which is settled first."""
-    device = FakeDevice()
-    monkeypatch.setattr(stream_times, "perf_counter_ns", device.now)
-    times, told = stream_times.StreamTimes(device, GPU_PHASES, anchor_every=3), []
-
-    def phase(name, ms):
-        begin = times.begin(name)
-        device.queue(ms)
-        times.end(name, begin, lambda begin_ns, end_ns: told.append((name, (end_ns - begin_ns) / 1e6)))
-
-    waits = []
-    for number in range(1, 6):
-        device.waits = 0
-        times.begin_step(number)
-        waits.append(device.waits)
-        assert told == near(*[("forward", 5)] * (number - 1), *[("eval", 30)] * (number > 4))
-        phase("forward", 5)
-        times.end_step(False)
-        told.sort(reverse=True)
-        if number == 4:
-            phase("eval", 30)
-    assert waits == [1 + ANCHOR_TRIES, 0, 0, 1 + ANCHOR_TRIES, 1]
 
 
 def random_step(tracer, device, choice):

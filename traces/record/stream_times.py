@@ -40,12 +40,10 @@ class StreamTimes:
     device: has stream, new_event(), elapsed_ms(start, stop), synchronize(), and range_push(name), range_pop() if phases
     are to be marked for a profiler; its events have record(stream), synchronize() and done.
     phases: names of those that run on the stream, or leave work there; all others are the host's.
-    anchor_every: how many steps an anchor is for. More than one is a candidate that bench_step.py times: fewer waits,
-    and clocks that drift apart for longer.
     """
 
-    def __init__(self, device, phases, anchor_every: int = 1):
-        self._device, self._anchor_every, self._steps = device, anchor_every, 0
+    def __init__(self, device, phases):
+        self._device = device
         self._phases = frozenset(check_phase(name) for name in phases)
         self._free = deque(device.new_event() for _ in range(EVENTS))
         self._edges = deque()
@@ -56,12 +54,8 @@ class StreamTimes:
         self._settle_and_anchor()
 
     def begin_step(self, number: int) -> None:
-        """Settle what lies between the steps; tie the GPU's clock to the host's anew where the anchor has served."""
-        if self._steps % self._anchor_every == 0:
-            self._settle_and_anchor()
-        elif self._edges:
-            self.settle()
-        self._steps += 1
+        """Settle what lies between the steps, and tie the GPU's clock to the host's anew."""
+        self._settle_and_anchor()
         self._range_push(f"step {number}")
 
     def end_step(self, failed: bool) -> None:

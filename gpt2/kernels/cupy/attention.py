@@ -24,7 +24,7 @@ def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
     Such rows are ours in any case: a text that grows has another T each time, and cuDNN plans each shape for seconds.
     """
     arguments = out, logsumexp, qkv, head_count
-    ours = partial(own_forward, device, *arguments, first=first or 0)
+    ours = partial(_own_forward, device, *arguments, first or 0)
     if device.cudnn_attention is None or first is not None:
         return ours()
     return device.faster_of("attention", out, partial(device.cudnn_attention.forward, *arguments), ours)
@@ -39,10 +39,9 @@ def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     return device.faster_of("attention backward", dqkv, partial(device.cudnn_attention.backward, *arguments), ours)
 
 
-def own_forward(device, out, logsumexp, qkv, head_count, kernel="forward", first=0):
-    """attention_forward by our own kernel. kernel: "forward", or, for heads of 64, the candidate
-    "forward_three_blocks". The tile of the row `first` is the first that is computed."""
-    _launch(device, "attention", kernel, 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first)
+def _own_forward(device, out, logsumexp, qkv, head_count, first):
+    """Run our own forward kernel from the tile of the row `first` on."""
+    _launch(device, "attention", "forward", 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first)
 
 
 def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):

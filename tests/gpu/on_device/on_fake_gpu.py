@@ -24,7 +24,7 @@ def install(monkeypatch, build: Path) -> None:
     from tests.gpu.cuda_shim.shim import Shim
 
     fake_cupy.install(monkeypatch, Shim(build))
-    pool = SimpleNamespace(total_bytes=lambda: 1 << 30)
+    pool = SimpleNamespace(total_bytes=lambda: 1 << 30, free_all_blocks=lambda: None)
     monkeypatch.setattr(sys.modules["cupy"], "get_default_memory_pool", lambda: pool, raising=False)
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
     monkeypatch.setattr(device, "cached_code", lambda source, storage, arch, cache: f"{source} {storage}".encode())

@@ -1,0 +1,69 @@
+"""llm.c on the same shape and GPU: the user's own train_gpt2cu, in bfloat16, and the milliseconds that it prints.
+
+It begins with random parameters and takes one batch of random tokens again and again, as the others do. Of a step it
+recomputes nothing in backward, and GELU is in its products' epilogues: its fastest way on Hopper.
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.data.shards import write_shard
+from scripts.step_bench.process import ContenderError
+
+STEP = re.compile(r"^step +\d+/\d+ \| loss +(\S+) .*\| +([\d.]+) ms \|", re.MULTILINE)
+MEMORY = re.compile(r"^device memory usage: (\d+) MiB", re.MULTILINE)
+
+
+def run_llmc(program: Path, shape: dict, steps: int, limit_s: float) -> list[dict]:
+    """{"step_s", "loss", "memory_bytes"} of each step; the memory is all that the GPU has given to anyone.
+
+    shape: as contenders get it. ContenderError: it does not run, is of another precision, or trains another shape.
+    """
+    config, B, T = shape["config"], shape["batch_size"], shape["seq_len"]
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder, "tokens.bin")
+        write_shard(tokens, np.random.default_rng(1).integers(config["vocab_size"], size=B * T + 1))
+        flags = {
+            "-i": tokens, "-j": tokens, "-e": f"d{config['n_layer']}", "-b": B, "-t": T, "-x": steps, "-a": 1, "-r": 0,
+            "-ge": 2, "-c": 0.1, "-v": steps, "-m": 1, "-s": 0,
+        }  # fmt: skip
+        printed = _output([program.resolve(), *(word for flag in flags.items() for word in flag)], folder, limit_s)
+    _check(printed, shape)
+    memory, found = MEMORY.search(printed), STEP.findall(printed)
+    if memory is None or len(found) != steps:
+        raise ContenderError(f"llm.c printed {len(found)} steps, expected {steps} and its memory: is it train_gpt2cu?")
+    memory_bytes = int(memory[1]) << 20
+    return [{"step_s": float(ms) / 1e3, "loss": float(loss), "memory_bytes": memory_bytes} for loss, ms in found]
+
+
+def _output(command: list, folder: str, limit_s: float) -> str:
+    try:
+        process = subprocess.run(
+            list(map(str, command)), cwd=folder, capture_output=True, text=True, errors="replace", timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        raise ContenderError(f"llm.c did not end within {limit_s:.0f} s") from None
+    except OSError as error:
+        raise ContenderError(f"llm.c does not start: {error}") from None
+    if process.returncode:
+        last = (process.stderr.strip() or process.stdout.strip() or "it said nothing").splitlines()[-1]
+        raise ContenderError(f"llm.c ended with code {process.returncode}: {last}")
+    return process.stdout
+
+
+def _check(printed: str, shape: dict) -> None:
+    """That it computes what the others do, by its table of settings."""
+    config = shape["config"]
+    expected = {
+        "precision": "BF16", "micro batch size B": shape["batch_size"], "sequence length T": shape["seq_len"],
+        "num_layers L": config["n_layer"], "num_heads NH": config["n_head"], "channels C": config["n_embd"],
+        "vocab_size V": config["vocab_size"],
+    }  # fmt: skip
+    for name, value in expected.items():
+        row = re.search(rf"^\| {re.escape(name)} +\| (\S+) ", printed, re.MULTILINE)
+        if row is None or row[1] != str(value):
+            raise ContenderError(f"llm.c has {name} {row and row[1]}, expected {value}: give a shape that it knows")
