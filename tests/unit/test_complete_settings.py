@@ -121,7 +121,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("form", ["llmc", "huggingface", "run"])
 def test_a_shape_that_is_not_that_of_init_is_refused(models, form):
     """Heads, too, which no tensor's shape shows. A vocabulary that the tokenizer has raised belongs to the name."""
-    init = ["--init", str(models / form)]
+    init = ["--init", str(models / form), "--tokenizer", "bytes"]
     for asked in ("", "--model tiny", "--model tiny --n-head 4", "--n-layer 2 --vocab-size 300"):
         assert settings(*init, *asked.split())[1] == SHAPE
     refused = {
@@ -225,7 +225,10 @@ def models_by_name(tmp_path_factory):
         ("--init run", "gpt2"),
         ("--init run --tokenizer bytes", "bytes"),
         ("--init 50257.bin --text my.txt", "gpt2"),
-        ("--init 50257.bin --text my.txt --preset nanogpt-shakespeare", "gpt2"),
+        (
+            "--preset nanogpt-shakespeare --init 50257.bin --text my --n-layer 1 --n-head 1 --n-embd 8 --context 64",
+            "gpt2",
+        ),
         ("--init 256.bin", "bytes"),
         ("--init bytes --text my.txt", "bytes"),
         ("--init bytes/model.safetensors", "bytes"),
