@@ -33,7 +33,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
 from scripts.settings.training import OneLineParser
 from scripts.settings.units import bytes_per_s, repetitions
-from scripts.training.assemble import open_data
+from scripts.training.assemble import data_of
 from scripts.training_bench import ours
 from scripts.training_bench.table import median_s, summarize, table
 
@@ -93,7 +93,7 @@ def contenders(settings, training: list[str], world, s, config) -> dict:
         start_gloo(world)  # before torch is loaded
         from scripts.training_bench import pytorch
 
-        windows, _, _ = open_data(s, config.vocab_size, world)
+        windows, _, _ = data_of(s, config.vocab_size, world)
         threads = s.threads or threads_per_rank(world)
         for name in pytorch.FORMS:
             makers[name] = partial(pytorch.train, world, name, s, config, windows, threads)
