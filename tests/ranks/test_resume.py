@@ -33,12 +33,13 @@ class Runs:
         if comm.rank == 0:
             tokens = np.sort(np.random.default_rng(1).integers(100, size=3001)).astype(np.uint16)
             write_shard(self.folder / "tokens.bin", tokens)
+            write_shard(self.folder / "val.bin", tokens[::2])
         comm.Barrier()
 
     def run(self, out, *flags, world=None, code=None):
         world = world or self.world
         workers = world.size - ("dedicated" in flags)
-        data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
+        data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "val.bin"]
         batch = ["--batch-size", GLOBAL_BATCH // workers]
         train(world, self.folder / out, *SMALL, *STEPS, *data, *batch, *flags, code=code)
 
