@@ -31,6 +31,7 @@ from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.read.run_files import read_config, read_log
+from traces.read.runs import Run
 
 TRACES = ("paraver", "perfetto", "otf2")
 FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
@@ -101,7 +102,7 @@ def export_trace(settings: argparse.Namespace) -> list[Path]:
     out, write_trace = settings.out, paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):
         place_of_file(out)  # refuses before the minutes that a long trace takes
-    run = read_run(settings.run, allow_missing=True, start=settings.start)
+    run = read_traced_run(settings)
     with replacing_in(out.parent) as folder:
         written = write_trace(run, folder / out.name)
     return [out.parent / path.name for path in written]
@@ -115,10 +116,18 @@ def export_otf2(settings: argparse.Namespace) -> list[Path]:
         raise UserError(
             f"--format otf2 needs the package otf2, which cannot be imported ({error}): pip install -e '.[otf2]'"
         ) from None
-    run = read_run(settings.run, allow_missing=True, start=settings.start)
+    run = read_traced_run(settings)
     with new_folder(settings.out) as folder:
         otf2.export(run, folder)
     return [settings.out / "traces.otf2"]
+
+
+def read_traced_run(settings: argparse.Namespace) -> Run:
+    """Read the run, and print what it lacks."""
+    run = read_run(settings.run, allow_missing=True, start=settings.start)
+    for text in run.missing:
+        print(f"export.py: {text}", file=sys.stderr)
+    return run
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

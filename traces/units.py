@@ -18,7 +18,8 @@ def bytes_text(amount: float, digits: int = 3) -> str:
     """ "27 MB", "1.2 GB", "340 kB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if amount >= size:
-            return f"{amount / size:.{digits}g} {unit}" if amount < 10**digits * size else f"{amount / size:.0f} {unit}"
+            number = amount / size
+            return f"{number:.{digits}g} {unit}" if number < 10**digits - 0.5 else f"{number:.0f} {unit}"
     return f"{amount:.0f} bytes"
 
 

@@ -85,8 +85,15 @@ class RunFolder:
             self._events = EventFile(self.path / "tensorboard", (self._resumed_step or 0) + 1)
 
     def _clean_up(self) -> None:
-        """Remove what writers that were killed have left."""
+        """Remove what writers that were killed have left.
+
+        Checkpoints of later steps cannot be read, or the run would have gone on from them. They are renamed to
+        step-00000100.damaged, as --keep must not count them.
+        """
         checkpoints.remove_parts(self.path / "checkpoints")
+        for checkpoint in checkpoints.newest_first(self.path / "checkpoints"):
+            if int(checkpoint.name.removeprefix("step-")) > self._resumed_step:
+                checkpoint.rename(_free_name(checkpoint.with_name(f"{checkpoint.name}.damaged")))
         for temporary in self.path.glob(TEMPORARY):
             temporary.unlink()
 
@@ -109,9 +116,7 @@ class RunFolder:
         earlier = self.path / EARLIER
         earlier.mkdir(exist_ok=True)
         # Several starts may go on from the same step: the traces of each are kept.
-        name = f"to-{checkpoints.folder_name(self._resumed_step)}"
-        names = chain([name], (f"{name}-{number}" for number in count(2)))
-        kept = traces.rename(next(earlier / one for one in names if not (earlier / one).exists()))
+        kept = traces.rename(_free_name(earlier / f"to-{checkpoints.folder_name(self._resumed_step)}"))
         for live in kept.glob("*.live"):  # where the nodes of this start see each other (dist/watch/live.py)
             traces.mkdir(exist_ok=True)
             live.rename(traces / live.name)
@@ -165,6 +170,12 @@ def check_holds_no_run(path: Path) -> None:
                 f"{path} already holds a run (config.json): choose another --out, remove it, or go on with it "
                 "(--resume)"
             )
+
+
+def _free_name(path: Path) -> Path:
+    """Return the path, or where something has that name the first free one of path-2, path-3 and so on."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(one for one in chain([path], numbered) if not os.path.lexists(one))
 
 
 def _step_of(line: bytes) -> float:

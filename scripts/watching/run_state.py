@@ -19,6 +19,7 @@ from gpt2.errors import UserError
 from scripts.prediction.of_run import own_schedule
 from scripts.reports.verdict import answer_of
 from scripts.training.lock_file import LOCK, OLD_S, Seen, is_running, look
+from traces.read.analysis import WARM_UP_STEPS
 from traces.read.run_files import Gaps, read_config, read_log
 from traces.read.runs import read_run
 from traces.read.tails import sizes
@@ -167,8 +168,9 @@ class Times:
     """The run's seconds, by its own records; what has passed since the last one, by two times of change of its files.
 
     made, left: steps of this start of the run; left is None where nothing says how many there will be. step_s: the
-    median of the last steps. pace_s: a step's, with validations and checkpoints. logged_s: from the start's beginning
-    to its last line in the log. silent_s: since then, of a run that lives. waiting_s: of a start that has made no step.
+    median of this start's last steps, without its first ones, which compile, where there are more. pace_s: a step's,
+    with validations and checkpoints. logged_s: from the start's beginning to its last line in the log. silent_s: since
+    then, of a run that lives. waiting_s: of a start that has made no step.
     """
 
     made: int
@@ -185,10 +187,10 @@ class Times:
         last, resumed = config.get("settings", {}).get("steps"), config.get("resumed_step") or 0
         step, beaten = log[-1]["step"] if log else 0, lock and lock.touched_ns * 1e-9
         started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
-        rows = [row for row in log if row["step"] > resumed]
+        rows = rows_since(log, config)
         if holder and (started is None or holder > started):  # folder and log are still those of the start before
             rows = []
-        seconds = [row["step_s"] for row in log[-100:] if "step_s" in row]
+        seconds = [row["step_s"] for row in (rows[WARM_UP_STEPS:] or rows)[-100:] if "step_s" in row]
         step_s = float(np.median(seconds)) if seconds else None
         pace_s = logged_s = None
         if rows and step_s is not None:
@@ -220,6 +222,12 @@ class Times:
         if self.silent_s < STALL_S + STALL_STEPS * self.step_s:
             return ""
         return f"no step for {self.silent_s:.0f} s, where one takes {seconds_text(self.step_s)}"
+
+
+def rows_since(log: list[dict], config: dict) -> list[dict]:
+    """Return the rows of the log that the start of this config.json has made: earlier ones may have run elsewhere."""
+    resumed = config.get("resumed_step") or 0
+    return [row for row in log if row["step"] > resumed]
 
 
 def moment(text: str | None) -> float | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from scripts.training.step_records import STANDS_OUT, slowest
 from scripts.watching.curve import Signs, curve_lines
-from scripts.watching.run_state import RunState
+from scripts.watching.run_state import RunState, rows_since
 from traces.read.runs import strategy_name
 from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
@@ -90,7 +90,7 @@ def _progress(state: RunState, columns: int, signs: Signs) -> str:
 def _speed(state: RunState) -> str:
     if not state.log:
         return ""
-    last, recent = state.log[-1], state.log[-20:]
+    last, recent = state.log[-1], rows_since(state.log, state.config)[-20:] or state.log[-1:]
     parts = []
     for name, text in (("step_s", seconds_text), ("tokens_per_s", lambda rate: f"{rate:,.0f} tokens/s")):
         if values := [row[name] for row in recent if name in row]:

@@ -263,7 +263,10 @@ def test_a_start_that_fails_before_its_first_step_changes_nothing(comm, runs, mo
 
 @pytest.mark.ranks(2)
 def test_a_damaged_checkpoint_is_passed_over(comm, runs, capsys):
-    """The newest is damaged where rank 1 looks; the one before is taken, and when that is, too, the job ends."""
+    """The newest is damaged where rank 1 looks: the one before is taken, and --keep does not count the damaged one.
+
+    When all are damaged, the job ends.
+    """
     runs.run("run")
     curve, model, _ = runs.result("run")
     if comm.rank == 0:
@@ -272,6 +275,9 @@ def test_a_damaged_checkpoint_is_passed_over(comm, runs, capsys):
         content[-1] ^= 1
         path.write_bytes(content)
     comm.Barrier()
+    runs.run("run", "--resume", "--steps", 5, "--lr-steps", 6, "--keep", 1)
+    kept = sorted(path.name for path in (runs.folder / "run" / "checkpoints").iterdir())
+    assert kept == ["step-00000005", "step-00000006.damaged"]
     runs.run("run", "--resume")
     again, model_again, _ = runs.result("run")
     np.testing.assert_array_equal(again, curve)

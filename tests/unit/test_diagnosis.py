@@ -306,6 +306,7 @@ def test_stalls_are_what_no_other_rank_shares():
 
 def test_numbers_in_sentences():
     assert [bytes_text(amount) for amount in (12, 3.4e5, 2.71e7, 1.2e9)] == ["12 bytes", "340 kB", "27.1 MB", "1.2 GB"]
+    assert (bytes_text(999.7e6), bytes_text(99.6e6, 2)) == ("1000 MB", "100 MB"), "never 1e+02"
     assert [seconds_text(s) for s in (0.00042, 0.0123, 0.12, 0.95, 31)] == [
         "0.42 ms",
         "12 ms",

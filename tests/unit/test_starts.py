@@ -107,6 +107,20 @@ def test_the_traces_of_a_start_are_exported(made, tmp_path):
         export.main([str(made), "--format", "llmc", "--out", str(tmp_path / "model"), "--start", "2"])
 
 
+def test_a_start_that_was_not_traced_names_one_that_was(run, capsys):
+    shutil.rmtree(run / "traces")
+    (run / "traces").mkdir()
+    for program in (diagnose.main, plot.main, lambda words: export.main([*words, "--format", "paraver", "--out", "x"])):
+        assert program([str(run)]) == 2
+        assert "an earlier start left some: --start 3 of diagnose.py" in capsys.readouterr().err
+
+
+def test_an_export_says_what_is_missing(run, tmp_path, capsys):
+    (run / "traces" / "rank-00002.trace").unlink()
+    assert export.main([str(run), "--format", "perfetto", "--out", str(tmp_path / "out.json")]) == 0
+    assert "lacks 1 of 9 ranks' files (rank-00002.trace)" in capsys.readouterr().err
+
+
 def test_traces_of_another_run_are_nobodys(run):
     """As of a folder that was copied in by hand."""
     config = run / "earlier-traces" / "to-step-00000030" / "config.json"

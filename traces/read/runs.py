@@ -7,7 +7,7 @@ from pathlib import Path
 from traces.read.checks import PLACE
 from traces.read.mesh import Mesh, mesh_of
 from traces.read.run_files import Gaps, read_config, read_log, read_measured_at_end
-from traces.read.starts import folder_of, number_of, rows_of, starts_of
+from traces.read.starts import folder_of, folders_of, number_of, rows_of, starts_of
 from traces.read.trace_files import NodeCounters, RankTrace, read_calls, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
 
@@ -130,7 +130,7 @@ def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, s
         of_config = folder = folder_of(path, config, start)
         config, log = read_config(folder), rows_of(starts, start, log)
     end_clocks, end_links = (read_measured_at_end(folder, name, gaps) for name in (END_CLOCKS, END_LINKS))
-    ranks = _read_traces(folder, end_clocks, gaps, most_bytes)
+    ranks = _read_traces(folder, config, end_clocks, gaps, most_bytes)
     ranks = [_with_calls(folder, trace, end_clocks, gaps, most_bytes) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(of_config / "config.json", config, ranks)
@@ -152,7 +152,9 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
             )
 
 
-def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: Gaps, most_bytes: int | None) -> list[RankTrace]:
+def _read_traces(
+    folder: Path, config: dict, end_clocks: dict[int, dict], gaps: Gaps, most_bytes: int | None
+) -> list[RankTrace]:
     """The traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
@@ -160,7 +162,10 @@ def _read_traces(folder: Path, end_clocks: dict[int, dict], gaps: Gaps, most_byt
             raise RunError(
                 f"{folder.parent} has no config.json and no traces, so it is no run folder; give what --out named"
             )
-        raise RunError(f"{folder} holds no rank-*.trace files; train with --trace on (or FROM:TO) to get them")
+        advice = "train with --trace on (or FROM:TO) to get them"
+        if kept := folders_of(folder.parent, config):
+            advice = f"an earlier start left some: --start {max(kept)} of diagnose.py, plot.py and export.py reads them"
+        raise RunError(f"{folder} holds no rank-*.trace files; {advice}")
     traces = {}
     for path in found:
         try:
