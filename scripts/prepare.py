@@ -18,8 +18,10 @@ Nobody may write to it meanwhile: a file that changes is refused, and what was m
 """
 
 import argparse
+import glob
 import os
 import re
+import shlex
 import signal
 import sys
 from fractions import Fraction
@@ -177,8 +179,8 @@ def report(folder: Path, manifest: dict) -> None:
     for split, flag in (("train", "--train-data"), ("val", "--val-data")):
         shards = [shard for shard in manifest["shards"] if shard["split"] == split]
         if shards:
-            pattern = folder / f"{name}_{split}_*.bin"
-            print(f"{total(shards, 'tokens'):,} tokens in {len(shards)} shard(s): {flag} '{pattern}'")
+            pattern = shlex.quote(f"{glob.escape(str(folder / name))}_{split}_*.bin")
+            print(f"{total(shards, 'tokens'):,} tokens in {len(shards)} shard(s): {flag} {pattern}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

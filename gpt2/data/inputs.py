@@ -97,6 +97,12 @@ def find_inputs(paths: list[Path]) -> tuple[list[Input], Remarks]:
             found.append(file_of(path))
             if not classify(path):
                 remarks.add("of unknown extension", path, "read as plain text")
+    seen = set()
+    for source in found:
+        file = source.path.resolve()
+        if file in seen:
+            remarks.add("given or linked more than once", source.path, "read again")
+        seen.add(file)
     return found, remarks
 
 

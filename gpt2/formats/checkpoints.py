@@ -256,15 +256,21 @@ def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
     return layouts, {begin: layout.count for begin, layout in layouts.items()}
 
 
-def check_model(path: Path) -> None:
-    """Check a checkpoint's model.bin against the checksum in its marker. UserError: they differ.
+def marker_of(path: Path) -> Path | None:
+    """Find the marker of a checkpoint, or of its model.bin, which links may lead to. None: `path` is another file."""
+    if path.is_dir():
+        return path / MARKER
+    places = [place.with_name(MARKER) for place in (path, path.resolve()) if place.name == MODEL]
+    return next(filter(Path.is_file, places), None)
 
-    Nothing is known of other files.
-    """
-    path = path.resolve()
-    if path.name != MODEL or not path.with_name(MARKER).exists():
+
+def check_model(path: Path) -> None:
+    """Check a checkpoint's model.bin, but no other file, against its marker's checksum. UserError: they differ."""
+    marker = marker_of(path)
+    if path.is_dir() or not marker:
         return
-    expected = read_marker(path.with_name(MARKER)).get(MODEL_CHECKSUM)
+    path = marker.with_name(MODEL)
+    expected = read_marker(marker).get(MODEL_CHECKSUM)
     with file_errors(path, "cannot read it; check the disk"):
         if expected is not None and file_checksum(path) != expected:
             raise UserError(

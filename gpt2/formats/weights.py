@@ -60,8 +60,8 @@ def trained_lengths(path: Path) -> tuple[int, int] | None:
     model is not in a run's checkpoint, so nothing says it. UserError: nothing is there, or it is damaged.
     """
     form, place = find(path)
-    marker = (place if form is checkpoints else place.parent) / checkpoints.MARKER
-    if form is huggingface or not marker.is_file():
+    marker = checkpoints.marker_of(place)
+    if form is huggingface or not marker:
         return None
     facts = checkpoints.read_marker(marker)
     if "seq_len" not in facts:
@@ -155,7 +155,7 @@ def _in_folder(path: Path) -> tuple[ModuleType, Path]:
                 "weights"
             )
         return _in_checkpoint(max(steps, key=lambda place: int(STEP.fullmatch(place.name)[1])))
-    if STEP.fullmatch(path.resolve().name):
+    if STEP.fullmatch(path.resolve().name) or (path / checkpoints.MARKER).is_file():  # a copy may have any name
         return _in_checkpoint(path)
     if any(path.glob("*.safetensors*")) or any(path.glob("pytorch_model*.bin")):
         return huggingface, path
@@ -168,6 +168,8 @@ def _in_folder(path: Path) -> tuple[ModuleType, Path]:
 
 def _in_file(path: Path) -> tuple[ModuleType, Path]:
     if path.suffix == ".safetensors":
+        if (path.parent / checkpoints.MARKER).is_file():
+            raise UserError(f"{path}: a part of a checkpoint, expected the whole: give its folder, {path.parent}")
         return huggingface, path
     if path.name.endswith(".json"):
         raise UserError(f"{path}: describes weights, expected the weights themselves: give its folder, {path.parent}")

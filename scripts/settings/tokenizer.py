@@ -1,6 +1,7 @@
 """Which tokenizer belongs to a model. All programs ask here."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import tiktoken
@@ -66,15 +67,17 @@ def tokenizer_of_run(path: Path) -> str | None:
 
     None: the path is in no run folder, or the run does not know. UserError: it is the name of no tokenizer.
     """
-    run = next((folder.parent for folder in path.parents if folder.name == "checkpoints"), path)
-    try:
-        name = json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if name is not None and name not in [*TOKENIZERS, OTHER]:
-        found = f"{name!r}"[:50]
-        raise UserError(f"{run / 'config.json'}: its tokenizer is {found}, expected {NAMES}: say --tokenizer")
-    return name
+    of_checkpoint = (folder.parent for folder in path.parents if folder.name == "checkpoints")
+    for run in (path, *islice(of_checkpoint, 1)):  # the run itself may lie in a folder of that name
+        try:
+            name = json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if name is not None and name not in [*TOKENIZERS, OTHER]:
+            found = f"{name!r}"[:50]
+            raise UserError(f"{run / 'config.json'}: its tokenizer is {found}, expected {NAMES}: say --tokenizer")
+        return name
+    return None
 
 
 def tokenizer_of_training(settings, vocab_size: int) -> str | None:

@@ -30,7 +30,7 @@ from scripts.backends.choose import choose_kernels
 from scripts.backends.gpus import on_own_gpu
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import check_tokens, choose_tokenizer, tokenizer_of, tokenizer_of_shards
-from scripts.training.same_files import check_same_files
+from scripts.training.same_files import check_same_files, found_for_all
 from scripts.training.worker import Worker
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -69,6 +69,7 @@ def load_model(
     for half of it. dtype: of the products' operands, on cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
+    path = found_for_all(world, path)
     with world.together(UserError):
         config = weights.read_config(path)
         length, remark = choose_sequence_length(sequence_length, path, config)

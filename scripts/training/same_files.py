@@ -12,6 +12,7 @@ from dist.console import say
 from dist.world import World, end_with_one_line
 from gpt2.errors import UserError
 from gpt2.files import user_cache_folder
+from gpt2.formats import weights
 
 SAMPLE_BYTES = 4096
 SAMPLES = 512  # of all files that are compared together: a millisecond where the system has them in memory
@@ -38,6 +39,18 @@ def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> l
         if world.rank == 0:
             paths = [str(path) for path in make(folder=beside, remark=remark)]
     return world.comm.bcast(paths)
+
+
+def found_for_all(world: World, path: Path) -> Path:
+    """Find the weights at `path`: of a run, the checkpoint that is the newest for rank 0. Collective.
+
+    A run that still trains writes others meanwhile, so ranks that look for themselves may read different ones.
+    """
+    place = None
+    with world.together(UserError):
+        if world.rank == 0:
+            _, place = weights.find(path)
+    return world.comm.bcast(place)
 
 
 def check_same_files(world: World, paths: list[Path]) -> None:

@@ -16,12 +16,14 @@ from scripts.settings.sequence_length import untrained_positions
 from scripts.training.changes import changed_settings
 from scripts.training.folder import confirm_summary
 from scripts.training.report import warn
-from scripts.training.same_files import check_same_files
+from scripts.training.same_files import check_same_files, found_for_all
 from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
 from strategies import STRATEGIES
 
 
-def fill_parameters(parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str, seed: int) -> None:
+def fill_parameters(
+    parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str | Path, seed: int
+) -> None:
     """Fill the parameters, in host memory, from a checkpoint, from a file or a run (init), or at random.
 
     buffers: a strategy's, which take each range up as soon as it is filled (buffers.filled). UserError: the file does
@@ -46,9 +48,10 @@ def first_parameters(
     """
     parameters = Parameters(layout, backend.host_parameters)
     if init != "random" and not checkpoint:
+        init = found_for_all(world, Path(init))
         with world.together(UserError):
-            files = weights.files(Path(init))
-            untrained = untrained_positions(Path(init), seq_len)
+            files = weights.files(init)
+            untrained = untrained_positions(init, seq_len)
         if world.rank == 0 and untrained:
             warn(untrained)
         check_same_files(world, files)

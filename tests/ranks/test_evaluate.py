@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gpt2.inference.evaluation import Scorer, strided_windows
 from gpt2.inference.evaluation_choices import check_examples, read_examples
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.parameters import Layout, Parameters
+from gpt2.parameters import Layout, Parameters, no_hook
 from tests.support.in_process import ROOT, log, train
 from tests.support.launch import launch
 
@@ -354,6 +355,38 @@ def test_a_run_is_evaluated_as_it_was_trained(comm, files, shared_path, capsys):
     assert weights.trained_lengths(shared_path / "model.bin") is None
     train(world, shared_path / "imported", *flags, "--init", shared_path / "model.bin", "--seq-len", 8, "--steps", 1)
     assert weights.trained_lengths(shared_path / "imported") == (8, 40)
+
+
+@pytest.mark.ranks(2)
+def test_all_ranks_read_one_checkpoint_of_a_run_that_goes_on(comm, shared_path, monkeypatch):
+    """A newer checkpoint appears after a run's newest one was found, by evaluate.py and by train.py --init."""
+    from dist.world import start_world
+    from scripts.training import evaluation, start
+
+    def save(step: int) -> None:
+        folder = shared_path / "run" / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        parameters.flat[:] = step
+        llmc.write_parameters(folder / "model.bin", parameters)
+
+    def another(world, files):
+        comm.Barrier()
+        if comm.rank == 0:
+            save(next(steps))
+        comm.Barrier()
+
+    world, parameters, steps = start_world(), Parameters.zeros(Layout(CONFIG)), iter([2, 3])
+    for module in (evaluation, start):
+        monkeypatch.setattr(module, "check_same_files", another)
+    if comm.rank == 0:
+        save(1)
+    comm.Barrier()
+    model = evaluation.load_model(shared_path / "run", None, None, 1, "numpy", "float32", 1, world)
+    assert model.parameters.lnf_bias[0] == 1
+    buffers = SimpleNamespace(fills_parameters=True, filled=no_hook)
+    backend = SimpleNamespace(host_parameters=parameters.flat, buffers=buffers)
+    start.first_parameters(str(shared_path / "run"), 1, 8, backend, parameters.layout, None, world)
+    assert parameters.lnf_bias[0] == 2
 
 
 BAD_FLAGS = {

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -205,6 +206,7 @@ def models_by_name(tmp_path_factory):
     llmc.write_parameters(step / "model.bin", model(50304))
     (step / checkpoints.MARKER).write_text("{}")
     (folder / "run" / "config.json").write_text(json.dumps({"settings": {"tokenizer": "gpt2"}}))
+    shutil.copytree(folder / "run", folder / "checkpoints" / "run")
     for size in (256, 777, 50257):
         llmc.write_parameters(folder / f"{size}.bin", model(size))
     for name in ("bytes", "other"):
@@ -223,6 +225,8 @@ def models_by_name(tmp_path_factory):
         ("--init run --text my.txt", "gpt2"),
         ("--init run/checkpoints/step-00000001/model.bin --text my.txt", "gpt2"),
         ("--init run", "gpt2"),
+        ("--init checkpoints/run", "gpt2"),
+        ("--init checkpoints/run/checkpoints/step-00000001", "gpt2"),
         ("--init run --tokenizer bytes", "bytes"),
         ("--init 50257.bin --text my.txt", "gpt2"),
         (

@@ -71,6 +71,15 @@ def test_a_folder_that_leads_into_itself_is_read_once(tmp_path):
     assert [source.path for source in found] == [tmp_path / "a.txt"]
 
 
+def test_a_file_that_is_read_twice_is_named(tmp_path):
+    """Given twice, or by a link. It is read each time, as it may be meant to count twice."""
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    found, remarks = text_inputs.find_inputs([tmp_path, tmp_path / "a.txt"])
+    assert len(found) == 3
+    assert str(remarks) == f"read again: 2 given or linked more than once ({tmp_path}/b.txt, {tmp_path}/a.txt)"
+
+
 def test_a_file_of_any_name_may_be_given(tmp_path, capsys):
     """It is plain text. A line says so."""
     path = tmp_path / "notes.md"

@@ -1,6 +1,7 @@
 """scripts/prepare.py: the tokens of gpt2.data.texts, whatever they come from; what it refuses."""
 
 import gzip
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from gpt2.data import documents as prepare_documents
 from gpt2.data import inputs as prepare_files
 from gpt2.data import texts
-from gpt2.data.shards import open_shard
+from gpt2.data.shards import open_shard, shard_paths
 from scripts.preparation import batches as prepare_batches
 from scripts.prepare import parse
 from tests.support.prepared import (
@@ -43,6 +44,16 @@ def test_shakespeare(tmp_path):
     expected = texts.prepare(SHAKESPEARE, "gpt2", tmp_path)
     for split, path in zip(("train", "val"), expected, strict=True):
         assert (tmp_path / f"split/tinyshakespeare_{split}_000000.bin").read_bytes() == path.read_bytes()
+
+
+def test_the_patterns_that_it_prints_match_the_shards(tmp_path, capsys):
+    """A glob's own signs in the folder's name stand for themselves, and a shell reads the pattern as one word."""
+    folder = tmp_path / "run [1] of 'mine'*"
+    run(write_folder(tmp_path / "in", ["Some text. " * 9]), "--out", folder)
+    printed = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if "shard(s)" in line]
+    for line, split in zip(printed, ("train", "val"), strict=True):
+        flag, pattern = shlex.split(line)
+        assert (flag, shard_paths(pattern)) == (f"--{split}-data", [folder / f"in_{split}_000000.bin"])
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

@@ -47,6 +47,25 @@ def test_a_run_is_its_newest_checkpoint(tmp_path):
     assert (weights.load(run / "checkpoints" / "step-00000000" / "model.bin").flat == new_parameters(1).flat).all()
 
 
+def test_a_checkpoint_under_another_name(tmp_path):
+    """A copy, and links to its file: the same parameters, and the same facts about them."""
+    parameters, layout = new_parameters(), Layout(CONFIG)
+    part = tmp_path / "step-00000007.part"
+    ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
+    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges)}
+    facts = {"step": 7, "seq_len": 3} | checkpoints.model_facts(layout)
+    copy = checkpoints.complete(part, facts, files).rename(tmp_path / "best")
+    assert (weights.load(copy).flat == parameters.flat).all()
+    llmc.write_parameters(tmp_path / "elsewhere.bin", parameters)
+    (copy / "model.bin").symlink_to(tmp_path / "elsewhere.bin")
+    for path in (copy, copy / "model.bin"):
+        assert weights.trained_lengths(path) == (3, 3)
+    (copy / "model.bin").unlink()
+    (tmp_path / "elsewhere.bin").rename(copy / "model.bin")
+    (tmp_path / "to-it.bin").symlink_to(copy / "model.bin")
+    assert weights.trained_lengths(tmp_path / "to-it.bin") == (3, 3)
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[1030] ^= 1  # of the first number behind the header
@@ -68,6 +87,9 @@ def test_a_checkpoint_s_model_that_is_damaged(tmp_path):
     flip_a_bit(step / "model.bin")
     for path in (tmp_path / "run", step, step / "model.bin", tmp_path / "link.bin"):
         assert "model.bin: does not have the checksum in checkpoint.json" in refusal(path)
+    assert f"a part of a checkpoint, expected the whole: give its folder, {step}" in refusal(
+        step / "rank-00000.safetensors"
+    )
     (step / "model.bin").rename(tmp_path / "model.bin")
     assert not (weights.load(tmp_path / "model.bin").flat == parameters.flat).all(), "nothing is known of it there"
     assert (weights.load(tmp_path / "run").flat == parameters.flat).all()
