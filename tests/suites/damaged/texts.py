@@ -155,7 +155,9 @@ def resumed_log(folder: Path) -> Damaged:
     def read():
         shutil.rmtree(resumed, ignore_errors=True)
         shutil.copytree(made, resumed)
-        RunFolder(resumed, lambda: None, 2)
+        run_folder = RunFolder(resumed, lambda: None, 2)
+        run_folder.set_config({}, [], "", {})
+        run_folder.begin()
         return (resumed / "log.jsonl").read_bytes()
 
     def judge(mutant, value):
