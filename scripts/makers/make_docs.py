@@ -22,7 +22,7 @@ PARTS = tomllib.loads((Path(__file__).parent / "pages" / "parts.toml").read_text
 def main():
     options = parse()
     FIGURES.mkdir(parents=True, exist_ok=True)
-    for name in with_choice(options.parts):
+    for name in options.parts:
         part = Part(**PARTS[name], name=name, options=options)
         with tempfile.TemporaryDirectory() as folder:
             made = function_of(name)(part, Path(folder))
@@ -37,17 +37,12 @@ def parse():
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART")
     parser.add_argument("--text", type=Path, help="learning, training_steps: tinyshakespeare.txt (1,115,394 bytes)")
-    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies...: with the MPI of each")
+    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies: with the MPI of each")
     parser.add_argument("--cases", metavar="NAME,...", help="failures: run these alone, the rows of others stay (all)")
     options = parser.parse_args()
     if "learning" in options.parts and not options.text:
         parser.error("learning needs --text, the path of tinyshakespeare.txt")
     return options
-
-
-def with_choice(parts: list[str]) -> list[str]:
-    """The parts, and `choice` behind those that measure exchanges: it repeats their numbers on another page."""
-    return [*parts, "choice"] if any(name.startswith("exchange") for name in parts) else parts
 
 
 def function_of(name: str):

@@ -18,7 +18,7 @@ from scripts.prediction.predictor import PredictedStep
 
 EXPLAINED = (0.5, 2.0)  # factors: beyond, something took the time that the model does not know
 TRIFLE = 0.05  # of a step: by so little the factor may miss what was measured, where little of the exchange shows
-# Another strategy's exchange over the calibrated prediction: 19 of 20 pairs in docs/benchmarks.md are nearer.
+# Another strategy's exchange over the calibrated prediction: 19 of 20 pairs in docs/benchmarks-exchange.md are nearer.
 OWN_MESSAGES_ERROR, LIBRARY_ERROR = 0.15, 0.25
 NOTCH = 1.57  # quartile ranges over sqrt(n): medians that differ by more differ at 95% (McGill, Tukey, Larsen 1978)
 HALVINGS = 60

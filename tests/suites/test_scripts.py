@@ -22,6 +22,7 @@ from tests.suites.faults.processes import processes_of, wait_until
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
+BENCHMARKS = [f"docs/benchmarks-{name}.md" for name in ("accuracy", "exchange", "step", "training")]
 
 
 def run(script, *arguments):
@@ -122,15 +123,6 @@ def test_compare_knows_names_and_options_before_it_trains(tmp_path):
 
 
 @pytest.mark.any_mpi
-def test_first_step_tells_import_and_step():
-    result = run("makers/first_step.py")
-    assert result.returncode == 0, result.stderr
-    seconds = json.loads(result.stdout)
-    assert set(seconds) == {"import_s", "first_step_s"}
-    assert min(seconds.values()) > 0
-
-
-@pytest.mark.any_mpi
 def test_bench_step(tmp_path):
     """Phases add up to the step, kernels to no more than it, on both sides; in one step, whatever else the cores do."""
     file = tmp_path / "step.json"
@@ -189,7 +181,7 @@ def test_the_floor_is_all_the_steps_products(monkeypatch):
     assert operations["backward, attention"] == 2 * operations["forward, attention"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", *BENCHMARKS])
 def test_generated_blocks_are_filled_and_pictures_exist(page):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"<!-- begin generated: (\w+) -->\n(.*?)<!-- end generated: \1 -->", text, re.DOTALL)
@@ -202,10 +194,10 @@ def test_generated_blocks_are_filled_and_pictures_exist(page):
 
 @pytest.mark.parametrize("name", make_docs.PARTS)
 def test_every_part_of_the_documentation_has_its_function_and_its_marks(name):
-    """The names of a part's blocks begin with its own; `report` is a picture alone."""
+    """The names of a part's blocks begin with its own; some parts are pictures alone."""
     assert callable(make_docs.function_of(name))
     page = (ROOT / make_docs.PARTS[name]["page"]).read_text()
-    assert name == "report" or re.search(f"begin generated: {name.replace('_', '[_ ]')}", page)
+    assert name in ("report", "pictures") or re.search(f"begin generated: {name.replace('_', '[_ ]')}", page)
 
 
 def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):

@@ -239,8 +239,8 @@ def test_a_trifle_is_explained_by_any_model(exchange_s, is_explained):
 
 
 def test_the_errors_are_those_of_the_measured_table():
-    """docs/benchmarks.md: each strategy as the run, each other as what is predicted from it."""
-    page = (DOCS / "benchmarks.md").read_text()
+    """docs/benchmarks-exchange.md: each strategy as the run, each other as what is predicted from it."""
+    page = (DOCS / "benchmarks-exchange.md").read_text()
     head, _, *lines = page.split("<!-- begin generated: model -->\n")[1].split("\n\n")[0].splitlines()
     names, inside = re.findall(r"`([^`]+)`", head), []
     for line in lines:

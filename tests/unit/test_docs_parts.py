@@ -78,7 +78,7 @@ class Programs:
             for name, (family, wire, median) in seconds.items()
         }
         Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": [{"bytes": 8e6, "contenders": contenders}]}))
-        return ["host", "", "the tables"]
+        return ["host", "", "the table", "", "bytes in / out of each node's port, MB"]
 
     def bench_training(self, words, value):
         steps = {"ours": 2.0, "ours, bfloat16 wire": 1.0, "DDP": 3.0, "DDP, float16 hook": 2.5}
@@ -121,7 +121,6 @@ def make(monkeypatch, tmp_path):
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
     monkeypatch.setattr("scripts.makers.pages.strategies.draw", lambda *unused: None)  # it needs a cluster's counters
-    monkeypatch.setattr("scripts.makers.pages.cluster.draw_slices", lambda *unused: None)  # it needs traces
     for module in ("training", "exchange", "beside_ddp"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
@@ -141,25 +140,19 @@ def make(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("comparison", "```\nmedian ms  step\nall           1\n```\n\n"),
         ("learning", "Validation loss 2.500 over the whole validation set (nanoGPT's README says 1.88, of 20 batches), "
                      "training loss 2.000 over the last 200 steps, in 1.0 minutes. "),
-        ("ranks", "| 4 | 1 | 3 (forced by `--threads`) | 77 | 77 | 1.00 |\n\n`--strategy reduce-scatter"),
-        ("large", "| gpt2-774M | bfloat16 | 1.25 | 77 | 45% | 1.0 |\n"),
-        ("memory", "| `reduce-bcast/dedicated` | 1.00 | 3.00 | 2.0 |\n"),
         ("sharding", "| gpt2-124M | 4 | `zero-3` | 0.50 | 0.93 | 3.00 |\n"),
         ("checkpoint", "| `reduce-bcast` | 2 | 5 | 0.50 | 2.0 | 2.00 | -7.0 |\n"),
         ("overlap", "Of what the exchange adds to a step overlap hides 80%, of the time that ranks spend in the "
                     "exchange and nothing else, 80%."),
-        ("exchange", "```\nthe tables\n```\n\n8 MB: ring takes 2.000 of the bound, MPI_Allreduce 1.50 times as long, "
+        ("exchange", "```\nthe table\n```\n\n8 MB: ring takes 2.000 of the bound, MPI_Allreduce 1.50 times as long, "
                      "bfloat16 on the wire 0.50 of its time.\n\n"),
         ("model", "| MPICH | 3 hosts of 1 | 8 | 100 ms, -1% | 200 ms, not modelled |\n"),
         ("model", "Of 9 predictions 3 are more than 15% off; the worst, +20%, is `ring` of 32 MB with MPICH, 3 hosts "
                   "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
         ("strategies", "| MPICH | `ring` | 100 | 1.25 | 99 | 3.0 / 4.0 | 3.1 / 4.0 |\n"
                        "| MPICH | `tree` | 200 | 2.50 | - | 3.0 / 4.0 | - |\n"),
-        ("strategies_training", "| MPICH | `sliced` | 2000 | 2000, 2000 | 500 |\n"
-                                "| MPICH | `sliced --overlap` | 1200 | 1200, 1200 | 100 |\n"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
         ("training_steps", "| 30.0M parameters, 4 nodes, links of 400 Mbit/s | 2.00 | 3.00 | 1.5 | 1.00 | 2.50 | 2.5 | "
                            "0.50 |\n"),
@@ -178,7 +171,7 @@ def test_what_is_measured_stands_in_the_block(make, name, expected):
 
 
 def test_a_runs_kernels_are_named(make):
-    assert "with MPICH 5, OpenBLAS 1, Zen kernels, numpy 2." in make("ranks")[0]
+    assert "with MPICH 5, OpenBLAS 1, Zen kernels, numpy 2." in make("sharding")[0]
 
 
 def test_faults_are_counted_by_case(make):
@@ -199,11 +192,6 @@ def test_a_part_runs_what_its_entry_says(make):
                      r"--strategy none --no-exchange --n-layer 12", first)  # fmt: skip
     assert "--overlap" not in second
     assert "--strategy hierarchical-sharded --overlap --n-layer 12" in third
-
-
-def test_what_repeats_exchanges_is_made_after_them():
-    assert make_docs.with_choice(["exchange_even"]) == ["exchange_even", "choice"]
-    assert make_docs.with_choice(["memory"]) == ["memory"]
 
 
 def test_a_command_that_fails_ends_the_part():

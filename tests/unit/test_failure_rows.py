@@ -112,13 +112,23 @@ def test_a_command_is_judged(changed, expected, wrong):
     assert command.judge(DONE | changed, Command("", "", expected), 5.0) == wrong
 
 
-def test_the_page_has_commands_apart_from_launchers():
+def test_single_commands_are_not_in_the_table_of_launchers():
     made = {"mpirun (MPICH)": {"processor": "a CPU", "cores": 2}, "command": {"processor": "a CPU", "cores": 2}}
     run = judged(ENDED, MISTAKEN) | {"says": "the disk is full", "launcher": "mpirun (MPICH)", "said_by": "job"}
-    assert "| the disk is full | 1.0 s, code 2, 5 lost |" in page.matrix([run], made, "All is well.")
-    assert "command" not in page.matrix([run], made, "All is well.")
-    row = DONE | {"says": "`| head`", "outcome": "1.0 s, code 2"}
-    assert "| `\\| head` | 1.0 s, code 2 | `error: no` |" in page.command_table([row], made)
+    command = run | {"says": "a command", "launcher": "command"}
+    block = page.failures_block({"rows": [run, command], "made_on": made, "summary": "All is well."})
+    assert "| the disk is full | 1.0 s, code 2, 5 lost |" in block
+    assert "command" not in block
+
+
+def test_cases_with_one_outcome_under_all_launchers_share_a_line():
+    made = {name: {"processor": "a CPU", "cores": 2} for name in ("mpirun (MPICH)", "srun (pmi2)")}
+    rows = [{"says": says, "launcher": name, "outcome": outcome if "srun" in name else "goes on"}
+            for says, outcome in (("SIGUSR1", "goes on"), ("SIGUSR2", "code 75"), ("a cut", "goes on"))
+            for name in made]  # fmt: skip
+    block = page.failures_block({"rows": rows, "made_on": made, "summary": "All is well."})
+    assert '* Under every launcher "goes on": SIGUSR1; a cut.\n' in block
+    assert "| SIGUSR2 | goes on | code 75 |\n" in block
 
 
 def write_log(run, losses):

@@ -67,41 +67,6 @@ def overlap(part: Part, folder: Path) -> str:
     return part.filled(rows, hidden_step=hidden_step, hidden_exchange=hidden_exchange, measured_on=measured_on(run))
 
 
-def strategies_training(part: Part, folder: Path) -> str:
-    """Steps of each strategy, with the MPI of each Python of --pythons (this one): its runs in turns."""
-    rows, configs = [], []
-    for number, python in enumerate(part.options.pythons or [sys.executable]):
-        runs = {name: [folder / f"{number}-{turn}" / name.replace(" ", "") for turn in range(part.rounds)]
-                for name in part.strategies}  # fmt: skip
-        for turn in range(part.rounds):
-            for name, places in runs.items():
-                flags = ("--strategy", *name.split(), *part.training.split(), "--out", places[turn])
-                on_hosts(part.hosts, "train.py", *flags, python=python)
-        configs.append(read(places[0] / "config.json"))
-        library = library_name(configs[-1]["mpi_library"])
-        rows += [{"library": library, "name": name} | steps_of(places) for name, places in runs.items()]
-        if library == part.drawn["library"]:
-            draw_slices([runs[name][-1] for name in part.drawn["strategies"]], folder)
-    libraries = dict.fromkeys(one["mpi_library"] for one in configs)
-    return part.filled(rows, measured_on=measured_with(configs[0]["machine"], *libraries))
-
-
-def steps_of(runs: list[Path]) -> dict:
-    """ms: the median step of the runs' medians; each: of every run; exchange_ms: what of it the exchange shows."""
-    found = {
-        key: [median(line[key] for line in log_of(run)[2:]) * 1e3 for run in runs]
-        for key in ("step_s", "exposed_exchange_s")
-    }
-    each = ", ".join(f"{ms:.0f}" for ms in found["step_s"])
-    return {"ms": median(found["step_s"]), "each": each, "exchange_ms": median(found["exposed_exchange_s"])}
-
-
-def draw_slices(runs: list[Path], folder: Path) -> None:
-    """When the runs' slices were under way."""
-    output_of("plot.py", *runs, "--out", folder / "slices")
-    shutil.copy(folder / "slices" / "slices.png", FIGURES / "slices.png")
-
-
 def model(part: Part, folder: Path) -> str:
     """Predicted exchanges beside measured ones, with the MPI of each Python of --pythons (this one)."""
     found, reports, file = {}, [], folder / "model.json"

@@ -10,7 +10,7 @@ from subprocess import CalledProcessError
 
 from PIL import Image
 
-from scripts.makers.pages.page import FIGURES, ROOT, Part, measured_on, on_hosts, output_of, read
+from scripts.makers.pages.page import FIGURES, ROOT, Part, on_hosts, output_of, read
 from scripts.prediction.of_run import own_schedule
 from scripts.reports import figures
 from traces import read_run
@@ -19,7 +19,6 @@ from traces.verdict.summary import measure_runs
 
 FAILURES, DRAWN = ROOT / "docs" / "failures.json", ROOT / "docs" / "drawn-faults.json"
 COMMAND = "command"  # what failure_suite.py calls the launcher of single commands
-LONGEST_LINE = 180  # characters
 DPI, COLOURS = 90, 48  # of a picture
 
 
@@ -78,7 +77,7 @@ def made_on(facts: dict) -> str:
     )
 
 
-def failures(part: Part, folder: Path) -> dict[str, str]:
+def failures(part: Part, folder: Path) -> str:
     """Every case under the launchers of this Python's MPI, and as single commands; the rows of another MPI's stay."""
     cases = part.options.cases
     try:
@@ -87,55 +86,24 @@ def failures(part: Part, folder: Path) -> dict[str, str]:
         if error.returncode != 1:
             raise
         found = read(FAILURES)  # not all is as expected, and the page says so in bold
-    return blocks_of(found)
+    return failures_block(found)
 
 
-def blocks_of(found: dict) -> dict[str, str]:
-    """The blocks of docs/failures.md from the suite's file of rows."""
-    runs = [row for row in found["rows"] if row["launcher"] != COMMAND]
-    commands = [row for row in found["rows"] if row["launcher"] == COMMAND]
-    return {
-        "failures": matrix(runs, found["made_on"], found["summary"]),
-        "failure messages": messages(runs),
-        "failures_commands": command_table(commands, found["made_on"]),
-    }
-
-
-def matrix(rows: list[dict], made: dict, summary: str) -> str:
-    """A line a case, a column a launcher."""
-    launchers = sorted(made.keys() - {COMMAND})
+def failures_block(found: dict) -> str:
+    """Return a row for each case and a column for each launcher; cases with one outcome everywhere share a line."""
+    launchers = sorted(found["made_on"].keys() - {COMMAND})
     lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
+    alike = {}
+    rows = [row for row in found["rows"] if row["launcher"] != COMMAND]
     for says, group in groupby(rows, lambda row: row["says"]):
         outcomes = {row["launcher"]: row["outcome"] for row in group}
-        lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
-    lines += ["", f"{summary} Made on:", ""]
-    return "\n".join(lines + [f"* `{short(name)}`: {made_on(made[name])}." for name in launchers])
-
-
-def messages(rows: list[dict]) -> str:
-    """A line a case: what was printed, once where the job says it; where only a launcher does, what each says."""
-    lines = ["| | the line |", "|---|---|"]
-    for says, group in groupby(rows, lambda row: row["says"]):
-        of_case = list(group)
-        said = [f"`{shortened(row['said'])}`" for row in of_case if row["said_by"] == "job"][:1]
-        said += [
-            f"{short(row['launcher'])}: `{shortened(row['said'])}`" for row in of_case if row["said_by"] == "launcher"
-        ]
-        lines.append(f"| {says} | {'<br>'.join(said) or 'nothing'} |")
-    return "\n".join(lines)
-
-
-def command_table(rows: list[dict], made: dict) -> str:
-    """A line a command: what is odd, what became of it, and the line that it ended with."""
-    lines = ["| | | the line |", "|---|---|---|"]
-    for row in rows:
-        said = f"`{in_table(shortened(row['said']))}`" if row["code"] and row["said"] else "nothing" * bool(row["code"])
-        lines.append(f"| {in_table(row['says'])} | {row['outcome']} | {said} |")
-    return "\n".join([*lines, "", *(f"Made on {made_on(made[name])}." for name in made if name == COMMAND)])
-
-
-def in_table(text: str) -> str:
-    return text.replace("|", "\\|")
+        if len(launchers) == len(outcomes) > 1 and len(set(outcomes.values())) == 1:
+            alike.setdefault(outcomes[launchers[0]], []).append(says)
+        else:
+            lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
+    lines += ["", *(f'* Under every launcher "{outcome}": {"; ".join(cases)}.' for outcome, cases in alike.items())]
+    lines += ["", f"{found['summary']} Made on:", ""]
+    return "\n".join(lines + [f"* `{short(name)}`: {made_on(found['made_on'][name])}." for name in launchers])
 
 
 def short(launcher: str) -> str:
@@ -143,24 +111,17 @@ def short(launcher: str) -> str:
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 
-def shortened(line: str) -> str:
-    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE].rsplit(' ', 1)[0]} ..."
+def supervised_kills(part: Part, folder: Path) -> dict[str, str]:
+    """Compare a run under random faults, which --restarts takes up again, with an undisturbed one."""
+    output_of("random_kills.py", "--json", folder / "kills.json", *part.flags.split())
+    found = read(folder / "kills.json")
+    return {"supervised kills": f"> {found['summary']}\n\nMade on {made_on(found['machine'])}."}
 
 
-def random_kills(part: Part, folder: Path) -> dict[str, str]:
-    """A run under random faults beside an undisturbed one, in each of the part's forms, in the block of its name."""
-    lines = []
-    for number, flags in enumerate(part.flags):
-        output_of("random_kills.py", "--json", folder / f"{number}.json", *flags.split())
-        found = read(folder / f"{number}.json")
-        lines.append(f"> {found['summary']}")
-    return {part.name.replace("_", " "): "\n>\n".join(lines) + f"\n\nMade on {made_on(found['machine'])}."}
-
-
-def pictures(part: Part, folder: Path) -> str:
-    """Every picture of a healthy and of a sick run, and what was done to each run."""
+def pictures(part: Part, folder: Path) -> dict[str, str]:
+    """Draw every picture of a healthy and of a sick run; there is no block."""
     cases = list(dict.fromkeys(case for pair in part.pairs.values() for cases in pair for case in cases))
-    found = run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
+    run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
     (folder / "runs").mkdir()
     for case in cases:  # equal runs are told apart by the names of their folders
         (folder / case / "1").rename(folder / "runs" / case)
@@ -174,8 +135,7 @@ def pictures(part: Part, folder: Path) -> str:
     for picture, pair in part.pairs.items():
         for health, names in zip(("healthy", "sick"), pair, strict=True):
             save(drawn(*names)[picture], FIGURES / "pictures" / f"{picture}-{health}.png")
-    measured = measured_on(folder / "runs" / "clean")
-    return part.filled(found["rows"], train=found["rows"][0]["train"], measured_on=measured)
+    return {}
 
 
 def save(figure, path: Path) -> None:

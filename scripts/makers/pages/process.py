@@ -47,32 +47,16 @@ def watch(part: Part, folder: Path) -> str:
 
 
 def step(part: Part, folder: Path) -> str:
-    """One step on one rank, in two sizes."""
-    file, tables = folder / "step.json", []
-    for length in part.lengths:
-        flags = "--seq-len", length, "--dtype", part.dtype, *part.vs, "--json", file
-        tables.append(fenced(output_of("bench_step.py", *flags)))
-    machine, contenders = read(file)["machine"], read(file)["contenders"]
+    """Measure one step on one rank beside PyTorch's."""
+    file = folder / "step.json"
+    flags = "--seq-len", part.length, "--dtype", part.dtype, "--vs", "torch", "--json", file
+    table = fenced(output_of("bench_step.py", *flags))
+    machine = read(file)["machine"]
     versions = {name: machine[name] for name in ("python", "numpy", "numba")}
-    if part.vs:
-        versions |= contenders["torch"]["versions"]
-    return "\n\n".join([*tables, measured_with(machine, **versions)])
+    versions |= read(file)["contenders"]["torch"]["versions"]
+    return f"{table}\n\n{measured_with(machine, **versions)}"
 
 
-def start(part: Part, folder: Path) -> str:
-    """First steps with an empty cache of compiled loops, and with what that left, of processes that start at once."""
-    file = folder / "first.json"
-    output_of("first_step.py", "--processes", part.processes, "--repeat", part.repeat, "--json", file)
-    rows = read(file)["rows"]
-    seconds = {(row["dtype"], row["processes"], row["cache"]): row["first_step_s"] for row in rows}
-    for row in rows:
-        row["more_s"] = row["first_step_s"] - seconds[row["dtype"], row["processes"], "filled"]
-    return part.filled(rows, measured_on=measured_on(file))
-
-
-def prepare(part: Part, folder: Path) -> str:
-    """Text to tokens beside the loop that prepare.py replaces."""
-    file = folder / "prepare.json"
-    output_of("bench_prepare.py", "--json", file)
-    found = read(file)
-    return part.filled(**found | {"rows": found["inputs"]}, measured_on=measured_on(file))
+def choice(part: Part, folder: Path) -> dict[str, str]:
+    """Show what advise.py says of a cluster, and of ways to cut a model."""
+    return {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}

@@ -1,7 +1,6 @@
 """Parts of make_docs.py: training on this machine's cores, its time, its memory, its checkpoints and its loss."""
 
 import shutil
-from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, output_of, read
+from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, read
 from traces.plots import look
 from traces.plots.loss_curves import smooth
 
@@ -22,13 +21,6 @@ WIRES = {
     "ring/bfloat16/error-feedback": ("bfloat16, error feedback", look.BLUE, (0, (1, 1.5))),
     "tree": ("float32, added in another order", "#A6A6A6", "-"),
 }
-
-
-def comparison(part: Part, folder: Path) -> str:
-    """The README's first table and figure."""
-    runs, table = compare(folder, 4, part.strategies)
-    shutil.copy(folder / "plots" / "comparison.png", FIGURES / "comparison.png")
-    return part.filled(table=table, measured_on=measured_on(runs["sliced"]))
 
 
 def learning(part: Part, folder: Path) -> str:
@@ -43,44 +35,6 @@ def learning(part: Part, folder: Path) -> str:
         minutes=sum(line["step_s"] for line in log) / 60,
         measured_on=measured_on(run),
     )
-
-
-def ranks(part: Part, folder: Path) -> str:
-    """The same global batch on more ranks of one node, in each dtype."""
-    rows = []
-    for count, threads in part.ranks_and_threads:
-        batch, forced, speeds = 4 // count, " (forced by `--threads`)" if threads else "", {}
-        for dtype in part.dtypes:
-            flags = f"{part.training} --batch-size {batch} --threads {threads} --dtype {dtype}"
-            runs, _ = compare(folder / f"{count}-{threads}-{dtype}", count, "reduce-scatter", flags)
-            (run,) = runs.values()
-            speeds[dtype] = median(line["tokens_per_s"] for line in log_of(run)[2:])
-        threads = read(run / "config.json")["threads_per_rank"]
-        gain = speeds["bfloat16"] / speeds["float32"]
-        rows.append({"count": count, "batch": batch, "threads": threads, "forced": forced, "gain": gain} | speeds)
-    return part.filled(rows, measured_on=measured_on(run))
-
-
-def large(part: Part, folder: Path) -> str:
-    """A few steps of larger models."""
-    rows = []
-    for model, dtype in product(part.models, part.dtypes):
-        run = folder / f"{model}-{dtype}"
-        output_of("train.py", "--model", model, "--dtype", dtype, *part.training.split(), "--out", run)
-        found = {name: median(line[name] for line in log_of(run)[2:]) for name in ("step_s", "tokens_per_s", "mfu")}
-        peak = read(run / "summary.json")["peak_memory_bytes"][0] / 1e9
-        rows.append({"model": model, "dtype": dtype, "peak": peak} | found)
-    return part.filled(rows, measured_on=measured_on(run))
-
-
-def memory(part: Part, folder: Path) -> str:
-    """What two ranks hold under each strategy."""
-    runs, _ = compare(folder, 2, part.strategies, part.training)
-    peaks = {
-        name: [peak / 1e9 for peak in read(run / "summary.json")["peak_memory_bytes"]] for name, run in runs.items()
-    }
-    rows = [{"name": name, "peaks": peaks[name], "step_s": log_of(run)[-1]["step_s"]} for name, run in runs.items()]
-    return part.filled(rows, measured_on=measured_on(runs["allreduce"]))
 
 
 def sharding(part: Part, folder: Path) -> str:
