@@ -281,7 +281,7 @@ def headings(page: Path) -> set[str]:
 
 def test_the_failures_page_is_that_of_its_rows():
     found, page = json.loads(faults.FAILURES.read_text()), (ROOT / PARTS["failures"]["page"]).read_text()
-    assert faults.failures_block(found) in page
+    assert faults.failures_block(found, PARTS["failures"]["hidden"]) in page
 
 
 def test_the_page_of_drawn_faults_is_that_of_its_rows():

@@ -114,21 +114,22 @@ def test_a_command_is_judged(changed, expected, wrong):
 
 def test_single_commands_are_not_in_the_table_of_launchers():
     made = {"mpirun (MPICH)": {"processor": "a CPU", "cores": 2}, "command": {"processor": "a CPU", "cores": 2}}
-    run = judged(ENDED, MISTAKEN) | {"says": "the disk is full", "launcher": "mpirun (MPICH)", "said_by": "job"}
+    run = judged(ENDED, MISTAKEN) | {"says": "the disk is full", "launcher": "mpirun (MPICH)", "case": "disk"}
     command = run | {"says": "a command", "launcher": "command"}
-    block = page.failures_block({"rows": [run, command], "made_on": made, "summary": "All is well."})
+    block = page.failures_block({"rows": [run, command], "made_on": made, "summary": "All is well."}, [])
     assert "| the disk is full | 1.0 s, code 2, 5 lost |" in block
     assert "command" not in block
 
 
 def test_cases_with_one_outcome_under_all_launchers_share_a_line():
     made = {name: {"processor": "a CPU", "cores": 2} for name in ("mpirun (MPICH)", "srun (pmi2)")}
-    rows = [{"says": says, "launcher": name, "outcome": outcome if "srun" in name else "goes on"}
-            for says, outcome in (("SIGUSR1", "goes on"), ("SIGUSR2", "code 75"), ("a cut", "goes on"))
+    rows = [{"case": case, "says": case, "launcher": name, "outcome": outcome if "srun" in name else "goes on"}
+            for case, outcome in (("USR1", "goes on"), ("USR2", "code 75"), ("a cut", "goes on"), ("variant", "code 2"))
             for name in made]  # fmt: skip
-    block = page.failures_block({"rows": rows, "made_on": made, "summary": "All is well."})
-    assert '* Under every launcher "goes on": SIGUSR1; a cut.\n' in block
-    assert "| SIGUSR2 | goes on | code 75 |\n" in block
+    block = page.failures_block({"rows": rows, "made_on": made, "summary": "All is well."}, ["variant"])
+    assert '* Under every launcher "goes on": USR1; a cut.\n' in block
+    assert "| USR2 | goes on | code 75 |\n" in block
+    assert "variant" not in block
 
 
 def write_log(run, losses):

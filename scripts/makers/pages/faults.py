@@ -23,11 +23,11 @@ DPI, COLOURS = 90, 48  # of a picture
 
 
 def faults(part: Part, folder: Path) -> str:
-    """A line for each of the part's cases: what was done, how many runs were named right, what the verdict of the first
-    said."""
+    """Return a row for each of the part's cases: what was done, how many runs were judged right, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
     groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
-    rows = [rows[0] | {"right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]
+    rows = [{"says": rows[0]["says"], "kind": rows[0]["kind"], "verdict": rows[0]["verdict"].partition("; ")[0],
+             "right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]  # fmt: skip
     (machine,) = found["made_on"].values()
     return part.filled(rows, summary=found["summary"], made_on=made_on(machine))
 
@@ -44,16 +44,17 @@ def drawn_faults(part: Part, folder: Path) -> str:
 
 
 def drawn_block(sets: dict) -> str:
-    """A line for what was wrong, a column a set: how many were named right; below it every miss."""
+    """Return a row for each fault and a column for each set: how many were judged right; below it every miss."""
     lines = [f"| | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
     wrongs = sorted({wrong(row) for found in sets.values() for row in found["rows"]})
     for each in wrongs:
         cells = [[row["right"] for row in found["rows"] if wrong(row) == each] for found in sets.values()]
         lines.append(f"| {each} | {' | '.join(f'{sum(cell)} of {len(cell)}' if cell else '-' for cell in cells)} |")
     for name, found in sets.items():
-        lines += ["", f"{name}: {found['summary']} Seed {found['seed']}. Made on {made_on(found['made_on'])}."]
+        lines += ["", f"{name}: {found['summary']} Seed {found['seed']}."]
         lines += [f"- missed: {wrong(row)}, `{row['found']['verdict']}`" for row in found["rows"] if not row["right"]]
-    return "\n".join(lines)
+    machines = dict.fromkeys(made_on(found["made_on"]) for found in sets.values())
+    return "\n".join([*lines, "", f"Made on {'; '.join(machines)}."])
 
 
 def wrong(row: dict) -> str:
@@ -86,15 +87,15 @@ def failures(part: Part, folder: Path) -> str:
         if error.returncode != 1:
             raise
         found = read(FAILURES)  # not all is as expected, and the page says so in bold
-    return failures_block(found)
+    return failures_block(found, part.hidden)
 
 
-def failures_block(found: dict) -> str:
+def failures_block(found: dict, hidden: list[str]) -> str:
     """Return a row for each case and a column for each launcher; cases with one outcome everywhere share a line."""
     launchers = sorted(found["made_on"].keys() - {COMMAND})
     lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
     alike = {}
-    rows = [row for row in found["rows"] if row["launcher"] != COMMAND]
+    rows = [row for row in found["rows"] if row["launcher"] != COMMAND and row["case"] not in hidden]
     for says, group in groupby(rows, lambda row: row["says"]):
         outcomes = {row["launcher"]: row["outcome"] for row in group}
         if len(launchers) == len(outcomes) > 1 and len(set(outcomes.values())) == 1:

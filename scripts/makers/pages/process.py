@@ -50,7 +50,7 @@ def step(part: Part, folder: Path) -> str:
     """Measure one step on one rank beside PyTorch's."""
     file = folder / "step.json"
     flags = "--seq-len", part.length, "--dtype", part.dtype, "--vs", "torch", "--json", file
-    table = fenced(output_of("bench_step.py", *flags))
+    table = fenced(output_of("bench_step.py", *flags).partition("\n\nthis project, where")[0])
     machine = read(file)["machine"]
     versions = {name: machine[name] for name in ("python", "numpy", "numba")}
     versions |= read(file)["contenders"]["torch"]["versions"]
