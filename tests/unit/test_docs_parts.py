@@ -158,9 +158,8 @@ def make(monkeypatch, tmp_path):
                            "0.50 |\n"),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore")  # of a figure of losses that are all the same
 def test_what_is_measured_stands_in_the_block(make, name, expected):
-    if name in ("wire", "training_steps"):
+    if name == "training_steps":
         pytest.importorskip("matplotlib")
     made, commands = make(name)
     text = made if isinstance(made, str) else "\n".join(made.values())

@@ -1,25 +1,21 @@
-"""Parts of make_docs.py: training on this machine's cores, its time, its memory, its checkpoints and its loss."""
+"""Parts of make_docs.py: training on this machine's cores: loss, memory, checkpoints."""
 
 import shutil
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, read
-from traces.plots import look
-from traces.plots.loss_curves import smooth
 
-# Strategy in the part `wire`: its label, colour and dashes. `tree` adds in another order than `ring`: how far it
-# is from the ring is what float32's own rounding does.
+# Strategies of the part `wire` and their labels. `tree` adds in another order: its distance is float32's own rounding.
 WIRES = {
-    "ring": ("float32", "#000000", "-"),
-    "ring/bfloat16": ("bfloat16", look.VERMILLION, (0, (5, 2))),
-    "ring/bfloat16/error-feedback": ("bfloat16, error feedback", look.BLUE, (0, (1, 1.5))),
-    "tree": ("float32, added in another order", "#A6A6A6", "-"),
+    "ring": "float32",
+    "ring/bfloat16": "bfloat16",
+    "ring/bfloat16/error-feedback": "bfloat16, error feedback",
+    "tree": "float32, added in another order",
 }
 
 
@@ -94,36 +90,12 @@ def checkpoint_costs(without: Path, run: Path, every: int) -> dict:
 
 
 def wire(part: Part, folder: Path) -> str:
-    """The same training with each, and a figure of the losses."""
+    """Train with each wire format and compare the losses of the last steps with float32's."""
     runs, _ = compare(folder, part.ranks, ",".join(WIRES), part.training)
-    losses = {name: np.array([line["loss"] for line in log_of(run)]) for name, run in runs.items()}
-    apart = {name: np.abs(loss - losses["ring"]) for name, loss in losses.items()}
-    means, distances = ({name: found[name][-part.last :].mean() for name in WIRES} for found in (losses, apart))
-    rows = [{"label": WIRES[name][0], "mean": means[name], "distance": f"{distances[name]:.1e}"} for name in WIRES]
+    losses = {name: np.array([line["loss"] for line in log_of(run)[-part.last :]]) for name, run in runs.items()}
+    rows = []
+    for name, label in WIRES.items():
+        distance = np.abs(losses[name] - losses["ring"]).mean()
+        rows.append({"label": label, "mean": losses[name].mean(), "distance": f"{distance:.1e}"})
     rows[0]["distance"] = "-"
-    moved = max(abs(mean / means["ring"] - 1) for mean in means.values())
-    _, plain, fed_back, _ = distances.values()
-    title = f"Half the bytes, the mean loss within {moved:.2%}; "
-    title += f"error feedback keeps it {plain / fed_back:.0f} times nearer"
-    subtitle = f"{part.ranks} ranks in a ring, rounded at every hop; right: running mean of the distance at each step"
-    with look.page(9, 2.9, title, subtitle) as figure:
-        draw_losses(figure, losses, apart)
-        figure.savefig(FIGURES / "wire.png", dpi=150)
     return part.filled(rows, measured_on=measured_on(runs["ring"]))
-
-
-def draw_losses(figure: Figure, losses: dict[str, np.ndarray], apart: dict[str, np.ndarray]) -> None:
-    """Loss of each run on the left; on the right its distance from float32's, as a running mean."""
-    left, right = figure.subplots(1, 2)
-    left.set_ylabel("training loss (nats per token)")
-    right.set_ylabel("distance from float32's loss")
-    for name, (label, colour, dashes) in WIRES.items():
-        steps = np.arange(1, len(losses[name]) + 1)
-        if name != "tree":  # it would lie on float32's curve
-            left.plot(steps, losses[name], color=colour, linestyle=dashes, linewidth=1.3, label=label)
-        if name != "ring":
-            right.semilogy(steps, smooth(apart[name], len(steps) // 15), color=colour, linewidth=1.6, label=label)
-    for axes in (left, right):
-        axes.set_xlabel("step")
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8)
