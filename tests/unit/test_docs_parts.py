@@ -120,7 +120,6 @@ def make(monkeypatch, tmp_path):
     """make(part name) -> (the text of its block, the commands that it ran)."""
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
-    monkeypatch.setattr("scripts.makers.pages.strategies.draw", lambda *unused: None)  # it needs a cluster's counters
     for module in ("training", "exchange", "beside_ddp"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
@@ -151,8 +150,6 @@ def make(monkeypatch, tmp_path):
         ("model", "| MPICH | 3 hosts of 1 | 8 | 100 ms, -1% | 200 ms, not modelled |\n"),
         ("model", "Of 9 predictions 3 are more than 15% off; the worst, +20%, is `ring` of 32 MB with MPICH, 3 hosts "
                   "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
-        ("strategies", "| MPICH | `ring` | 100 | 1.25 | 99 | 3.0 / 4.0 | 3.1 / 4.0 |\n"
-                       "| MPICH | `tree` | 200 | 2.50 | - | 3.0 / 4.0 | - |\n"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
         ("training_steps", "| 30.0M parameters, 4 nodes, links of 400 Mbit/s | 2.00 | 3.00 | 1.5 | 1.00 | 2.50 | 2.5 | "
                            "0.50 |\n"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.makers.pages import strategies
-from scripts.makers.pages.strategies import busiest, exchange_of, in_pieces, port_bytes
+from scripts.makers.pages.strategies import exchange_of, in_pieces, port_bytes
 from tests.support.drawn import is_inside, title_of
 from traces.plots import look, ports_in_time
 
@@ -78,11 +78,6 @@ def test_sampling_sees_the_cluster_until_it_ends(monkeypatch, tmp_path):
     samples = []
     strategies.sample(samples, Event())
     assert [counts[0, 0] for _, counts in samples] == [4000, 5000]
-
-
-def test_the_busiest_port_each_way():
-    assert busiest([[27.2e6, 1e6], [3e6, 19.4e6]]) == "27.2 / 19.4"
-    assert busiest(None) == "-"
 
 
 def exchange(name, used, seconds=0.5):

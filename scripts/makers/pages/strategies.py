@@ -1,4 +1,4 @@
-"""Part of make_docs.py: what each way of exchanging takes, and every port while it does so, on virtual hosts, as root.
+"""Part of make_docs.py: figures of every port during an exchange of each strategy, on virtual hosts, as root.
 
 The ports' counters are read from outside, while a benchmark runs on the hosts: what is seen of an exchange is not part
 of it.
@@ -16,7 +16,7 @@ from threading import Event, Thread
 import numpy as np
 
 from scripts.cluster.hosts import HEAD_MARK, child_processes, command_line, head_keepers
-from scripts.makers.pages.page import FIGURES, Part, library_name, measured_with, on_hosts, read
+from scripts.makers.pages.page import FIGURES, Part, library_name, on_hosts, read
 from scripts.settings.units import bytes_per_s
 
 FIGURE_OF = {"Open MPI": "strategies", "MPICH": "strategies-mpich"}
@@ -29,36 +29,10 @@ COUNTERS = re.compile(r"^ *node(\d+): *(\d+)(?: +\d+){7} +(\d+)", re.MULTILINE)
 
 
 def strategies(part: Part, folder: Path) -> dict[str, str]:
-    """The table of what is predicted and measured, and a figure, with the MPI of each Python of --pythons."""
-    rows, reports, file = [], [], folder / "strategies.json"
+    """Draw the figure of each MPI, that of every Python of --pythons; there is no block."""
     for python in part.options.pythons or [sys.executable]:
-        flags = ("--strategies", part.strategies, *part.flags.split(), "--json", file)
-        on_hosts(part.hosts, "check_model.py", *flags, python=python)
-        reports.append(read(file))
-        rows += rows_of(reports[-1])
         draw(part, folder, python)
-    libraries = dict.fromkeys(report["mpi_library"] for report in reports)
-    return {"strategies_story": part.filled(rows, measured_on=measured_with(reports[0]["machine"], *libraries))}
-
-
-def rows_of(report: dict) -> list[dict]:
-    """A row of the table for each strategy, what it takes and what the model says of it."""
-    library, (size,), rows = library_name(report["mpi_library"]), report["sizes"], []
-    for name, one in size["strategies"].items():
-        ms, predicted = one["measured_s"] * 1e3, one["predicted_s"]
-        row = {"library": library, "name": name, "ms": ms, "bound": one["measured_s"] / one["bound_s"]}
-        row |= {"predicted": "-" if predicted is None else f"{predicted * 1e3:.0f}"}
-        row |= {"counted": busiest(one["node_bytes"]), "messages": busiest(one["predicted_bytes"])}
-        rows.append(row)
-    return rows
-
-
-def busiest(node_bytes: list | None) -> str:
-    """The most that any node's port takes in, and the most that any sends: MB."""
-    if node_bytes is None:
-        return "-"
-    into, out = np.max(node_bytes, axis=0) / 1e6
-    return f"{into:.1f} / {out:.1f}"
+    return {}
 
 
 def draw(part: Part, folder: Path, python: str) -> None:
