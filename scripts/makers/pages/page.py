@@ -48,15 +48,15 @@ def program(name: str) -> Path:
     return next(folder / name for folder in folders if (folder / name).exists())
 
 
-def compare(folder: Path, ranks: int, strategies: str, training: str = "") -> tuple[dict[str, Path], str]:
-    """Run scripts/compare.py into `folder`: the run folders by strategy, and the table that it printed."""
+def compare(folder: Path, ranks: int, strategies: str, training: str = "") -> dict[str, Path]:
+    """Run scripts/compare.py into `folder`; returns the run folders by strategy."""
     flags = ("--ranks", ranks, "--strategies", strategies, "--out", folder)
-    output = output_of("compare.py", *flags, *(["--", *training.split()] if training else []))
-    return {name: folder / name.replace("/", "-") for name in strategies.split(",")}, comparison_table(output)
+    output_of("compare.py", *flags, *(["--", *training.split()] if training else []))
+    return {name: folder / name.replace("/", "-") for name in strategies.split(",")}
 
 
 def comparison_table(output: str) -> str:
-    """The table in what plot.py or compare.py printed."""
+    """Return the table in what plot.py printed."""
     return output[output.find("median ms") :].split("\n\n")[0]
 
 

@@ -21,7 +21,7 @@ WIRES = {
 
 def learning(part: Part, folder: Path) -> str:
     """A preset whole, on two ranks."""
-    runs, _ = compare(folder, 2, "reduce-scatter", f"{part.training} {part.options.text}")
+    runs = compare(folder, 2, "reduce-scatter", f"{part.training} {part.options.text}")
     shutil.copy(folder / "plots" / "loss.png", FIGURES / "learning.png")
     (run,) = runs.values()
     log = log_of(run)
@@ -37,7 +37,7 @@ def sharding(part: Part, folder: Path) -> str:
     """What a rank holds where its state is sharded, beside ZeRO's formula."""
     rows = []
     for model, count in part.runs:
-        runs, _ = compare(folder / f"{model}-{count}", count, part.strategies, f"--model {model} {part.training}")
+        runs = compare(folder / f"{model}-{count}", count, part.strategies, f"--model {model} {part.training}")
         for name, run in runs.items():
             formula, buffers = (4e-9 * elements for elements in held(name, Layout(PRESETS[model]), count))
             row = {"model": model, "count": count, "name": name, "formula": formula, "with_buffers": formula + buffers}
@@ -91,7 +91,7 @@ def checkpoint_costs(without: Path, run: Path, every: int) -> dict:
 
 def wire(part: Part, folder: Path) -> str:
     """Train with each wire format and compare the losses of the last steps with float32's."""
-    runs, _ = compare(folder, part.ranks, ",".join(WIRES), part.training)
+    runs = compare(folder, part.ranks, ",".join(WIRES), part.training)
     losses = {name: np.array([line["loss"] for line in log_of(run)[-part.last :]]) for name, run in runs.items()}
     rows = []
     for name, label in WIRES.items():
