@@ -16,7 +16,7 @@ HALVED, HALVED_OURS = "DDP, float16 hook", "ours, bfloat16 wire"
 
 
 def training_steps(part: Part, folder: Path) -> dict[str, str]:
-    """Each setting's table, the figure of all, and README's lines."""
+    """Return the table of each setting and README's rows; draw the figure."""
     tokens, texts, reports = tokens_of(part, folder), [], []
     for number, setting in enumerate(part.settings):
         file, flags = folder / f"{number}.json", f"--link {setting['rate']} {setting['flags']}"
@@ -34,7 +34,7 @@ def training_steps(part: Part, folder: Path) -> dict[str, str]:
 
 
 def tokens_of(part: Part, folder: Path) -> list[object]:
-    """train.py's flags for the data: --text as GPT-2's tokens, or drawn ones, as frequent as words are (Zipf)."""
+    """Return train.py's flags for the data: --text as GPT-2's tokens, or random tokens with Zipf's frequencies."""
     if part.options.text:
         return ["--text", Path(part.options.text).resolve(), "--tokenizer", "gpt2"]
     drawn = np.random.default_rng(1).zipf(1.2, 10 * DRAWN_TOKENS)
@@ -43,7 +43,7 @@ def tokens_of(part: Part, folder: Path) -> list[object]:
 
 
 def readme_row(report: dict) -> dict:
-    """Seconds of a step by each, for README's table."""
+    """Return README's row: seconds of a step of each contender."""
     found = {name: one["step_s"] for name, one in report["contenders"].items()}
     return {
         "title": training_bars.panel_title(report), "least": report["least_s"], "ours": found[OURS], "ddp": found[DDP],

@@ -25,7 +25,7 @@ from traces.record.phases import INDEX
 
 
 def cluster(part: Part, folder: Path) -> str:
-    """Nine ranks on five hosts, the server alone on its own."""
+    """Train with each strategy on nine ranks and five hosts, one of them for the server alone."""
     runs = [folder / strategy.replace(" ", "") for strategy in part.strategies]
     for run, strategy in zip(runs, part.strategies, strict=True):
         before = part.tree_and_chain.split() if "dedicated" in strategy else []
@@ -39,8 +39,8 @@ def cluster(part: Part, folder: Path) -> str:
 
 
 def server_shares(run: Path) -> list[float]:
-    """How a step divides where rank 0 serves, Reduce being 500: Reduce, from when the last rank has come; Bcast, until
-    the last one has all parameters; and what the others compute."""
+    """Return the shares of a server's step, scaled to 500 for Reduce: Reduce from the arrival of the last rank, Bcast
+    until the last rank has all parameters, the others' computing."""
     times = measure(read_run(run))
     names = ("forward", "backward", "reduce", "bcast", "wait")
     seconds = {name: times.seconds[:, :, INDEX[name]] for name in names}
@@ -52,7 +52,7 @@ def server_shares(run: Path) -> list[float]:
 
 
 def overlap(part: Part, folder: Path) -> str:
-    """A step without exchange, with it after computing, and during it: a core a rank, so that both can go on."""
+    """Measure a step without exchange, with an exchange after computing, and during it, with a core for each rank."""
     lines = {name: [] for name in part.strategies}
     for number, (name, strategy) in enumerate([*part.strategies.items()] * 3):  # in turns, as the machine drifts
         run = folder / str(number)
@@ -68,7 +68,7 @@ def overlap(part: Part, folder: Path) -> str:
 
 
 def model(part: Part, folder: Path) -> str:
-    """Predicted exchanges beside measured ones, with the MPI of each Python of --pythons (this one)."""
+    """Compare predicted and measured exchanges, with the MPI of each Python of --pythons."""
     found, reports, file = {}, [], folder / "model.json"
     for python in part.options.pythons or [sys.executable]:
         for layout, hosts in part.layouts.items():
@@ -97,7 +97,7 @@ def model_cell(one: dict) -> str:
 
 
 def deviations(found: dict[tuple, dict], far_off: float) -> dict:
-    """How many predictions are far off, which one is farthest, and the bytes."""
+    """Return how many predictions are far off, the worst one, and the deviation of bytes."""
     known = [(one, name, place) for place, by_name in found.items() for name, one in by_name.items()]
     known = [item for item in known if item[0]["deviation"] is not None]
     worst, name, place = max(known, key=lambda item: abs(item[0]["deviation"]))

@@ -1,6 +1,6 @@
-"""Parts of make_docs.py: runs with known faults, what fails and how it ends, and pictures of healthy and sick runs.
+"""Parts of make_docs.py: verdicts on runs with known faults, outcomes of failures, pictures of healthy and sick runs.
 
-What was done to a run, what became of it, and the sentence that sums it all up are in the suites' files of rows.
+The suites write what was done to each run and what became of it into files of rows.
 """
 
 from functools import cache
@@ -33,7 +33,7 @@ def faults(part: Part, folder: Path) -> str:
 
 
 def drawn_faults(part: Part, folder: Path) -> str:
-    """Clusters and faults drawn anew, under this Python's MPI; the sets of another MPI's stay."""
+    """Run random clusters and faults under this Python's MPI; keep the sets of other MPIs."""
     for number, flags in enumerate(part.flags):
         try:
             run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
@@ -58,20 +58,20 @@ def drawn_block(sets: dict) -> str:
 
 
 def wrong(row: dict) -> str:
-    """What was wrong in a row of drawn_faults.py."""
+    """Name the fault in a row of drawn_faults.py."""
     drawn = row["drawn"]
     says = {None: "nothing", "straggler": "a rank of half the speed", "data": "a rank's batches come late"}
     return says.get(drawn["kind"]) or f"a slow port, {drawn['direction']}"
 
 
 def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
-    """Run a suite into `folder`; returns its file of rows."""
+    """Run a suite into `folder`; return its file of rows."""
     output_of(suite, "--out", folder, "--json", rows, *flags)
     return read(rows)
 
 
 def made_on(facts: dict) -> str:
-    """Machine, MPI library and versions in words."""
+    """Describe machine, MPI library and versions."""
     named = [f"{name} {facts[name]}" for name in facts if name not in ("processor", "cores", "system", "mpi")]
     return ", ".join(
         [facts["processor"], f"{facts['cores']} cores", *([facts["mpi"]] if "mpi" in facts else []), *named]
@@ -79,14 +79,14 @@ def made_on(facts: dict) -> str:
 
 
 def failures(part: Part, folder: Path) -> str:
-    """Every case under the launchers of this Python's MPI, and as single commands; the rows of another MPI's stay."""
+    """Run all cases, or --cases, under the launchers of this Python's MPI; keep the rows of other MPIs."""
     cases = part.options.cases
     try:
         found = run_suite("failure_suite.py", folder, FAILURES, *(["--cases", cases] if cases else []))
     except CalledProcessError as error:
         if error.returncode != 1:
             raise
-        found = read(FAILURES)  # not all is as expected, and the page says so in bold
+        found = read(FAILURES)  # some outcome is surprising; the page shows it in bold
     return failures_block(found, part.hidden)
 
 
@@ -108,7 +108,7 @@ def failures_block(found: dict, hidden: list[str]) -> str:
 
 
 def short(launcher: str) -> str:
-    """`mpirun (MPICH)`, and srun without the MPI that its plugin tells."""
+    """Return "mpirun (MPICH)" as it is, and srun without the MPI that its plugin implies."""
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 
@@ -129,7 +129,7 @@ def pictures(part: Part, folder: Path) -> dict[str, str]:
 
     @cache
     def drawn(*names: str) -> dict:
-        """All figures of these runs by name."""
+        """Draw all figures of these runs, by name."""
         measured = measure_runs([read_run(folder / "runs" / name) for name in names], own_schedule)
         return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
 
@@ -140,7 +140,7 @@ def pictures(part: Part, folder: Path) -> dict[str, str]:
 
 
 def save(figure, path: Path) -> None:
-    """A small PNG: few colours are enough for bars and lines."""
+    """Save a figure as a small PNG with few colours."""
     path.parent.mkdir(exist_ok=True)
     with look.styled():
         figure.savefig(path, dpi=DPI, facecolor="white")
@@ -148,7 +148,7 @@ def save(figure, path: Path) -> None:
 
 
 def report(part: Part, folder: Path) -> dict[str, str]:
-    """The top of a report's page as a browser shows it: a figure and no text."""
+    """Take a browser's picture of the top of a report; there is no block."""
     run = folder / "run"
     on_hosts(part.hosts, "train.py", *part.training.split(), "--out", run)
     output_of("plot.py", run)

@@ -1,4 +1,4 @@
-"""What the parts of make_docs.py share: their texts, commands and what these print, the machine in words, the marks."""
+"""Helpers of all parts of make_docs.py: run commands, read runs, describe the machine, replace blocks."""
 
 import json
 import os
@@ -20,13 +20,13 @@ class Part(SimpleNamespace):
     """A part's entry in parts.toml, its `name`, and the options of the command line, as attributes."""
 
     def filled(self, rows: Iterable[dict] = (), **found) -> str:
-        """The part's text with what was found: `row` filled once for each of `rows`, other fields by name."""
+        """Return the part's text: `row` filled once for each of `rows`, other fields by name."""
         lines = "\n".join(self.row.format(**row) for row in rows)
         return self.text.strip().format(**vars(self) | found, rows=lines)
 
 
 def output_of(*command: object, python: str = sys.executable, **options) -> str:
-    """What a command prints, which is printed here too; CalledProcessError where it fails.
+    """Run a command; print and return its output. Raise CalledProcessError if it fails.
 
     A word "train.py" stands for `python` and the program of that name in scripts/, scripts/makers/ or tests/suites/.
     """
@@ -61,7 +61,7 @@ def comparison_table(output: str) -> str:
 
 
 def on_hosts(hosts: str, *command: object, **options) -> str:
-    """Run a command on virtual hosts; returns what it printed, without the table of hosts."""
+    """Run a command on virtual hosts; return its output without the table of hosts."""
     return (
         output_of("virtual_cluster.py", "run", *hosts.split(), "--", *command, **options).partition("\n\n")[2].strip()
     )
@@ -79,7 +79,7 @@ def read(path: Path) -> dict:
 
 
 def log_of(run: Path) -> list[dict]:
-    """The run's steps, one dict each."""
+    """Return the lines of the run's log."""
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
@@ -88,7 +88,7 @@ def fenced(text: str) -> str:
 
 
 def measured_on(source: Path) -> str:
-    """Where the numbers of a run folder, or of the file that a benchmark wrote, come from."""
+    """Describe machine and versions of a run folder or of a benchmark's JSON file."""
     found = read(source / "config.json" if source.is_dir() else source)
     libraries = [found["mpi_library"]] if "mpi_library" in found else []
     if source.is_dir():

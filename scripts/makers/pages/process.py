@@ -1,4 +1,4 @@
-"""Parts of make_docs.py: what one program prints, or measures by itself."""
+"""Parts of make_docs.py: the output or the measurements of one program."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ from scripts.makers.pages.page import (
 
 
 def first_run(part: Part, folder: Path) -> dict[str, str]:
-    """The commands of docs/first-run.md in their order; of the second training, much like the first, the last lines."""
+    """Run the commands of docs/first-run.md in order; show only the last lines of the second training."""
     (folder / "scripts").symlink_to(SCRIPTS)
     blocks = {}
     for name, commands in part.commands.items():
@@ -28,12 +28,13 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
             texts[0] = "\n".join([command, "...", *lines[-4:]])
         where = f"\n\n{measured_on(folder / 'runs' / 'first')}" if name in ("train", "compare") else ""
         blocks[f"first_run_{name}"] = fenced("\n\n".join(texts)) + where
+    output_of("plot.py", folder / "runs/first")
     shutil.copy(folder / "runs/first/plots/timeline.png", FIGURES / "first-run.png")
     return blocks
 
 
 def watch(part: Part, folder: Path) -> str:
-    """The screen of watch.py beside a run of which so many steps are done, 80 columns wide."""
+    """Show the screen of watch.py, 80 columns wide, after `part.after` steps of a run."""
     for name in ("scripts", "tests"):
         (folder / name).symlink_to(ROOT / name)
     run = folder / "runs" / "sliced"

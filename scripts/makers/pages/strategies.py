@@ -1,7 +1,6 @@
 """Part of make_docs.py: figures of every port during an exchange of each strategy, on virtual hosts, as root.
 
-The ports' counters are read from outside, while a benchmark runs on the hosts: what is seen of an exchange is not part
-of it.
+The ports' counters are read from outside while a benchmark runs on the hosts, so reading does not disturb the exchange.
 """
 
 import os
@@ -36,7 +35,7 @@ def strategies(part: Part, folder: Path) -> dict[str, str]:
 
 
 def draw(part: Part, folder: Path, python: str) -> None:
-    """The library's figure: the ports during one exchange of each strategy that it shows."""
+    """Draw one MPI library's figure: the ports during one exchange of each strategy."""
     from traces.plots import look, ports_in_time
 
     found = [watched(part, folder, python, name, seen) for name, seen in part.drawn.items()]
@@ -48,7 +47,7 @@ def draw(part: Part, folder: Path, python: str) -> None:
 
 
 def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict:
-    """One exchange as ports_in_time.draw takes it, `used` from the counters and its times from the benchmark."""
+    """Measure one exchange for ports_in_time.draw: `used` from the counters, times from the benchmark."""
     file, flags = folder / WATCHED, part.watched.split()
     with sampling() as samples:
         on_hosts(part.hosts, "bench_exchange.py", "--strategies", name, *flags, "--json", file, python=python)
@@ -62,7 +61,7 @@ def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict
 
 @contextmanager
 def sampling():
-    """Gives a list. While the block runs a virtual cluster it fills with (seconds, bytes so far (nodes, in/out))."""
+    """Yield a list that fills with (seconds, bytes so far (nodes, in/out)) while the block runs a virtual cluster."""
     samples, done = [], Event()
     thread = Thread(target=sample, args=(samples, done), daemon=True)
     thread.start()
@@ -74,7 +73,7 @@ def sampling():
 
 
 def sample(samples: list, done: Event) -> None:
-    """Look at the ports of the cluster that a child of this process makes, until done."""
+    """Read the ports of the cluster that a child of this process makes, until `done` is set."""
     head = None
     while not done.wait(EVERY_S):
         head = head or own_head()
@@ -87,7 +86,7 @@ def sample(samples: list, done: Event) -> None:
 
 
 def own_head() -> int | None:
-    """The process that holds the head of the virtual cluster of a child of this process; None while there is none."""
+    """Return the process that holds the head of a child's virtual cluster, or None."""
     children = child_processes(os.getpid())
     for keeper in head_keepers():
         words = command_line(keeper)

@@ -20,7 +20,7 @@ WIRES = {
 
 
 def learning(part: Part, folder: Path) -> str:
-    """A preset whole, on two ranks."""
+    """Train a whole preset on two ranks."""
     runs = compare(folder, 2, "reduce-scatter", f"{part.training} {part.options.text}")
     shutil.copy(folder / "plots" / "loss.png", FIGURES / "learning.png")
     (run,) = runs.values()
@@ -34,7 +34,7 @@ def learning(part: Part, folder: Path) -> str:
 
 
 def sharding(part: Part, folder: Path) -> str:
-    """What a rank holds where its state is sharded, beside ZeRO's formula."""
+    """Compare a rank's peak memory under sharded strategies with ZeRO's formula."""
     rows = []
     for model, count in part.runs:
         runs = compare(folder / f"{model}-{count}", count, part.strategies, f"--model {model} {part.training}")
@@ -46,7 +46,7 @@ def sharding(part: Part, folder: Path) -> str:
 
 
 def held(strategy: str, layout: Layout, ranks: int) -> tuple[float, float]:
-    """float32 values that a rank of one node holds: parameters, gradients and moments; and those of its buffers."""
+    """Count the float32 values that a rank of one node holds: (parameters, gradients and moments; buffers)."""
     embeddings, layer, *_, last = (stop - start for start, stop in layout.ranges)
     whole, part, room = layout.size, layout.size / ranks, embeddings + 2 * layer + last
     return {
@@ -58,7 +58,7 @@ def held(strategy: str, layout: Layout, ranks: int) -> tuple[float, float]:
 
 
 def checkpoint(part: Part, folder: Path) -> str:
-    """What a checkpoint costs, beside a run without."""
+    """Compare runs with and without checkpoints."""
     rows = []
     for count, name in part.runs:
         without, run = (folder / f"{count}-{name}-{which}" / name for which in ("without", "with"))
@@ -70,7 +70,7 @@ def checkpoint(part: Part, folder: Path) -> str:
 
 
 def checkpoint_costs(without: Path, run: Path, every: int) -> dict:
-    """Seconds and megabytes of the rank for which a checkpoint takes longest, of runs without and with them."""
+    """Return seconds and megabytes of the rank for which a checkpoint takes longest."""
     logs = [log_of(one) for one in (without, run)]
     # The checkpoint after the last step slows no step down.
     by_rank = [
