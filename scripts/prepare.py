@@ -37,6 +37,7 @@ from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
 from scripts.preparation.manifest import (
+    FORMAT,
     READING,
     check_made_alike,
     check_read_alike,
@@ -94,7 +95,8 @@ def prepare(settings: argparse.Namespace) -> None:
         if found:
             check_same_inputs(settings.out, found, surveyed)
             shards = whole_shards(settings.out, found["shards"])
-        manifest = {**making, "reading": READING, "inputs": surveyed, "shards": shards, "complete": False}
+        manifest = {"format": FORMAT, "reading": READING, **making}
+        manifest |= {"inputs": surveyed, "shards": shards, "complete": False}
         if found and found["complete"] and len(shards) == len(found["shards"]):
             print(f"{settings.out}: complete already, its checksums are right")
         else:

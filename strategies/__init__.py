@@ -32,7 +32,7 @@ from strategies.zero_3 import Zero3
 
 __all__ = [
     "AUTO", "BASELINE", "CONTROL", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy",
-    "candidates", "find", "is_auto", "names", "of_run",
+    "candidates", "find", "is_auto", "names",
 ]  # fmt: skip
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -67,12 +67,6 @@ def find(name: str) -> type[Strategy]:
     if not name.endswith(OWN_FILE):
         raise UserError(f"no strategy {name!r}: expected one of {names()}, or a Python file that holds one")
     return _in_file(Path(name))
-
-
-def of_run(settings: dict) -> type[Strategy]:
-    """The strategy of a run with these settings, config.json's. UserError as from `find`."""
-    older = [kind for kind in STRATEGIES.values() if kind.formerly == settings["strategy"] and "op" not in settings]
-    return older[0] if older else find(settings["strategy"])
 
 
 def is_auto(strategy: str) -> bool:

@@ -96,7 +96,6 @@ class Strategy:
 
     # What others need to know of it without running it. Nothing outside its file names a strategy.
     name: str  # --strategy
-    formerly = None  # its name in runs that know no --op
     line = ""  # what it does, for a table
     exchanges = True  # False: ranks train models of their own
     servers = ("colocated",)  # --server

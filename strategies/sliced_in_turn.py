@@ -17,7 +17,6 @@ from strategies.calls import OfCalls
 
 class SlicedInTurn(OfCalls):
     name, line = "sliced-in-turn", "a Reduce and a Bcast for each rank's slice, in turn"
-    formerly = "sliced"  # until all calls of that were under way at once
     memory = Memory(optimizer="2/N")
     on_gpus = OnGpus()
 

@@ -1,17 +1,13 @@
-"""The texts to train on where the user gives none, by name.
+"""The text to train on where the user gives none.
 
-`shakespeare`, the default, is the file shakespeare.txt beside this one: the same bytes on every machine, so that losses
-can be compared. It holds the speeches of six plays by William Shakespeare (1564-1616): Coriolanus, Richard III,
-Richard II, Romeo and Juliet, Henry VI part 3 and The Winter's Tale. It is the beginning of tinyshakespeare (Andrej
-Karpathy's char-rnn, data/tinyshakespeare/input.txt), cut where the sixth play ends. The plays are in the public domain:
-their author died more than four hundred years ago, and nothing was added to his words but the speakers' names.
-
-`python`, what older versions took, is the standard library's own sources: another text with each release of Python. It
-stays for one release, so that runs which began with it can go on.
+It is the file shakespeare.txt beside this one: the same bytes on every machine, so that losses can be compared. It
+holds the speeches of six plays by William Shakespeare (1564-1616): Coriolanus, Richard III, Richard II, Romeo and
+Juliet, Henry VI part 3 and The Winter's Tale. It is the beginning of tinyshakespeare (Andrej Karpathy's char-rnn,
+data/tinyshakespeare/input.txt), cut where the sixth play ends. The plays are in the public domain: their author died
+more than four hundred years ago, and nothing was added to his words but the speakers' names.
 """
 
 import hashlib
-import sysconfig
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
@@ -19,7 +15,6 @@ from gpt2.files import read_bytes
 
 SHAKESPEARE = Path(__file__).with_name("shakespeare.txt")
 SHAKESPEARE_SHA256 = "f560ada7082e71cda0fed573d553d16700e05646ee52a9f45131570f8481844c"
-PYTHON_BYTES = 4_000_000
 OR_ANOTHER = "or give a text of your own to --text"
 
 
@@ -34,20 +29,3 @@ def shakespeare(path: Path = SHAKESPEARE) -> str:
             f"version comes with: install the project again, {OR_ANOTHER}"
         )
     return content.decode("ascii")
-
-
-def python_sources(folder: Path | None = None) -> str:
-    """The standard library's top-level modules (those in `folder`), sorted, newline between, cut at 4 MB."""
-    folder = folder or Path(sysconfig.get_paths()["stdlib"])
-    with file_errors(folder, f"--corpus python is Python's own sources: leave it out, {OR_ANOTHER}"):
-        sources = [path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file()]
-    if not sources:
-        raise UserError(
-            f"{folder}: no *.py here, expected the Python standard library's sources, --corpus python: leave it out, "
-            f"{OR_ANOTHER}"
-        )
-    return b"\n".join(sources)[:PYTHON_BYTES].decode("utf-8", errors="replace")
-
-
-CORPORA = {"shakespeare": shakespeare, "python": python_sources}
-DEFAULT_CORPUS = "shakespeare"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
+from gpt2.data.corpora import shakespeare
 from gpt2.data.cuts import pieces_of
 from gpt2.data.documents import read_chunks
 from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT
@@ -27,13 +27,12 @@ def prepare(
     text: str | Path | None,
     tokenizer_name: str,
     folder: Path,
-    corpus: str = DEFAULT_CORPUS,
     splits: bool = False,
     remark: Callable | None = None,
 ) -> tuple[Path, Path]:
     """Paths of the training and the validation shard of a text; to be called by one rank.
 
-    `text`: a file or a folder, as prepare.py reads it, or None for the embedded corpus of that name (corpora.py). The
+    `text`: a file or a folder, as prepare.py reads it, or None for the embedded corpus (corpora.py). The
     tokenizer's end-of-text token goes between documents, or a newline where it has none. Everything is held in memory
     once. The shards <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones are there.
     splits: as read_chunks takes it. remark: called with a line about what the user should know of the files, if there
@@ -41,7 +40,7 @@ def prepare(
     """
     encoding = load_tokenizer(tokenizer_name)
     if text is None:
-        name, documents = corpus, [CORPORA[corpus]()]
+        name, documents = "shakespeare", [shakespeare()]
     else:
         name, (documents, _, remarks) = bare_name(Path(text)), read_documents(Path(text), splits)
         if remark and str(remarks):

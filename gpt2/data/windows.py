@@ -68,7 +68,7 @@ class Windows:
     def facts(self, content: int) -> dict[str, int]:
         """What tells other data from these: how much there is, how each shard begins, and the checksum of all content.
 
-        content: the sum over all parts of what `check` returns. Checkpoints of before have the beginnings alone.
+        content: the sum over all parts of what `check` returns.
         """
         beginnings = 0
         for shard in self.shards:

@@ -7,7 +7,7 @@ It is safetensors (safetensors.py), so other programs can look into it; its meta
 A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
 a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
 file to another checkpoint. The number of the run, which checkpoint.json has, too, shows when two runs have written into
-one folder. Checkpoints of earlier versions have none.
+one folder.
 """
 
 import os
@@ -33,7 +33,7 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = None) -> int:
+def write_part(folder: Path, step: int, rank: int, ranges, run: str) -> int:
     """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
     run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
@@ -45,8 +45,8 @@ def write_part(folder: Path, step: int, rank: int, ranges, run: str | None = Non
         for low in range(0, len(values), LONGEST)
     }
     checksums = {name: str(_range_checksum(step, name, values)) for name, values in pieces.items()}
-    metadata = {RUN: run} | checksums if run else checksums
-    header, _ = make_header({name: values.shape for name, values in pieces.items()}, "float32", metadata)
+    shapes = {name: values.shape for name, values in pieces.items()}
+    header, _ = make_header(shapes, "float32", {RUN: run} | checksums)
     path = folder / rank_file(rank)
     try:
         folder.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
     """UserError unless a .part folder has these files {name: bytes}, all by the run of these facts."""
     for name, size in files.items():
         if name.endswith(".safetensors"):
-            read_index(part / name, size, facts.get(RUN))
+            read_index(part / name, size, facts[RUN])
         else:
             _check_size(part / name, size)
 
@@ -80,12 +80,12 @@ class StoredRange:
     checksum: int
 
 
-def read_index(path: Path, size: int, run: str | None) -> list[StoredRange]:
+def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
     """The ranges of a rank's file. UserError: it has not `size` bytes, is no such file, or of another run."""
     _check_size(path, size)
     tensors, checksums = read_header(path)
     if checksums.get(RUN) != run:
-        raise damaged(path, f"written by the run {checksums.get(RUN, 'of an earlier version')}, expected {run}")
+        raise damaged(path, f"written by the run {checksums.get(RUN)}, expected {run}")
     return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
 
 

@@ -134,7 +134,7 @@ class Checkpoint:
         self._ranges: dict[str, list[StoredRange]] = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
-                for stored in read_index(path / name, size, self.facts.get(RUN)):
+                for stored in read_index(path / name, size, self.facts[RUN]):
                     self._ranges.setdefault(stored.array, []).append(stored)
         for ranges in self._ranges.values():
             ranges.sort(key=attrgetter("start", "stop"))

@@ -66,7 +66,7 @@ def trained_lengths(path: Path) -> tuple[int, int] | None:
     facts = checkpoints.read_marker(marker)
     if "seq_len" not in facts:
         return None
-    return facts["seq_len"], facts.get("trained_positions", facts["seq_len"])
+    return facts["seq_len"], facts["trained_positions"]
 
 
 def load(path: Path) -> Parameters:

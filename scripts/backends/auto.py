@@ -80,10 +80,7 @@ def surroundings(settings, job: World, links: list[dict]) -> dict:
 
 
 def kept_choice(kept: dict | None, around: dict, settings) -> Choice | None:
-    """The choice that a checkpoint holds, if what it was made by still holds; None to choose anew.
-
-    A checkpoint of before says less of that: it is held to what it says.
-    """
+    """Return the choice that a checkpoint holds if flags, nodes and links are still the same; None to choose again."""
     if kept is None or not is_like(kept["around"], around):
         return None
     if settings.overlap not in (None, kept["overlap"]):
@@ -93,11 +90,10 @@ def kept_choice(kept: dict | None, around: dict, settings) -> Choice | None:
 
 def is_like(before: dict, now: dict) -> bool:
     """Whether the nodes and the flags are the same. Rates are never twice the same: they are alike within a factor."""
-    before, now = dict(before), dict(now)
-    rates = [around.pop("rate", None) for around in (before, now)]
+    rates = [around["rate"] for around in (before, now)]
     if None not in rates and max(rates) > ALIKE * min(rates):
         return False
-    return all(now.get(name) == value for name, value in before.items())
+    return before | {"rate": None} == now | {"rate": None}
 
 
 def forms_on_cores(settings, has_links: bool) -> list[Form]:

@@ -27,7 +27,7 @@ from scripts.training.report import TraceFailures
 from scripts.training.run_lock import RunLock
 from traces import RunError, Tracer
 from traces.read.checks import NAME
-from traces.record.files import END_CLOCKS, END_LINKS, CounterFile, write_at_end
+from traces.record.files import END_CLOCKS, END_LINKS, RUN_FORMAT, CounterFile, write_at_end
 
 
 class ProgramTracer(Tracer):
@@ -102,7 +102,7 @@ def _begin(folder: Path, name: str, world: World, links: list[dict]):
     if (folder / "config.json").exists():
         raise RunError(f"{folder} already holds a run (config.json): choose another folder, or remove it")
     config = {
-        "settings": {"strategy": name}, "program": name, "command": sys.argv,
+        "format": RUN_FORMAT, "settings": {"strategy": name}, "program": name, "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions("gpt2-mpi", "numpy", "mpi4py"),
         "machine": machine(), "mpi_library": library_name(), "ranks": world.places, "links": links,
     }  # fmt: skip

@@ -27,7 +27,7 @@ from scripts.prediction.predictor import (
     predicted_steps,
     short_number,
 )
-from strategies import Strategy, of_run
+from strategies import Strategy, find
 from strategies.checks import worker_count
 from traces.read.analysis import measure
 from traces.read.run_files import Gaps, read_config, read_log
@@ -212,7 +212,7 @@ def replayed_run(path: Path) -> ReplayedRun:
     if not placement:
         raise RunError(f"{path}/config.json says strategy {settings['strategy']} on 0 ranks: restore it")
     try:
-        kind = of_run(settings)
+        kind = find(settings["strategy"])
     except UserError as error:
         raise RunError(f"{path}/config.json: {error}") from None
     measured = traced_step(path, len(placement), notes) or logged_step(path, notes)

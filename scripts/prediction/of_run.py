@@ -14,7 +14,7 @@ from gpt2.parameters import Layout
 from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
 from scripts.prediction.predictor import best_of, predicted_exchange, predicted_rows, predicted_step
 from scripts.settings.split_embedding import PAYS_UP_TO
-from strategies import STRATEGIES, Strategy, of_run
+from strategies import STRATEGIES, Strategy, find
 from strategies.checks import worker_count
 from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
@@ -30,15 +30,15 @@ def strategy_of(run: Run) -> type[Strategy] | None:
     if "program" in run.config:
         return None
     try:
-        kind = of_run(run.config["settings"])
+        kind = find(run.config["settings"]["strategy"])
     except UserError:
         return None
     return kind if kind.exchanges else None
 
 
 def item_bytes(settings: dict) -> int:
-    """Bytes of one gradient as a run with these settings sends it. Runs of old say nothing: they sent float32."""
-    return WIRE_BYTES[settings.get("wire") or "float32"]
+    """Return the bytes of one gradient as a run with these settings sends it."""
+    return WIRE_BYTES[settings["wire"]]
 
 
 def cluster_of(run: Run) -> Cluster | None:

@@ -4,12 +4,13 @@
     separator                  the tokens between two documents
     options                    field, split_documents, shard_tokens, val_percent, name, and batch_characters, by which
                                work is cut
-    reading                    READING when the folder was begun; manifests of old have none
+    format                     FORMAT
+    reading                    READING when the folder was begun
     inputs                     path, bytes, sha256, documents, empty_documents (left out), characters, end_of_text
                                (whether a literal <|endoftext|> was read as ordinary text); in order
     shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
     complete                   true when nothing is missing
-    crc32                      of all the above; manifests of old have none
+    crc32                      of all the above
 
 `end` is where a shard ends in the input: up to there, the shards hold so many whole batches and so many tokens of the
 next one. Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
@@ -32,10 +33,12 @@ from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
 
 READING = 2  # another number whenever the same input may be read or cut in another way than before
+FORMAT = "gpt2-mpi shards 1"
 FILE, CHECKSUM = "manifest.json", "crc32"
 SHARD = {"file": str, "split": str, "tokens": int, "bytes": int, "sha256": str, "end": (int, int)}
 INPUT = {"path": str, "bytes": int, "sha256": str}
-MANIFEST = {"tokenizer": str, "options": {}, "inputs": [INPUT], "shards": [SHARD], "complete": bool}
+MANIFEST = {"format": str, "reading": int, "tokenizer": str, "options": {}, "inputs": [INPUT], "shards": [SHARD]}
+MANIFEST |= {"complete": bool}
 
 
 def survey(field: str, splits: bool, source: Input) -> dict:
@@ -100,7 +103,11 @@ def read_manifest(folder: Path) -> dict | None:
         content = read_bytes(path)
     with suppress(ValueError, RecursionError):
         found = json.loads(content)
-        if fits(found, MANIFEST) and found.pop(CHECKSUM, None) in (None, manifest_checksum(found)):
+        if type(found) is dict and found.get("format", FORMAT) != FORMAT:
+            raise UserError(
+                f"{path}: its format is {found['format']!r}, expected {FORMAT!r}: give --out a folder of its own"
+            )
+        if fits(found, MANIFEST) and found.pop(CHECKSUM, None) == manifest_checksum(found):
             return found
     raise UserError(f"{path}: not a manifest of prepare.py, or damaged: give --out a folder of its own")
 
@@ -142,8 +149,7 @@ def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
     if found["tokenizer"] != expected["tokenizer"]:
         refuse(folder, f"made with --tokenizer {found['tokenizer']}, this is {expected['tokenizer']}")
     for name, value in expected["options"].items():
-        other = found["options"].get(name, False if name == "split_documents" else None)  # manifests of old lack it
-        if other != value:
+        if (other := found["options"].get(name)) != value:
             refuse(folder, f"made with --{name.replace('_', '-')} {other}, this is {value}")
 
 
@@ -158,7 +164,7 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
 
 def check_read_alike(folder: Path, found: dict) -> None:
     """UserError if this version would go on at another place of the text than where the folder's shards end."""
-    if found["shards"] and found.get("reading") != READING:
+    if found["shards"] and found["reading"] != READING:
         refuse(folder, "begun by another version, which reads text in another way, and are not complete")
 
 

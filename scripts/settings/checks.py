@@ -4,7 +4,6 @@ import importlib.util
 from dataclasses import asdict, replace
 
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
-from gpt2.data.corpora import DEFAULT_CORPUS
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from scripts.settings import presets
@@ -50,7 +49,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     config = model_config(settings)
     settings = replace(
         settings,
-        corpus=None if settings.train_data or settings.text else settings.corpus or DEFAULT_CORPUS,
         tokenizer=tokenizer_of_training(settings, config.vocab_size),
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
@@ -169,9 +167,6 @@ def check_data_flags(settings: Settings) -> None:
         presets.check_data(settings)
     if settings.text and settings.train_data:
         raise UserError("--text and --train-data were both given: use one of them")
-    if settings.corpus and (settings.text or settings.train_data):
-        other = "--text" if settings.text else "--train-data"
-        raise UserError(f"--corpus and {other} were both given: use one of them")
     if settings.split_documents and not settings.text:
         raise UserError(
             "--split-documents without --text, expected a text to split: leave it out, or give it to prepare.py where "

@@ -108,17 +108,23 @@ def settle_embedding(
         rows = max(found["looked_up"]["of_ranks"])
     if not s.overlap:
         return found
-    was_split = before.get("split_embedding", False) if before else None
+    was_split = before["split_embedding"] if before else None
     facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, was_split)
     wanted = least_all_reduced(Timed(**choice["timed"])) if choice.get("timed") else ALL_REDUCED
     share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0, wanted)
-    if was_split == facts["split_embedding"]:  # one of before said nothing of it, and all-reduced as much
-        share = Fraction(*before.get("all_reduced", ALL_REDUCED.as_integer_ratio()))
+    share = kept_share(before, facts["split_embedding"], share)
     facts["all_reduced"] = [share.numerator, share.denominator]
     if facts["split_embedding"]:
         found["looked_up"]["apart"] = True
     said = "head and looked-up rows apart" if facts["split_embedding"] else "whole"
     return found | {"embedding": f"{said}: {why}"}
+
+
+def kept_share(before: dict, is_split: bool, wanted: Fraction) -> Fraction:
+    """Return the part of each bucket to all-reduce: the checkpoint's if that run overlapped, and split alike."""
+    if "all_reduced" in before and before["split_embedding"] == is_split:
+        return Fraction(*before["all_reduced"])
+    return wanted
 
 
 def used_rows(ids: np.ndarray, world) -> dict:

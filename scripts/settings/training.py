@@ -7,7 +7,6 @@ from pathlib import Path
 from dist.wire import OPERATIONS, WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS, preset_name
-from gpt2.data.corpora import CORPORA, DEFAULT_CORPUS
 from gpt2.data.end_of_text import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
@@ -143,13 +142,8 @@ class Settings:
     val_data: str = setting(None, "token shards for validation, a glob in quotes")
     text: str = setting(
         None,
-        "a file or a folder of text, as prepare.py reads it; 90%% of the text is for training, 10%% for validation",
-    )
-    corpus: str = setting(
-        None,
-        f"the text where neither --text nor --train-data is given ({DEFAULT_CORPUS}, plays that come with this "
-        "project); python, what older versions took: Python's own sources, others in each of its releases",
-        choices=CORPORA,
+        "a file or a folder of text, as prepare.py reads it; 90%% of the text is for training, 10%% for validation "
+        "(without --train-data: plays of Shakespeare that come with this project)",
     )
     split_documents: bool = setting(False, f"with --text: {SPLIT_HELP}")
     tokenizer: str = setting(

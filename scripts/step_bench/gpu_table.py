@@ -81,10 +81,9 @@ def kernel_table(report: dict) -> str:
 
 
 def product_text(rates: dict) -> str:
-    """A product's rate. Files of before had that of a burst alone."""
-    text = f"{rates['matmul_flops'] / 1e12:.0f} TFLOP/s of a product"
-    burst = rates.get("matmul_burst_flops")
-    return text if burst is None else f"{text} that goes on ({burst / 1e12:.0f} in a burst)"
+    """Describe a product's rate, lasting and in a burst."""
+    lasting, burst = rates["matmul_flops"] / 1e12, rates["matmul_burst_flops"] / 1e12
+    return f"{lasting:.0f} TFLOP/s of a product that goes on ({burst:.0f} in a burst)"
 
 
 def groups(rows: list[dict]) -> dict[str, list[dict]]:

@@ -175,7 +175,7 @@ def data_of(s, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
     its tokens."""
     patterns = s.train_data, s.val_data
     if not s.train_data:
-        prepare = partial(texts.prepare, s.text or None, s.tokenizer, corpus=s.corpus, splits=s.split_documents)
+        prepare = partial(texts.prepare, s.text or None, s.tokenizer, splits=s.split_documents)
         patterns = made_for_all(world, prepare, (Path(s.out).parent if s.out else RUNS) / "tokens")
     return open_data(world, patterns, s.seq_len, s.shuffle, s.seed, global_batch(s, world.size), vocab_size)
 

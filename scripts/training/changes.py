@@ -4,14 +4,11 @@ Whether a change was asked for is seen from the command line: a flag that stands
 command, or follows from another flag, as the length of the learning-rate schedule from --steps, changes unseen.
 """
 
-import json
 from math import isclose
-from pathlib import Path
 
 from gpt2.errors import UserError
-from gpt2.files import read_bytes
 from gpt2.formats.checkpoints import Checkpoint
-from gpt2.optimizer import SCHEDULES, LearningRateSchedule
+from gpt2.optimizer import LearningRateSchedule
 from scripts.settings.derived import OPTIMIZER, SCHEDULE
 
 COMPARED_STEPS = 100  # of the steps to be made, for whether two schedules are the same in all of them
@@ -23,7 +20,7 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     own: the run's derived.lasting, typed: the names of the flags in its command, last_step: the one it ends with.
     """
     steps = range(checkpoint.step + 1, last_step + 1)
-    before = settings_before(checkpoint, own)
+    before = checkpoint.facts["settings"]
     changed = [name for name in own if before[name] != own[name] and steps and matters(name, before, own, steps)]
     old, new = (rates(settings, steps[:1]) for settings in (before, own))
     jumps = not same(old, new)
@@ -44,10 +41,11 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
 def matters(name: str, before: dict, own: dict, steps: range) -> bool:
     """Whether a setting that has changed decides anything in these steps, and is not the consequence of another.
 
-    The end of a schedule decides nothing in its warm-up, or where the rate is constant.
+    The end of a schedule decides nothing in its warm-up, or where the rate is constant. With --eval-every 0 there are
+    no validations, and their windows are None.
     """
     if name not in SCHEDULE:
-        return True
+        return None not in (before[name], own[name])
     follows = all(settings["min_lr"] == settings["lr"] / 10 for settings in (before, own))  # --min-lr from --lr
     if name == "min_lr" and follows:
         return False
@@ -63,30 +61,6 @@ def rates(settings: dict, steps: range) -> list[float]:
 
 def same(one: list[float], other: list[float]) -> bool:
     return all(map(isclose, one, other))
-
-
-def settings_before(checkpoint: Checkpoint, own: dict) -> dict:
-    """What a checkpoint was made with, as far as it is known: else the run's own.
-
-    Checkpoints of before do not say it. Then config.json does, whose run ended with its schedule.
-    """
-    found = checkpoint.facts.get("settings")
-    if not isinstance(found, dict):
-        found = config_settings(checkpoint.path.parent.parent / "config.json")
-        found = {"lr_steps": found.get("steps")} | found
-    if found.get("schedule", own["schedule"]) not in SCHEDULES:
-        return own
-    known = {name: found.get(name) for name in own}
-    return {name: known[name] if type(known[name]) is type(value) else value for name, value in own.items()}
-
-
-def config_settings(path: Path) -> dict:
-    """The settings in a config.json, {} where it is gone or damaged: a run can go on without it."""
-    try:
-        found = json.loads(read_bytes(path))["settings"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def flags_of(names: list[str], settings: dict) -> str:

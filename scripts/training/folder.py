@@ -17,6 +17,7 @@ from scripts.training.launched import CONFIG, LOG, SUMMARY
 from scripts.training.report import warn
 from strategies import find
 from traces.read.starts import EARLIER
+from traces.record.files import RUN_FORMAT
 
 RUNS = Path("runs")
 TIME = "%Y-%m-%dT%H:%M:%S%z"
@@ -49,6 +50,7 @@ class RunFolder:
     def set_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
         """Keep what config.json will say. places: as World.places. facts: of this run, beside its settings."""
         self._config = {
+            "format": RUN_FORMAT,
             "settings": settings,
             "command": sys.argv,
             "started": self._started,
@@ -191,9 +193,8 @@ def _earlier_runs(config: Path) -> list[dict]:
     """What config.json says of the runs of this folder so far, in their order."""
     try:
         last = json.loads(read_bytes(config))
-        facts = {name: last[name] for name in ("command", "started", "resumed_step")} | {"ranks": len(last["ranks"])}
-        facts |= {name: last[name] for name in ("code",) if name in last}  # starts of before do not say it
-        return [*last["earlier"], facts]
+        facts = {name: last[name] for name in ("command", "started", "resumed_step", "code")}
+        return [*last["earlier"], facts | {"ranks": len(last["ranks"])}]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []  # a crash has cut it; the list is for people to read, and no run depends on it
 

@@ -10,7 +10,7 @@ from dist.probe.links import bucket_bytes
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.formats.checkpoints import CUT, STATE, Checkpoint, newest_first
+from gpt2.formats.checkpoints import CUT, Checkpoint, newest_first
 from gpt2.parameters import Parameters, initialize
 from scripts.settings.sequence_length import untrained_positions
 from scripts.training.changes import changed_settings
@@ -18,7 +18,6 @@ from scripts.training.folder import confirm_summary
 from scripts.training.report import warn
 from scripts.training.same_files import check_same_files, found_for_all
 from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
-from strategies import STRATEGIES
 
 
 def fill_parameters(
@@ -92,20 +91,9 @@ def chosen_before(world, folder: Path) -> dict | None:
     if world.rank == 0:
         for path in newest_first(folder):
             with suppress(UserError):  # damaged: find_checkpoint says so
-                chosen = chosen_by(Checkpoint(path).facts)
+                chosen = Checkpoint(path).facts["auto"]
                 break
     return world.comm.bcast(chosen)
-
-
-def chosen_by(facts: dict) -> dict | None:
-    """The same of a checkpoint's facts. One of before auto was kept goes on as it was."""
-    if "auto" in facts:
-        return facts["auto"]
-    kind, overlap = STRATEGIES.get(facts["strategy"]), facts.get("bucket_bytes") is not None
-    if kind is None or (overlap and not kind.overlaps):
-        return None
-    around = {"ranks": facts["ranks"], "backend": "numpy"} | {name: facts[name] for name in ("wire",) if name in facts}
-    return {"strategy": kind.name, "overlap": overlap, "around": around}
 
 
 def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoint | None:
@@ -137,13 +125,10 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
         "model": "--model, or what shapes it",
         "global_batch": "--batch-size times --grad-accum times the ranks, or the model's copies where ranks share one",
         "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed",
-        "data": "the training data (of older versions without --text or --train-data: --corpus python)",
+        "data": "the training data",
     }  # fmt: skip
     for name, flag in flags.items():
-        found, wanted = checkpoint.facts.get(name), facts[name]
-        if name == "data" and isinstance(found, dict):
-            # A checkpoint of before says less of them: it is held to what it says.
-            wanted = {fact: value for fact, value in wanted.items() if fact in found}
+        found, wanted = checkpoint.facts[name], facts[name]
         if found != wanted and not (name == "seed" and not facts["shuffle"]):
             raise UserError(
                 f"{checkpoint.path}: its {name} is {found}, this run's {wanted}: a run goes on with the same; change "
@@ -158,7 +143,7 @@ def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -
     order, and round otherwise. links: as measured at this start; facts: of the run that goes on.
     """
     is_same = checkpoint and exchanges_alike(checkpoint, facts)
-    return (checkpoint.facts.get("bucket_bytes") if is_same else None) or bucket_bytes(links)
+    return (checkpoint.facts["bucket_bytes"] if is_same else None) or bucket_bytes(links)
 
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
@@ -200,7 +185,5 @@ def _fill(values, checkpoint: Checkpoint, array: str, start: int, layout) -> Non
     """Fill values (n,) float32, in host memory or on a GPU, from element `start` on of a checkpoint's array."""
     host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
     checkpoint.read(array, start, host, layout)
-    if array not in STATE:  # older versions kept what rounding had taken from an infinite gradient
-        host[~np.isfinite(host)] = 0.0
     if is_on_gpu(values):
         values.set(host)

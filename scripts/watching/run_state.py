@@ -187,15 +187,14 @@ class Times:
         last, resumed = config.get("settings", {}).get("steps"), config.get("resumed_step") or 0
         step, beaten = log[-1]["step"] if log else 0, lock and lock.touched_ns * 1e-9
         started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
-        rows = rows_since(log, config)
+        rows = [row for row in rows_since(log, config) if "elapsed_s" in row]
         if holder and (started is None or holder > started):  # folder and log are still those of the start before
             rows = []
         seconds = [row["step_s"] for row in (rows[WARM_UP_STEPS:] or rows)[-100:] if "step_s" in row]
         step_s = float(np.median(seconds)) if seconds else None
         pace_s = logged_s = None
         if rows and step_s is not None:
-            # Logs of older versions have no elapsed_s.
-            first_s, logged_s = (row.get("elapsed_s", step_s * (row["step"] - resumed)) for row in (rows[0], rows[-1]))
+            first_s, logged_s = (row["elapsed_s"] for row in (rows[0], rows[-1]))
             pace_s = max(step_s, (logged_s - first_s) / max(1, step - rows[0]["step"]))
         logged = changed_at(path / "log.jsonl")
         return cls(

@@ -87,20 +87,6 @@ def test_other_data_are_no_data_to_go_on_with(comm, shared_path, capfd):
 
 
 @pytest.mark.ranks(2)
-def test_a_run_on_python_sources_goes_on_with_them_alone(comm, shared_path, capfd):
-    """Older versions took them where no text was given: the same command must not change the text."""
-    from dist.world import start_world
-
-    world, run = start_world(), shared_path / "run"
-    train(world, run, *SMALL, "--corpus", "python", "--steps", 2)
-    line = refusal(capfd, world, run, *SMALL, "--steps", 3, "--resume")
-    assert line.startswith(f"error: {run / 'checkpoints/step-00000002'}: its data is ")
-    assert "(of older versions without --text or --train-data: --corpus python), or choose another --out" in line
-    train(world, run, *SMALL, "--corpus", "python", "--steps", 3, "--resume")
-    assert [line["step"] for line in log(run)] == [1, 2, 3]
-
-
-@pytest.mark.ranks(2)
 def test_data_that_are_cut_while_training(comm, shared_path, monkeypatch):
     """All ranks read of the file in the step after."""
     from dist.world import start_world

@@ -14,6 +14,7 @@ from scripts.settings.training import parse_settings
 from tests.support.in_process import ROOT, alone, log
 from tests.support.in_process import train as train_here
 from traces.read.checks import LOG_ROW
+from traces.record.files import RUN_FORMAT
 
 SMALL = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 16, "--trace", "off"]
 
@@ -65,7 +66,7 @@ def test_a_run_and_its_going_on(comm, shared_path):
 
 def write_run(folder: Path, rows: list[dict], **config) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"settings": {"strategy": "ring"}} | config))
+    (folder / "config.json").write_text(json.dumps({"format": RUN_FORMAT, "settings": {"strategy": "ring"}} | config))
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

@@ -50,7 +50,7 @@ def prefix(layers, piece: Piece, parts: int) -> str:
     return f"s{pieces(layers, parts).index(piece) // parts}t{piece.part}_"
 
 
-def write_parts(folder: Path, whole: dict, layers, parts: int, copies: int = 2, step: int = 7, run: str | None = None):
+def write_parts(folder: Path, whole: dict, layers, parts: int, copies: int = 2, step: int = 7, run: str = "c" * 32):
     """What `complete` is to be given of a checkpoint: each piece written by as many ranks as there are copies."""
     part, files = folder / f"{checkpoints.folder_name(step)}.part", {}
     folder.mkdir(exist_ok=True, parents=True)
@@ -61,7 +61,7 @@ def write_parts(folder: Path, whole: dict, layers, parts: int, copies: int = 2, 
             ranges = [(name, start, values[start:stop]) for name, values in held.items()]
             rank = len(files)
             files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges, run)
-    facts = {"step": step} | ({"run": run} if run else {}) | checkpoints.model_facts(WHOLE)
+    facts = {"run": run, "step": step} | checkpoints.model_facts(WHOLE)
     return part, facts | checkpoints.cut_facts(CONFIG, layers, parts), files
 
 

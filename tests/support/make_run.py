@@ -42,7 +42,8 @@ def write_run(
         with files.create(folder / "traces", identity, clock) as file:
             files.append(file, records_of(rank_spans, offset).tobytes())
     config = {
-        "settings": {"strategy": strategy, "server": "colocated", **settings},
+        "format": files.RUN_FORMAT,
+        "settings": {"strategy": strategy, "server": "colocated", "wire": "float32", **settings},
         "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",
         "parameters": parameters,
         "ranks": identities,

@@ -172,8 +172,8 @@ def test_mistakes_are_one_line(change, said):
 LINKS = [
     {"node": node, "host": f"cn{node:02d}", "latency_s": 1e-4, "out": 5e6, "in": 5e6, "both": 5e6} for node in (0, 1)
 ]
-NO_STEPS = """{"settings": {"strategy": "ring"}, "ranks": [{"rank": 0, "node": 0, "host": "a"}], "parameters": 9,
-"mpi_library": ""}"""
+NO_STEPS = """{"format": "gpt2-mpi run 1", "settings": {"strategy": "ring"}, "parameters": 9, "mpi_library": "",
+"ranks": [{"rank": 0, "node": 0, "host": "a"}]}"""
 MODEL = {"model": "tiny", "tokenizer": "bytes", "grad_accum": 1}
 
 
@@ -279,7 +279,7 @@ def test_a_damaged_run_says_what_is_there(tmp_path):
     [
         ({}, "config.json is missing"),
         ({"config.json": "{"}, "is not what scripts/train.py writes"),
-        ({"config.json": '{"settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
+        ({"config.json": '{"format": "gpt2-mpi run 1", "settings": {"strategy": "ring"}}'}, "lacks 'ranks'"),
         ({"config.json": NO_STEPS}, "no complete step"),
     ],
 )  # fmt: skip

@@ -112,10 +112,10 @@ def test_summary_adds_up_to_the_step(tmp_path):
 
 
 def test_mfu_is_the_median_of_the_steps_that_are_measured(tmp_path):
-    """6 MFLOP a token on a peak of 1 TFLOP/s: 50,000 tokens/s are 30%. The warm-up does not count; old runs lack it."""
+    """6 MFLOP a token on a peak of 1 TFLOP/s: 50,000 tokens/s are 30%. The warm-up does not count."""
     rates = [1_000, 2_000, 90_000, 50_000, 30_000, 50_000]
     log = [{"step": n, "step_s": 1, "tokens_per_s": rate} for n, rate in enumerate(rates, start=1)]
-    assert summary(read_run(write_run(tmp_path / "old", three_ranks(6), [0, 0, 1], log=log)))["mfu"] is None
+    assert summary(read_run(write_run(tmp_path / "unknown", three_ranks(6), [0, 0, 1], log=log)))["mfu"] is None
     log = [row | {"mfu": row["tokens_per_s"] * 6e6 / 1e12} for row in log]
     figures = summary(read_run(write_run(tmp_path / "run", three_ranks(6), [0, 0, 1], log=log)))
     assert figures["mfu"] == pytest.approx(0.3)

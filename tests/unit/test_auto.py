@@ -18,7 +18,6 @@ from scripts.backends import auto, work
 from scripts.settings.checks import complete
 from scripts.settings.training import parse_settings
 from scripts.training.folder import default_run_folder
-from scripts.training.start import chosen_by
 from strategies import STRATEGIES, candidates
 
 pytestmark = pytest.mark.any_mpi
@@ -223,21 +222,6 @@ def test_a_run_goes_on_as_it_chose_unless_its_nodes_changed():
     assert again(flags=["--no-overlap"]) is None
     assert again(flags=["--wire", "bfloat16"]) is None
     assert auto.kept_choice(None, around, s) is None
-
-
-def test_a_checkpoint_of_before_goes_on_as_it_was():
-    """It says its strategy, and by its buckets whether it overlapped; not where its ranks sat."""
-    facts = {"strategy": "ring", "bucket_bytes": 1 << 20, "ranks": 4, "wire": "float32"}
-    kept, s = chosen_by(facts), settings("--backend", "numpy")
-    around = auto.surroundings(s, world(4, 2), links(2))
-    choice = auto.kept_choice(kept, around, s)
-    assert (choice.name, choice.overlap) == ("ring", True)
-    assert auto.kept_choice(kept, around | {"ranks": 8}, s) is None
-    assert auto.kept_choice(kept, around, settings("--no-overlap")) is None
-    assert chosen_by(facts | {"bucket_bytes": None})["overlap"] is False
-    assert chosen_by(facts | {"strategy": "chain"}) is None  # a file's that nobody knows here
-    assert chosen_by(facts | {"strategy": "reduce-scatter"}) is None  # overlapped between GPUs
-    assert chosen_by(facts | {"auto": None}) is None  # named, by a run of now
 
 
 def test_the_run_folder_says_who_chose():

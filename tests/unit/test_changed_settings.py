@@ -9,7 +9,7 @@ import pytest
 from gpt2.errors import UserError
 from gpt2.optimizer import LearningRateSchedule
 from scripts.settings.checks import complete
-from scripts.settings.derived import SCHEDULE, lasting, learning_rate, resolved
+from scripts.settings.derived import lasting, learning_rate, resolved
 from scripts.settings.training import parse_settings
 from scripts.training.changes import changed_settings
 
@@ -22,10 +22,10 @@ def completed(flags: str):
     return complete(parse_settings("", flags.split()), RANKS)[0]
 
 
-def go_on(flags: str, step=1000, first=FIRST, folder=Path("run"), **facts) -> str:
-    """What is said when a run of `first` goes on after that step with these flags. facts: others of its checkpoint."""
-    facts = facts or {"settings": json.loads(json.dumps(lasting(completed(first), RANKS)))}
-    checkpoint = SimpleNamespace(path=folder / "checkpoints" / f"step-{step:08}", step=step, facts=facts)
+def go_on(flags: str, step=1000, first=FIRST) -> str:
+    """Return what is said when a run of `first` goes on after that step with these flags."""
+    facts = {"settings": json.loads(json.dumps(lasting(completed(first), RANKS)))}
+    checkpoint = SimpleNamespace(path=Path("run") / "checkpoints" / f"step-{step:08}", step=step, facts=facts)
     s = completed(flags)
     return changed_settings(checkpoint, lasting(s, RANKS), s.typed, s.steps)
 
@@ -131,45 +131,6 @@ def test_schedules_that_come_to_the_same_are_the_same():
     assert go_on("--steps 3", 2, "--steps 2") == ""  # of a warm-up of 20
     assert go_on("--steps 20", 2, "--steps 2") == ""
     assert go_on("--steps 22", 2, "--steps 2") != ""
-
-
-# Checkpoints of before
-
-
-@pytest.fixture
-def old_run(tmp_path):
-    """old_run(flags): a run by a version whose checkpoints did not say it; its config.json has no lr_steps."""
-
-    def write(flags, **changes):
-        s = completed(flags)
-        settings = {name: getattr(s, name) for name in (*SCHEDULE, "steps", "weight_decay", "wire", "eval_steps")}
-        del settings["lr_steps"]
-        (tmp_path / "config.json").write_text(json.dumps({"settings": settings | changes}))
-        return {"folder": tmp_path, "step": 1000, "wire": "float32"}
-
-    return write
-
-
-def test_a_checkpoint_of_before_is_held_to_config_json(old_run):
-    run = old_run("--steps 1000 --lr 6e-4")
-    assert go_on("--steps 1000 --lr 6e-4", **run) == ""
-    assert go_on("--steps 1100 --lr 6e-4 --lr-steps 1000 --eval-every 0", **run) == ""
-    assert "made with --lr-steps 1000, this run has --lr-steps 2000" in refusal("--steps 2000 --lr 6e-4", **run)
-    assert go_on("--steps 2000 --lr 6e-4 --lr-steps 1000", **run) == ""
-    assert "made with --lr 0.0006, this run has --lr 0.001" in refusal("--steps 2000 --lr-steps 1000", **run)
-
-
-@pytest.mark.parametrize(
-    "text", [None, "", "{", "[]", "{}", '{"settings": 5}', '{"settings": {"lr": "x", "steps": null}}']
-)
-def test_where_nothing_is_known_the_command_decides(tmp_path, text):
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    assert go_on("--steps 2000 --lr 6e-4", folder=tmp_path, wire="float32") == ""
-
-
-def test_a_schedule_that_this_version_does_not_know(old_run):
-    assert go_on("--steps 2000", **old_run("--steps 1000", schedule="zigzag")) == ""
 
 
 # The settings themselves

@@ -31,18 +31,9 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings("--lr", "0.002", "--min-lr", "0.001")[0].min_lr == 0.001
 
 
-def test_the_corpus_is_named_where_no_other_text_is():
-    assert settings()[0].corpus == "shakespeare"
-    assert settings("--corpus", "python")[0].corpus == "python"
-    assert settings("--text", "my.txt")[0].corpus is None
-    assert settings("--train-data", "tokens.bin")[0].corpus is None
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--corpus", "python", "--text", "my.txt"], "--corpus and --text were both given: use one of them"),
-        (["--corpus", "python", "--train-data", "a.bin"], "--corpus and --train-data were both given"),
         (["--split-documents", "--train-data", "a.bin"], "--split-documents without --text"),
         (["--context", "16", "--seq-len", "17"], "--seq-len is 17, expected at most the model's context, 16"),
         (
@@ -113,9 +104,9 @@ def models(tmp_path_factory):
     part = folder / "run" / "checkpoints" / "step-00000001.part"
     part.mkdir(parents=True)
     ranges = [(array, 0, parameters.flat[: layout.count]) for array in checkpoints.STATE]
-    size = checkpoint_files.write_part(part, 1, 0, ranges)
+    size = checkpoint_files.write_part(part, 1, 0, ranges, "run")
     files = {checkpoint_files.rank_file(0): size}
-    checkpoints.complete(part, {"step": 1} | checkpoints.model_facts(layout), files)
+    checkpoints.complete(part, {"run": "run", "step": 1} | checkpoints.model_facts(layout), files)
     return folder
 
 

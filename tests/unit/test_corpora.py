@@ -1,14 +1,12 @@
-"""The text that training takes where the user gives none: which one it is, that it is packed, and the one of before."""
+"""The text that training takes where the user gives none: which one it is, and that it is packed."""
 
 import hashlib
-import sysconfig
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpt2.data.corpora import SHAKESPEARE, python_sources, shakespeare
+from gpt2.data.corpora import SHAKESPEARE, shakespeare
 from gpt2.data.shards import open_shard
 from gpt2.data.texts import prepare
 from tests.support.in_process import ROOT
@@ -58,24 +56,3 @@ def test_packages_take_their_data_files_with_them():
     beside = {path for path in files if path.suffix != ".py"}
     assert SHAKESPEARE in listed
     assert beside == listed
-
-
-def test_the_corpus_of_older_versions(tmp_path):
-    train, validation = prepare(None, "bytes", tmp_path, "python")
-    assert train.name.startswith("python-bytes-")
-    sizes = len(open_shard(train)), len(open_shard(validation))
-    assert 1_000_000 < sum(sizes) <= 4_100_000
-    first = min(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")).read_bytes()[:500]
-    assert bytes(open_shard(train)[: len(first)].astype(np.uint8)) == first
-
-
-def test_the_corpus_of_older_versions_joins_sorted_sources_and_survives_bad_bytes(tmp_path):
-    (tmp_path / "b.py").write_bytes(b"two \xff")
-    (tmp_path / "a.py").write_bytes(b"one")
-    (tmp_path / "c.txt").write_bytes(b"three")
-    assert python_sources(tmp_path) == "one\ntwo \ufffd"
-    (tmp_path / "a.py").unlink()
-    (tmp_path / "b.py").unlink()
-    message = refusal(python_sources, tmp_path)
-    for fact in [str(tmp_path), "standard library", "--corpus python", "--text"]:
-        assert fact in message

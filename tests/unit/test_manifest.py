@@ -38,4 +38,4 @@ def test_half_a_folder_of_another_version_is_not_gone_on_with(tmp_path):
     manifest.check_read_alike(tmp_path, WAS | {"shards": [{}], "reading": manifest.READING})
     manifest.check_read_alike(tmp_path, WAS | {"shards": []})
     with pytest.raises(UserError, match="begun by another version, which reads text in another way"):
-        manifest.check_read_alike(tmp_path, WAS | {"shards": [{}]})
+        manifest.check_read_alike(tmp_path, WAS | {"shards": [{}], "reading": manifest.READING - 1})

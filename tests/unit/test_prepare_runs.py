@@ -100,6 +100,8 @@ def test_a_folder_of_other_shards(tmp_path, made):
     assert f"made of {tmp_path / 'in/001.txt'} with other contents" in refusal(run, folder, *flags, "--name", "in")
     (folder / "001.txt").unlink()
     assert "made of 5 files, these are 4" in refusal(run, folder, *flags, "--name", "in")
+    (out / "manifest.json").write_text('{"format": "gpt2-mpi shards 2"}')
+    assert "its format is 'gpt2-mpi shards 2', expected 'gpt2-mpi shards 1': give" in refusal(run, folder, *flags)
     (out / "manifest.json").write_text("{}")
     assert "not a manifest of prepare.py" in refusal(run, folder, *flags)
     (out / "manifest.json").unlink()

@@ -51,8 +51,9 @@ def new_run(folder, steps=(100, 200), **facts) -> Path:
         for rank in range(2):
             low, high = cuts[rank : rank + 2]
             ranges = [(array, low, parameters.flat[low:high]) for array in checkpoints.STATE]
-            files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges)
-        checkpoints.complete(part, {"step": step} | facts | checkpoints.model_facts(parameters.layout), files)
+            files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, step, rank, ranges, "run")
+        shape = {"trained_positions": facts.get("seq_len")} | facts | checkpoints.model_facts(parameters.layout)
+        checkpoints.complete(part, {"run": "run", "step": step} | shape, files)
     (folder / "config.json").write_text(json.dumps({"settings": {"tokenizer": "bytes"}}))
     return folder
 

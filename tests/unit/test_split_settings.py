@@ -16,6 +16,7 @@ from scripts.settings.memory import bytes_of_rows
 from scripts.settings.split_embedding import (
     expected_rows,
     is_split,
+    kept_share,
     most_rows,
     rows_of_nodes,
     rows_of_text,
@@ -47,6 +48,13 @@ def test_a_split_that_cannot_be_is_refused_in_one_line_or_left_out(flags, ranks,
     split, why = is_split(made, ranks, 10, 1000, None)
     assert not split
     assert why.startswith(message)
+
+
+def test_a_run_that_goes_on_keeps_its_all_reduced_part():
+    before = {"split_embedding": True, "all_reduced": [1, 3]}
+    shares = [kept_share(*facts, Fraction(1, 2)) for facts in ((before, True), (before, False), ({}, False))]
+    assert shares == [Fraction(1, 3), Fraction(1, 2), Fraction(1, 2)]
+    assert kept_share({"split_embedding": False}, False, Fraction(1, 2)) == Fraction(1, 2), "it ran without overlap"
 
 
 def test_few_rows_of_many_pay():

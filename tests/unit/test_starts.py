@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     path.mkdir()
     for resumed, fault in STARTS:
         folder = RunFolder(path, lambda: None, resumed)
-        folder.set_config({}, [], "", {})
+        folder.set_config({}, [], "", {"code": {}})
         folder.begin()
         before = (path / "log.jsonl").read_bytes()
         faulty_runs.make(path, first=(resumed or 0) + 1, steps=40, **fault)

@@ -98,7 +98,11 @@ TRACES = [f"traces/rank-0000{rank}.trace" for rank in range(3)]
 BROKEN = {
     "no config": (remove("config.json"), r"config\.json is missing.*not a run folder"),
     "config not JSON": (overwrite("config.json", "{"), r"config\.json is not what scripts/train\.py writes"),
-    "config without strategy": (overwrite("config.json", "{}"), r"settings\.strategy"),
+    "config without strategy": (overwrite("config.json", '{"format": "gpt2-mpi run 1"}'), r"settings\.strategy"),
+    "config of another version": (
+        overwrite("config.json", '{"format": "gpt2-mpi run 2"}'),
+        r"config\.json has format 'gpt2-mpi run 2', expected 'gpt2-mpi run 1'; read it with the release that wrote it",
+    ),
     "no log": (remove("log.jsonl"), r"log\.jsonl is missing"),
     "log not JSON": (overwrite("log.jsonl", '{"step": 1}\nsteps\n'), r"log\.jsonl, line 2"),
     "no traces": (remove(*TRACES), r"no rank-\*\.trace files; train with --trace on"),
@@ -106,7 +110,10 @@ BROKEN = {
     "foreign file": (overwrite(TRACES[1], "hello\nworld"), r"rank-00001\.trace is not a trace file"),
     "JSON, but no trace": (overwrite(TRACES[1], '["format"]\n'), r"rank-00001\.trace is not a trace file"),
     "empty file": (overwrite(TRACES[1], ""), r"rank-00001\.trace is not a trace file"),
-    "other version": (break_header(version=2), r"has trace version 2, this program reads 1"),
+    "other version": (
+        break_header(version=2),
+        r"has trace version 2, expected 1; read it with the release that wrote it",
+    ),
     "other phases": (break_header(phases=["dance"]), r"phases unknown here: dance"),
     "fewer phases": (break_header(phases=["data"]), r"is damaged"),
     "other run's rank": (
@@ -174,7 +181,7 @@ def test_a_damaged_word_on_the_code(code):
     known = {"settings": {"strategy": "ring"}, "code": {"commit": None, "dirty": None, "version": "0.1.0"}}
     checks.check_config(known)
     checks.check_config(known | {"code": {"commit": "97fa320d42", "dirty": True}})
-    checks.check_config({"settings": {"strategy": "ring", "model": None}})  # runs of before
+    checks.check_config({"settings": {"strategy": "ring", "model": None}})
     with pytest.raises(ValueError, match="code"):
         checks.check_config(known | {"code": code})
 

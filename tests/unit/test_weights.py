@@ -78,9 +78,10 @@ def test_a_checkpoint_s_model_that_is_damaged(tmp_path):
     part = tmp_path / "run" / "checkpoints" / "step-00000007.part"
     part.parent.mkdir(parents=True)
     ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
-    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges)}
+    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges, "run")}
     llmc.write_parameters(part / "model.bin", parameters)
-    facts = {"step": 7, "model_crc32": zlib.crc32((part / "model.bin").read_bytes())} | checkpoints.model_facts(layout)
+    facts = {"run": "run", "step": 7, "model_crc32": zlib.crc32((part / "model.bin").read_bytes())}
+    facts |= checkpoints.model_facts(layout)
     step = checkpoints.complete(part, facts, files)
     assert (weights.load(tmp_path / "run").flat == parameters.flat).all()
     (tmp_path / "link.bin").symlink_to(step / "model.bin")

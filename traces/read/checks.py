@@ -160,7 +160,7 @@ CONFIG = {
     "resumed_step": STEP_NUMBER.or_none(),
 }
 EARLIER = {"started": CONFIG["started"], "resumed_step": STEP_NUMBER.or_none(), "ranks": integer(1, MOST_RANKS)}
-# Of a run that has diverged these are null, as JSON has no word for nan; older logs say NaN.
+# Of a run that has diverged these are null, as JSON has no word for nan.
 DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none())
 LOG_ROW = DIVERGING | {"step_s": POSITIVE, "tokens_per_s": POSITIVE, "elapsed_s": NOT_NEGATIVE}
 LOG_ROW |= {"exposed_exchange_s": NOT_NEGATIVE, "lr": ANY_NUMBER, "tokens": NOT_NEGATIVE}

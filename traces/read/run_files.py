@@ -6,7 +6,7 @@ from pathlib import Path
 from traces.read import checks
 from traces.read.tails import read_lines
 from traces.read.trace_files import read_at_end
-from traces.record.files import RunError
+from traces.record.files import RUN_FORMAT, RunError
 
 
 class Gaps:
@@ -36,6 +36,10 @@ def read_config(path, gaps: Gaps | None = None) -> dict:
     path = folder / "config.json"
     try:
         config = checks.parse(checks.read_bytes(path))
+        if type(config) is dict and config.get("format") != RUN_FORMAT:
+            found = checks.shown(config.get("format"))
+            gaps.add(f"{path} has format {found}, expected {RUN_FORMAT!r}; read it with the release that wrote it")
+            return {}
         checks.check_config(config)
         return config
     except FileNotFoundError:

@@ -164,7 +164,7 @@ def _parse_header(path, line: bytes) -> dict:
         raise RunError(f"{path} is not a trace file: its first line is not the header of a {TRACE_FORMAT}; remove it")
     if header.get("version") != VERSION:
         found = checks.shown(header.get("version"))
-        raise RunError(f"{path} has trace version {found}, this program reads {VERSION}; update the older one")
+        raise RunError(f"{path} has trace version {found}, expected {VERSION}; read it with the release that wrote it")
     missing = [name for name in ("identity", "phases", "fields", "clock") if name not in header]
     if missing:
         raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")

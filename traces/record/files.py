@@ -31,6 +31,7 @@ import numpy as np
 
 from traces.record.phases import NAMES
 
+RUN_FORMAT = "gpt2-mpi run 1"  # config.json's
 TRACE_FORMAT, CALLS_FORMAT, COUNTERS_FORMAT = "gpt2-mpi trace", "gpt2-mpi calls", "gpt2-mpi counters"
 END_CLOCKS, END_LINKS = "clocks.json", "links.json"
 VERSION = 1

@@ -164,8 +164,9 @@ def checkpoint(folder: Path, name: str, mutate) -> Damaged:
     part, files = folder / "step-00000007.part", {}
     for rank, cut in enumerate((slice(0, 100), slice(100, layout.count))):
         ranges = [(array, cut.start, values[cut]) for array, values in arrays.items()]
-        files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, 7, rank, ranges)
-    whole = checkpoints.complete(part, {"step": 7, "next_window": 28} | checkpoints.model_facts(layout), files)
+        files[checkpoint_files.rank_file(rank)] = checkpoint_files.write_part(part, 7, rank, ranges, "run")
+    facts = {"run": "run", "step": 7, "next_window": 28} | checkpoints.model_facts(layout)
+    whole = checkpoints.complete(part, facts, files)
     return of_checkpoint(whole, name, mutate, SMALL, arrays)
 
 

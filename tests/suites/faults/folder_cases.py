@@ -1,6 +1,5 @@
 """What goes wrong with what a run reads and writes: its folder and another job in it, data, traces, state, output."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,6 @@ import numpy as np
 
 from gpt2.data.shards import write_shard
 from gpt2.formats import checkpoints
-from gpt2.optimizer import NORM_WINDOW
 from tests.suites.faults.case import (
     ENDS,
     ERROR,
@@ -72,16 +70,6 @@ def taken_over(scene: Scene) -> None:
 
 def all_killed(scene: Scene) -> None:
     scene.signal_ranks(signal.SIGKILL)
-
-
-def spoil_norms(run: Path) -> None:
-    """The newest checkpoint as older versions wrote it: with all norms that --skip-outliers needs, one no number."""
-    marker = checkpoints.newest_first(run / "checkpoints")[0] / checkpoints.MARKER
-    facts = json.loads(marker.read_text())
-    facts["norms"] = [*(facts["norms"] * NORM_WINDOW)[: NORM_WINDOW - 1], float("nan")]
-    del facts[checkpoints.CHECKSUM]
-    facts[checkpoints.CHECKSUM] = checkpoints._marker_checksum(facts)
-    marker.write_text(json.dumps(facts, indent=1))
 
 
 def other_data(scene: Scene) -> None:
@@ -156,8 +144,6 @@ FOLDER_CASES = {
                        PATIENT, second=0, by_launcher=True),
     "holder-died": Case("all ranks are killed; the same command again, without `--take-over`", provoke=all_killed,
                         by_launcher=True, take_over=False),
-    "nan-norm": Case("a checkpoint of an older version holds a norm that is no number", provoke=killed,
-                     by_launcher=True, afterwards=spoil_norms, strategy=("reduce-scatter", "--skip-outliers", 6)),
     "nan-gradients": Case("gradients are no numbers in a step that has a checkpoint",
                           inside=f"nan-gradients:{VICTIM}:{CHECKPOINT_STEP}", code=MISTAKE, line=ERROR),
     "nan-last": Case("gradients are no numbers in the last step", TO_THE_END, code=MISTAKE,
