@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,15 +24,15 @@ from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import as_json, place_of_file, write_json
-from scripts.checkup import blas, gpus, machine, network, software
+from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, gather, new_facts
-from scripts.checkup.findings import FAIL, find
+from scripts.checkup.findings import FAIL, fact, find
 from scripts.checkup.report import as_dict, as_text
 from scripts.settings.command_line import Parser
 
 USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
-CHECKS = (*software.CHECKS, *blas.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
+CHECKS = (*software.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
 
 
 def main():
@@ -42,11 +43,11 @@ def main():
         say(f"removed {len(removed)} segments of killed jobs, {sum(size for _, size in removed) / 1e6:.1f} MB")
     # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
     subjects = machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS
-    gather(facts, software.SECTIONS | blas.SECTIONS | subjects)
+    gather(facts, software.SECTIONS | subjects)
     if "MPI" in facts["errors"]:
         raise SystemExit(report([facts], settings, brief=not is_first(RANKS)))
-    launcher = facts.get("launcher", {"kind": "", "variables": {}})
-    if warning := software.foreign_launcher(launcher["kind"], facts["MPI"]["family"], launcher["variables"]):
+    kind = fact(facts, "launcher/kind") or ""
+    if warning := software.foreign_launcher(kind, facts["MPI"]["family"], os.environ):
         # MPI may end this process when it starts, with an error of its own that names no fix.
         say(f"doctor: if MPI ends here: {warning}", on_stderr=True)
         time.sleep(PRINTING_S)
@@ -72,22 +73,20 @@ def parse() -> argparse.Namespace:
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
-    """The exit code, on all ranks. What a rank meets on its own has become facts: all make the same calls."""
-    from mpi4py import MPI
+    """Return the exit code, on all ranks. What a rank meets on its own has become facts: all make the same calls."""
+    from mpi4py.MPI import COMM_TYPE_SHARED
 
     from dist.world import install_abort_hook, lost_ranks, start_mpi, world_of
 
     limit.stage = "starting MPI: does the launcher fit the library (srun --mpi=list), do the nodes reach each other?"
     comm = start_mpi()
     install_abort_hook(comm)
-    levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    facts["MPI"]["thread_level"] = levels[MPI.Query_thread()]
     if problem := lost_ranks(comm.size, settings.expect_ranks, os.environ):
         facts["lost"] = problem
         if comm.size == 1:  # one of many copies that all say so
             return report([facts], settings, brief=True)
     limit.stage = "meeting the other ranks: one of them may have ended, or not be reachable"
-    world = world_of(comm, comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+    world = world_of(comm, comm.Split_type(COMM_TYPE_SHARED, key=comm.rank))
     sizes = {"size": world.size, "nodes": world.node_count, "local_size": world.local_size}
     facts["place"] = world.places[world.rank] | sizes
     gather(facts, gpus.rank_sections(world.local_rank))
@@ -96,20 +95,14 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     return comm.bcast(report(everyone, settings) if world.rank == 0 else None)
 
 
-def measuring_tools():
-    """Not imported before: it imports what training does, and one of those packages may be missing."""
-    from scripts.checkup import together
-
-    return together
-
-
 def measure(facts: dict, world, limit: TimeLimit) -> None:
-    """What takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
-    tools = []
-    gather(facts, {"measuring": lambda: tools.append(measuring_tools())})
+    """Measure what takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
+    gather(facts, {"measuring": lambda: import_module("scripts.checkup.together") and None})
     if all(world.comm.allgather("measuring" not in facts["errors"])):
+        from scripts.checkup import together  # after the packages that it imports were tried
+
         limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
-        facts.update(tools[0].measure(world, facts.get("run folder", {}).get("place")))
+        facts.update(together.measure(world, fact(facts, "run folder/place")))
 
 
 def report(ranks: list[dict], settings, brief: bool = False) -> int:

@@ -7,7 +7,7 @@ from dist.probe.ports import Ports
 from scripts.checkup.findings import NOTE, SLOW, Finding, Ranks, bytes_text
 
 GBIT = 1e9 / 8  # bytes
-CLOCK_ERROR_S, TIME_OF_DAY_S = 1e-3, 1.0
+TIME_OF_DAY_S = 1.0
 SLOWER_PORT, SLOWER_THAN_SAID, LATER = 0.7, 0.5, 4.0
 DIRECTIONS = {"out": "sends", "in": "receives"}
 MOSTLY = 0.5
@@ -29,11 +29,7 @@ def interfaces() -> list[dict]:
 
 
 def clocks(ranks, model):
-    if vague := ranks.where("clock/error_s", lambda error: error > CLOCK_ERROR_S):
-        worst = max(vague.values("clock/error_s"))
-        text = f"the clock of {vague.hosts} is known to {worst * 1e3:.3g} ms only"
-        fix = "read waiting times between nodes in the traces with that error; a quieter network makes it smaller"
-        yield Finding(NOTE, "clocks", text, fix)
+    """Find hosts whose time of day is off."""
     if ahead := ranks.where("clock/ahead_s", lambda seconds: abs(seconds) > TIME_OF_DAY_S):
         most = max(ahead.values("clock/ahead_s"), key=abs)
         text = f"the time of day on {ahead.hosts} is {most:+.1f} s off that of rank 0's host"
@@ -42,7 +38,7 @@ def clocks(ranks, model):
 
 
 def slow_links(ranks, model):
-    """A node whose port is slower than the others', by direction, or that is farther away."""
+    """Find nodes whose port is slower than the others', by direction, or that are farther away."""
     leaders = ranks.leaders
     for way, verb in DIRECTIONS.items():
         slow, usual = leaders.far_from_median(f"link/{way}", lambda rate, usual: rate < SLOWER_PORT * usual)
@@ -59,7 +55,7 @@ def slow_links(ranks, model):
 
 
 def ports(ranks, model):
-    """Links measured far below what the interface in use says of itself; InfiniBand that is there and idle."""
+    """Find links far below what the interface in use says of itself, and InfiniBand that is there and idle."""
     using = Ranks(
         facts | {"port": _port_in_use(facts), "best": max(facts["link"]["out"], facts["link"]["in"])}
         for facts in ranks.leaders.where("link")
@@ -81,7 +77,7 @@ def ports(ranks, model):
 
 
 def _port_in_use(facts: dict) -> dict | None:
-    """The interface that most of what the probe has sent left through; None where none or no one stands out."""
+    """Return the interface that most of the probe's bytes left through; None where none stands out."""
     traffic = facts.get("traffic", {})
     total = sum(traffic.values())
     found = (port for port in facts.get("interfaces", []) if traffic.get(port["name"], 0) > MOSTLY * total)
@@ -89,7 +85,7 @@ def _port_in_use(facts: dict) -> dict | None:
 
 
 def infiniband_cards(ports: list[dict]) -> list[str]:
-    """The names of a node's InfiniBand ports."""
+    """Return the names of a node's InfiniBand ports."""
     return [port["name"] for port in ports if port["kind"] == "infiniband"]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -46,10 +45,3 @@ def memory() -> dict:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     return {"total": total, "free": free, "limit": memory_limit()}
-
-
-def ulimits() -> dict:
-    """What the shell allows: bytes that may be locked, files that may be open; None for unlimited."""
-    kinds = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    return {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts.checkup import blas, gpus, machine, network, software
+from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, find
 from scripts.checkup.report import verdict
 from scripts.doctor import CHECKS
@@ -27,8 +27,7 @@ from tests.support.doctor_job import (
     healthy,
 )
 
-SUBJECTS = (software, blas, machine, network, gpus)
-MISSING = {"vocab.bpe": "6d1c"}
+SUBJECTS = (software, machine, network, gpus)
 
 # what is found: (what is changed, severity, words of the finding's text, words of its fix)
 CASES = {
@@ -37,54 +36,31 @@ CASES = {
     "unreadable": [
         (error("BLAS", "ImportError: libblas.so", 3), FAIL, "BLAS could not be looked at on rank 3 on node1", "pip"),
         (error("run folder", "no answer in 30 s", *NODE_1), FAIL, "ranks 2-3 on node1: no answer", "hangs"),
-        (error("BLAS", "no answer in 60 s", 2), SLOW, "rank 2 on node1: no answer", "own disk"),
         (error("GPUs", "ValueError: 7", 0), NOTE, "GPUs could not be looked at on rank 0 on node0: Va", "alone"),
     ],
     "missing_packages": [
         (change("software/versions/numba", None, 2, 3), FAIL, "numba is not installed for ranks 2-3 on node1", "pip"),
-        (change("software/installed", False, 7), FAIL, "this project is not installed for rank 7 on node3", "pip"),
     ],
     "different_versions": [
         (change("software/source", "89abcdef", 2), FAIL, "this project differs between nodes: 01234567 on", "one copy"),
         (change("MPI/library", "MPICH 4.2", 2), FAIL, "MPI library differs between nodes: MPICH 5.0", "one copy"),
-        (change("software/versions/mpi4py", "4.0.0", 2), FAIL, "mpi4py differs between nodes", "one environment"),
-        (change("software/versions/numpy", "2.0.0", 2), NOTE, "2.0.0 on node1", "one environment"),
-        (change("software/versions/python", "3.11.2", 5), NOTE, "python differs between nodes", "one environment"),
+        (change("software/versions/mpi4py", "4.0.0", 2), FAIL, "mpi4py differs between nodes", "one copy"),
     ],
     "other_mpirun": [
         (change("launcher/mpiruns", [OPEN_MPI], 0), NOTE, "mpirun on PATH is Open MPI's (/usr/bin/mpi", "load"),
         (changes(ALONE, change("launcher/mpiruns", [OPEN_MPI, MPICH | {"where": "beside this Python"}])), FAIL,
          "mpi4py has MPICH 5.0.2", "start with /opt/mpich/bin/mpirun"),
     ],
-    "no_launcher": [
-        (changes(ALONE, change("launcher/mpiruns", []), change("launcher/srun", None)), NOTE, "neither", "module")
-    ],
-    "batch_script": [
-        (changes(ALONE, change("launcher/kind", "none, a batch script's own process")), NOTE, "one host", "srun python")
-    ],
-    "thread_level": [(change("MPI/thread_level", "FUNNELED"), NOTE, "MPI allows FUNNELED", "MPI_THREAD_MULTIPLE")],
     "blas_threads": [
-        (change("BLAS", [], 2, 3), SLOW, "BLAS is unknown on node1", "OMP_NUM_THREADS=1"),
-        (change("BLAS", [{"name": "blis", "version": "1", "threads": 8, "held_to": 8}], 2, 3), SLOW,
-         "blis keeps 8 threads in each of 2 ranks on node1", "OMP_NUM_THREADS=1"),
+        (change("BLAS/threads", 8, 2, 3), SLOW, "keeps 8 threads in each of ranks 2-3 on node1", "OMP_NUM_THREADS=1"),
     ],
     "slow_kernels": [
-        (changes(change("BLAS kernels/text", "OpenBLAS, Nehalem kernels (forced)", 2, 4),
-                 change("BLAS kernels/variables", {"OPENBLAS_CORETYPE": "Nehalem"}, 2, 4),
-                 change("BLAS kernels/unused", "AVX2", 2, 4)),
+        (changes(change("BLAS/text", "OpenBLAS, Nehalem kernels (forced)", 2, 4),
+                 change("BLAS/variables", {"OPENBLAS_CORETYPE": "Nehalem"}, 2, 4),
+                 change("BLAS/unused", "AVX2", 2, 4)),
          SLOW, "OpenBLAS, Nehalem kernels (forced), on node1 and node2: matrix products are slow",
          "unset OPENBLAS_CORETYPE"),
-        (change("BLAS kernels/unused", "AVX-512", 0), SLOW, "Zen kernels, on node0: matrix", "install a newer NumPy"),
-    ],
-    "unlike_kernels": [
-        (change("BLAS kernels/kernels", "SkylakeX", *NODE_1), NOTE,
-         "Zen on node0, node2 and node3; SkylakeX on node1", "OPENBLAS_CORETYPE=NAME"),
-    ],
-    "numba_cache": [(change("numba's cache/folder", None, 6), SLOW, "can write no cache on node3", "NUMBA_CACHE_DIR")],
-    "tokenizer_files": [
-        (change("tokenizer", {"folder": "/tmp/x", "missing": MISSING}, 2, 3), NOTE,
-         "the network on node1: vocab.bpe not in /tmp/x", "vocab.bpe as 6d1c"),
-        (change("tokenizer", {"folder": None, "missing": MISSING}), NOTE, "node1, node2 and node3", "TIKTOKEN"),
+        (change("BLAS/unused", "AVX-512", 0), SLOW, "Zen kernels, on node0: matrix", "install a newer NumPy"),
     ],
     "crowded": [
         (change("cores", {**ALL_CORES, "affinity": [0], "count": 1}, *NODE_1), SLOW, "2 ranks share 1 core", ""),
@@ -96,32 +72,19 @@ CASES = {
         (changes(change("cores", {**ONE_CORE, "affinity": [0]}, 2), change("cores/affinity", [1, 2, 3, 4, 5, 6], 3),
                  change("cores/variables", {}, 3)), SLOW, "may run on 7 of 8 cores", "--cpus-per-task=4"),
     ],
-    "not_inherited": [
-        (changes(change("cores/affinity", [0], 2), change("cores/affinity", [4], 3),
-                 change("cores/variables", {"SLURM_CPUS_PER_TASK": "4"}, 2, 3)), SLOW,
-         "SLURM_CPUS_PER_TASK is 4, and ranks 2-3 on node1 may run on 1 cores each", "SRUN_CPUS_PER_TASK"),
-    ],
     "few_threads": [
         (change("cores/variables", {"OMP_NUM_THREADS": "1"}), SLOW, "is 1, and ranks 0-7 on node0", "OMP_NUM_THREADS=4")
-    ],
-    "many_threads": [
-        (change("cores/variables", {"OMP_NUM_THREADS": "8"}, 4, 5), NOTE, "is 8, more than ranks 4-5 on node2", "=4;")
     ],
     "quota": [(change("cores/quota", 1.5, *NODE_1), SLOW, "gives 1.5 cores' time to 8 cores", "OMP_NUM_THREADS=1")],
     "uneven": [
         (changes(ANY_CORE, lambda ranks: ranks.pop(3)), SLOW, "1 to 2 ranks a node", "--ntasks-per-node"),
-        (changes(ANY_CORE, lambda ranks: ranks.pop(1)), NOTE, "one rank alone on node0, 2 on", "as many"),
+        (changes(ANY_CORE, lambda ranks: ranks.pop(1)), NOTE, "1 to 2 ranks a node", "--server dedicated"),
     ],
     "slow_ranks": [
         (change("speed", 45e9, 5), SLOW, "rank 5 on node2 make matrix products at 50% of the others' rate", "top"),
     ],
-    "different_processors": [
-        (change("software/processor", "Xeon 8480", *NODE_1), NOTE, "EPYC 9654 (6 ranks), Xeon 8480 (2 ", "constraint")
-    ],
     "too_little_memory": [
-        (change("memory/limit", GB // 4, *NODE_1), FAIL, "gpt2-124M does not fit on node1 with any", "--mem=0"),
-        (change("memory/free", 35 * GB // 10, 2, 3), NOTE, "node1 with allreduce, ring, tree: 3.98 GB", "or sliced or"),
-        (change("memory/free", 23 * GB // 10, 2, 3), NOTE, "reduce-scatter", "sliced or hierarchical-sharded"),
+        (change("memory/limit", GB // 4, *NODE_1), FAIL, "on node1 before activations, 250 MB are free", "--mem=0"),
     ],
     "little_shared_memory": [
         (change("shared memory/free", 64 << 20, 4), FAIL, "/dev/shm on node2 has 67.1 MB free", "--shm-size"),
@@ -137,10 +100,7 @@ CASES = {
         (change("sees run folder", False, *NODE_1), FAIL, "ranks 2-3 on node1 do not see what rank 0 writes", "share"),
         (change("run folder/free", 2 * GB), FAIL, "2 GB free in /shared", "larger"),
     ],
-    "locked_memory": [(change("limits/locked_memory", 65536, 2, 3), FAIL, "ulimit -l is 65.5 kB on node1", "unlimit")],
-    "open_files": [(change("limits/open_files", 256, *NODE_1), FAIL, "ulimit -n is 256 on node1", "ulimit -n 4096")],
     "clocks": [
-        (change("clock/error_s", 5e-3, *NODE_1), NOTE, "the clock of node1 is known to 5 ms only", "traces"),
         (change("clock/ahead_s", -40.0, *NODE_1), NOTE, "the time of day on node1 is -40.0 s off", "chronyd"),
     ],
     "slow_ports": [
@@ -165,22 +125,16 @@ CASES = {
     ],
     "shared": [(changes(change("own GPU/id", "0000:00", 3), change("GPUs/listed", [{"driver": "580.1"}], 2)), FAIL,
                 "ranks 2-3 have one GPU on node1", "--share-gpus")],
-    "idle": [(change("GPUs/listed", [{}] * 4, 2), NOTE, "2 of 4 GPUs on node1 have a rank", "start 4 ranks")],
     "driver_too_old": [
         (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12"),
         (changes(change("own GPU/driver_cuda", 12040), change("own GPU/runtime_cuda", 12040)), FAIL,
          "is of CUDA 12, and CuPy or cuBLAS of CUDA 13", "cuda12"),
         (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, *NODE_1), FAIL, "CUDA 12", ""),
     ],
-    "too_old": [(change("own GPU/capability", 70, 3), FAIL, "the GPU of rank 3 on node1 is a H200", "Ampere")],
     "used_by_others": [(change("own GPU/free", 41 * GB, 3), SLOW, "100 GB of the GPU of rank 3 on node1", "nvidia")],
     "transport": [
-        (changes(change("own GPU/nccl", None), change("own GPU/nccl_missing", "no libnccl.so.2")), SLOW,
+        (change("own GPU/nccl_missing", "no libnccl.so.2"), SLOW,
          "no NCCL on node0, node1, node2 and node3 (no libnccl.so.2)", "nvidia-nccl-cu13"),
-    ],
-    "differences": [
-        (change("GPUs/driver", "550.0", *NODE_1), NOTE, "the driver differs between nodes: 580.1 on", "--constraint"),
-        (change("own GPU/name", "A100", *NODE_1), NOTE, "the GPU differs between nodes", "--constraint"),
     ],
     "slowed": [
         (change("own GPU/power_w", 400, 3), SLOW, "power limit of the GPU of rank 3 on node1 is 400 W, by default 700",

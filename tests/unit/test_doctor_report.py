@@ -6,7 +6,6 @@ from scripts.checkup.findings import FAIL, NOTE, SLOW, Ranks, find
 from scripts.checkup.report import as_text, table, verdict
 from scripts.checkup.software import foreign_launcher
 from scripts.doctor import CHECKS
-from strategies import STRATEGIES
 from tests.support.doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
 
 
@@ -15,13 +14,12 @@ def test_without_a_model_sizes_are_notes():
     change("shared memory/free", 64 << 20, 0)(ranks)
     change("run folder/free", GB // 2)(ranks)
     change("memory/free", 1 << 20)(ranks)
-    assert [finding.severity for finding in find(CHECKS, ranks)] == [NOTE, NOTE]
-    assert [finding.about for finding in find(CHECKS, ranks)] == ["shared memory", "run folder"]
+    assert [(finding.severity, finding.about) for finding in find(CHECKS, ranks)] == [(NOTE, "shared memory")]
 
 
 def test_what_fails_comes_first():
     ranks = healthy()
-    for one in (change("clock/error_s", 1.0), change("speed", 1e9, 5), change("run folder/problem", "No space")):
+    for one in (change("clock/ahead_s", 9.0), change("speed", 1e9, 5), change("run folder/problem", "No space")):
         one(ranks)
     findings = find(CHECKS, ranks)
     assert [finding.severity for finding in findings] == [FAIL, SLOW, NOTE]
@@ -78,16 +76,6 @@ def test_a_foreign_launcher_is_said_before_mpi_starts(kind, family, variable, sa
     assert text is None if says is None else says in text
 
 
-def test_memory_of_a_node():
-    """Two ranks of a node, four in all, 100 parameters: in bytes, of float32 vectors."""
-    sizes = {
-        name: STRATEGIES[name].memory.of_node(100, 2, 4, 2)
-        for name in ("allreduce", "reduce-bcast", "hierarchical", "zero-3")
-    }
-    # p + g + 2 moments twice; one rank's moments; p once, g twice, a moment a rank; a quarter of all, twice.
-    assert sizes == {"allreduce": 3200, "reduce-bcast": 2400, "hierarchical": 2000, "zero-3": 800}
-
-
 def test_words():
     assert Ranks(rank_facts(rank) for rank in (5, 0, 1, 2)).numbers == "0-2 and 5"
     assert Ranks(rank_facts(rank) for rank in (0, 2, 4)).numbers == "0, 2 and 4"
@@ -101,11 +89,9 @@ def test_the_report_of_a_large_job():
     """Every table, with what a reader looks for."""
     text = as_text(healthy(nodes=64), [])
     for words in (
-        "ranks          128 on 64 nodes",
         "node0   0-1    8",
         "mlx5_0:1",
-        "GPU1 NV18, NIC0 SYS",
-        "GPU0 NV18, NIC0 PIX",
+        "13010, 13000",
         "more: --json has all",
     ):
         assert words in text, words
