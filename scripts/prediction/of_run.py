@@ -38,7 +38,7 @@ def strategy_of(run: Run) -> type[Strategy] | None:
 
 def item_bytes(settings: dict) -> int:
     """Return the bytes of one gradient as a run with these settings sends it."""
-    return WIRE_BYTES[settings["wire"]]
+    return WIRE_BYTES[settings.get("wire", "float32")]
 
 
 def cluster_of(run: Run) -> Cluster | None:

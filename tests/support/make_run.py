@@ -43,7 +43,7 @@ def write_run(
             files.append(file, records_of(rank_spans, offset).tobytes())
     config = {
         "format": files.RUN_FORMAT,
-        "settings": {"strategy": strategy, "server": "colocated", "wire": "float32", **settings},
+        "settings": {"strategy": strategy, "server": "colocated", **settings},
         "mpi_library": "MPICH Version:      5.0.1\nMPICH Release date: 2025",
         "parameters": parameters,
         "ranks": identities,

@@ -130,7 +130,7 @@ def test_a_broken_run_folder_is_one_clear_line(tmp_path, case):
     change, text = BROKEN[case]
     change(write_run(tmp_path, three_ranks(), [0, 0, 1]))
     with pytest.raises(RunError, match=text) as caught:
-        read_run(tmp_path)
+        read_run(tmp_path, allow_missing=case == "config of another version")
     assert "\n" not in str(caught.value)
 
 
@@ -202,6 +202,6 @@ def test_no_folder_and_an_empty_one(tmp_path):
         read_run(tmp_path)
     with pytest.raises(RunError, match="no traces, so it is no run folder; give what --out named"):
         read_run(tmp_path, allow_missing=True)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"holds no rank-.* train with --trace on"):
         read_run(tmp_path, allow_missing=True)

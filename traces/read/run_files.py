@@ -28,7 +28,7 @@ class Gaps:
 def read_config(path, gaps: Gaps | None = None) -> dict:
     """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line.
 
-    {} where it is missing or damaged and `gaps` allows that. What is no folder is never allowed.
+    {} where it is missing or damaged and `gaps` allows that. What is no folder, or of another format, is never allowed.
     """
     folder, gaps = Path(path), gaps or Gaps(allowed=False)
     if not folder.is_dir():
@@ -36,10 +36,9 @@ def read_config(path, gaps: Gaps | None = None) -> dict:
     path = folder / "config.json"
     try:
         config = checks.parse(checks.read_bytes(path))
-        if type(config) is dict and config.get("format") != RUN_FORMAT:
-            found = checks.shown(config.get("format"))
-            gaps.add(f"{path} has format {found}, expected {RUN_FORMAT!r}; read it with the release that wrote it")
-            return {}
+        if type(config) is dict and (found := config.get("format")) != RUN_FORMAT:
+            text = f"{path} has format {checks.shown(found)}, expected {RUN_FORMAT!r}"
+            raise RunError(f"{text}; read it with the release that wrote it")
         checks.check_config(config)
         return config
     except FileNotFoundError:
