@@ -135,9 +135,8 @@ def test_rows_are_read_some_at_a_time(whole):
 
 
 def test_a_model_that_each_rank_holds_is_written_as_ever(tmp_path, whole):
-    """So that releases that know of no pieces read it."""
     marker = json.loads((write(tmp_path, whole, (5,), 1) / "checkpoint.json").read_text())
-    assert [*marker] == ["format", "step", "model", "count", "files", "crc32"]
+    assert [*marker] == ["format", "run", "step", "model", "count", "files", "crc32"]
     assert marker["format"] == "gpt2-mpi checkpoint 1"
     assert checkpoints.cut_facts(CONFIG, (5,), 1) == {}
 

@@ -313,11 +313,13 @@ def test_gradients_that_are_sums_over_many_rows(threads, name):
     N, C, k = 16384, 24, load_kernels("numpy", threads)
     dy, ones, weight = np.repeat(LONG[name](N)[:, None], C, axis=1), np.ones(C, np.float32), np.eye(C, dtype=np.float32)
     inputs, mean, rstd = np.full((N, C), 2, np.float32), np.ones(N, np.float32), np.ones(N, np.float32)
-    (dweight, dbias, of_linear), dwte = np.empty((3, C), np.float32), np.zeros((1, C), np.float32)
-    k.layernorm_backward(np.zeros_like(dy), dweight, dbias, dy, inputs, mean, rstd, ones, False)
+    dweight, dbias, of_branch, of_linear = np.empty((4, C), np.float32)
+    dwte, dinputs = np.zeros((1, C), np.float32), dy.copy()
+    k.layernorm_backward(dinputs, dweight, dbias, of_branch, np.zeros_like(dy), inputs, mean, rstd, ones, False)
+    k.layernorm_backward(np.zeros_like(dy), dweight, dbias, None, dy, inputs, mean, rstd, ones, False)
     k.linear_backward(np.empty_like(dy), np.empty((C, C), np.float32), of_linear, dy, inputs, weight, False)
     k.embedding_backward(dwte, None, dy.reshape(16, -1, C), np.zeros((16, N // 16), np.int32), False)
-    for found in (dweight, dbias, of_linear, dwte[0]):
+    for found in (dweight, dbias, of_branch, of_linear, dwte[0]):
         np.testing.assert_allclose(found, dy.sum(axis=0, dtype=np.float64), rtol=1e-5)
 
 

@@ -52,8 +52,8 @@ def test_a_checkpoint_under_another_name(tmp_path):
     parameters, layout = new_parameters(), Layout(CONFIG)
     part = tmp_path / "step-00000007.part"
     ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
-    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges)}
-    facts = {"step": 7, "seq_len": 3} | checkpoints.model_facts(layout)
+    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges, "run")}
+    facts = {"run": "run", "step": 7, "seq_len": 3, "trained_positions": 3} | checkpoints.model_facts(layout)
     copy = checkpoints.complete(part, facts, files).rename(tmp_path / "best")
     assert (weights.load(copy).flat == parameters.flat).all()
     llmc.write_parameters(tmp_path / "elsewhere.bin", parameters)
