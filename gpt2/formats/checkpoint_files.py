@@ -85,7 +85,9 @@ def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
     _check_size(path, size)
     tensors, checksums = read_header(path)
     if checksums.get(RUN) != run:
-        raise damaged(path, f"written by the run {checksums.get(RUN)}, expected {run}")
+        found = str(checksums.get(RUN))[:50]
+        shown = found if found.isprintable() else ascii(found)
+        raise damaged(path, f"written by the run {shown}, expected {run}")
     return [_range(tensor, checksums.get(name, "")) for name, tensor in tensors.items()]
 
 

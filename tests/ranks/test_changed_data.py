@@ -20,8 +20,8 @@ SMALL += ["--threads", 1, "--trace", "off", "--stall-after", 0]
 def write_data(folder, change=lambda tokens: None):
     """train.bin and val.bin, and a model."""
     folder.mkdir(exist_ok=True)
-    for name in ("train", "val"):
-        tokens = np.random.default_rng(7).integers(60, size=20_000)
+    for seed, name in enumerate(("train", "val")):
+        tokens = np.random.default_rng(seed).integers(60, size=20_000)
         change(tokens)
         write_shard(folder / f"{name}.bin", tokens)
     shutil.copytree(FIXTURE, folder / "model", dirs_exist_ok=True)
@@ -77,7 +77,7 @@ def test_other_data_are_no_data_to_go_on_with(comm, shared_path, capfd):
         write_data(shared_path, change)
     comm.Barrier()
     line = refusal(capfd, world, shared_path / "run", *SMALL, *data, "--steps", 3, "--resume")
-    assert f"error: {shared_path / 'run/checkpoints/step-00000002'}: its data is " in line  # after a warning
+    assert line.startswith(f"error: {shared_path / 'run/checkpoints/step-00000002'}: its data is ")
     assert "change the training data" in line
     if comm.rank == 0:
         write_data(shared_path)
