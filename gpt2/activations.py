@@ -1,4 +1,4 @@
-"""What forward leaves for backward: the arrays, and how many bytes a model that trains holds of them."""
+"""The arrays of a model beside its parameters and gradients, and how many bytes they take."""
 
 from types import SimpleNamespace
 
@@ -47,6 +47,28 @@ def new_activations(kernels, config: GPT2Config, piece: Piece, B: int, T: int, d
             kept.exponentials, kept.row_scale = operand(N, piece.share_size(config.padded_vocab_size)), of_rows(N)
     kept.inputs = kept.layers[0].residual1 if kept.layers else kept.residual
     return kept
+
+
+def new_scratch(
+    kernels, config: GPT2Config, piece: Piece, B: int, T: int, dtype, trains: bool, branch=None
+) -> SimpleNamespace:
+    """Arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it."""
+    N = B * T
+    C = config.n_embd
+    A, F = widths(config, piece)
+    s = SimpleNamespace()
+    s.branch = kernels.empty((N, C), dtype) if branch is None else branch
+    s.branch_bias = kernels.empty((C,), dtype)
+    if trains:
+        s.dbranch = s.branch  # forward has used its branch before backward begins
+        s.dbranch_bias = kernels.empty((C,), dtype)
+        s.dresidual = kernels.empty((N, C), dtype)
+        # The gradient of fc's output is used up before that of qkv's is made.
+        operands = kernels.empty((N * max(3 * A, F),), kernels.operand_dtype or dtype)
+        s.dqkv = operands[: N * 3 * A].reshape(N, 3 * A)
+        s.dfc = operands[: N * F].reshape(N, F)
+        s.dattention = s.dbranch if A == C else kernels.empty((N, A), dtype)
+    return s
 
 
 def activation_bytes(

@@ -98,24 +98,36 @@ class Layout:
         """The name of the tensor that an element of the flat buffer belongs to, or "the pad"."""
         return next((tensor.name for tensor in self.tensors if tensor.start <= element < tensor.stop), "the pad")
 
+    @property
+    def layer_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Those of `ranges` that are layers."""
+        first = 1 if self.piece.is_first else 0
+        return self.ranges[first : first + len(self._layers)]
+
+    @cached_property
+    def layer_halves(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Each layer's range in two: (attention, feed-forward), each with the LayerNorm before it."""
+        halves = []
+        for layer, (start, stop) in zip(self._layers, self.layer_ranges, strict=True):
+            middle = self._start_of(layer, ("ln2_weight", "fc_weight"))
+            halves.append(((start, middle), (middle, stop)))
+        return halves
+
     def final_ranges(self, split: bool = False) -> tuple[tuple[int, int], ...]:
-        """The parts of the buffer in the order in which backward makes their gradients final.
+        """The flat ranges in the order in which backward makes their gradients final.
 
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
-        two parts, and the second is made at the very end. With `split` (as split_ranges) the first part, the head's,
-        comes first, from its last block down; what the lookup adds is apart, and comes last.
+        two terms, and the second is added at the very end. With `split` (as split_ranges) the head's term comes first,
+        from its last block down; the sparse embedding gradient is separate, and comes last.
         """
+        final = [self.ranges[-1]] if self.piece.is_last else []
+        for attention, feed_forward in reversed(self.layer_halves):
+            final += [feed_forward, attention]
         if split:
-            unsplit = self.final_ranges()[:-1]
-            return (*reversed(self.head_blocks), *unsplit, self.split_ranges[1], LOOKUP)
-        ranges, final = list(self.ranges), []
-        if self.piece.is_last:
-            final.append(ranges.pop())
-        for layer in reversed(self._layers):
-            start, stop = ranges.pop()
-            middle = self._start_of(layer, ("ln2_weight", "fc_weight"))
-            final += [(middle, stop), (start, middle)]
-        return (*final, *ranges)
+            return (*reversed(self.head_blocks), *final, self.split_ranges[1], LOOKUP)
+        if self.piece.is_first:
+            final.append(self.ranges[0])
+        return tuple(final)
 
     def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""

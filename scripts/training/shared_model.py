@@ -12,6 +12,7 @@ from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.model import GPT2
+from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
 from gpt2.pieces import ALONE
 from scripts.backends.partners import Partners
@@ -118,8 +119,11 @@ class SharedModel:
         kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
         if pokes and hasattr(kernels.device, "meanwhile"):
             kernels.device.meanwhile = strategy.poke
-        hooks = strategy.before_use, self.parts, self.in_flight, lookup
-        model = GPT2(kernels, *views, batch_size, length, *hooks)
+        if shares_model(self.mesh):
+            hooks = strategy.before_use, self.parts, self.in_flight
+            model = ParallelGPT2(kernels, *views, batch_size, length, *hooks)
+        else:
+            model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.in_flight, lookup)
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 

@@ -107,8 +107,8 @@ class Worker:
             accumulates = micro_step > 0 and self.keeps_gradients
             final = gradients_final if is_final else no_hook
             # A head that is borrowed goes back once a step, however often the strategy takes gradients away.
-            head = None if piece.is_first else micro_step > 0
-            self.model.backward(accumulates, final, slot, head)
+            head = {} if piece.is_first else {"accumulate_head": micro_step > 0}
+            self.model.backward(accumulates, final, slot, **head)
         if not piece.is_first:
             self.stage_links.send(UP, self.model.dresidual)
 

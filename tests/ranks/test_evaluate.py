@@ -21,6 +21,7 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, no_hook
 from tests.support.in_process import ROOT, log, train
 from tests.support.launch import launch
+from tests.support.logits import logits_of
 
 EVALUATE = str(ROOT / "scripts" / "evaluate.py")
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=40, vocab_size=256)
@@ -64,7 +65,7 @@ def new_parameters() -> Parameters:
 def log_probabilities(parameters, text) -> np.ndarray:
     """(T, V): of what follows each token, from gpt2.model's logits, in float64."""
     model = GPT2(load_kernels("numpy", 1), parameters, None, 1, len(text))
-    logits = model.logits(np.array([text], np.int32))[0].astype(np.float64)
+    logits = logits_of(model, np.array([text], np.int32))[0].astype(np.float64)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 

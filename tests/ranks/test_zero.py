@@ -164,7 +164,7 @@ def test_a_layer_is_gathered_one_ahead_and_not_twice(comm):
         before_use(start, stop)
         events.append(names[start, stop])
 
-    training.model.before_use = use
+    training.model.before_use = training.model.embedding.before_use = use
     training.step(np.ones((2, 2, LENGTH + 1), np.int32), 1.0 / 16)
     forward, backward = "+E +1 E +2 1 +3 2 +4 3 +5 4 +F 5 F", "F 5 +3 4 +2 3 +1 2 1"
     again = "E 1 +3 2 +4 3 +5 4 5 F"

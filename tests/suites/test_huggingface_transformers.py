@@ -13,6 +13,7 @@ from gpt2.formats.huggingface import names_and_shapes
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
 from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.logits import logits_of
 
 WHY = "install it with pip install -e '.[huggingface]'"
 torch = pytest.importorskip("torch", reason=f"no torch: {WHY}")
@@ -44,7 +45,7 @@ def assert_same_model(parameters: Parameters, model, shape, tolerance=1e-4):
     ours.parameters.flat[:] = parameters.flat
     logits, loss = expected(model, tokens)
     assert np.abs(logits).max() > 0.5
-    assert np.abs(ours.logits(inputs) - logits).max() < tolerance
+    assert np.abs(logits_of(ours, inputs) - logits).max() < tolerance
     assert abs(ours.token_losses(inputs, targets).mean() - loss) < tolerance
 
 

@@ -17,6 +17,7 @@ from gpt2.data.windows import Windows
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.pieces import ALONE, pieces
 from gpt2.pipeline import SCHEDULES, most_in_flight
@@ -105,7 +106,7 @@ class Training:
         parts, stage_links = self.parts if cut.parts > 1 else None, self.stage_links if cut.stages > 1 else None
         self.strategy = Borrowing(strategy, KERNELS, *views, parts, stage_links, micro_steps)
         actions = SCHEDULES[cut.schedule](self.mesh.stage, cut.stages, micro_steps)
-        self.model = GPT2(
+        self.model = ParallelGPT2(
             poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.strategy.before_use,
             self.parts, most_in_flight(actions),
         )  # fmt: skip

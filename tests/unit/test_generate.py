@@ -15,6 +15,7 @@ from gpt2.inference.generated_text import Sampling, check_prompt, generate
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.logits import logits_of
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=24, context=17, vocab_size=101)
 PROMPTS = ([7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(17)))
@@ -40,7 +41,7 @@ def without_cache(kernels, parameters, text, choose, count, length=CONFIG.contex
     longer than `length` the newest half of it stays."""
     text, new = list(text), []
     for _ in range(count):
-        logits = GPT2(kernels, parameters, None, 1, len(text)).logits(np.array([text], np.int32))[0, -1]
+        logits = logits_of(GPT2(kernels, parameters, None, 1, len(text)), np.array([text], np.int32))[0, -1]
         new.append(choose(logits))
         text.append(new[-1])
         if len(text) > length:
@@ -70,7 +71,7 @@ def test_logits_at_every_position(kernels, dtype, tolerance):
     """The text in one piece, one by one, and in pieces of other lengths."""
     parameters = new_parameters(dtype=dtype)
     text = np.random.default_rng(2).integers(CONFIG.vocab_size, size=CONFIG.context)
-    expected = GPT2(kernels, parameters, None, 1, len(text)).logits(text[None].astype(np.int32))[0]
+    expected = logits_of(GPT2(kernels, parameters, None, 1, len(text)), text[None].astype(np.int32))[0]
     assert np.abs(expected).max() > 1
     for cuts in ([0, 17], range(18), [0, 1, 7, 8, 12, 17]):
         model = CachedGPT2(kernels, parameters)
@@ -93,7 +94,7 @@ def test_a_prompt_of_several_blocks_of_queries():
     config = GPT2Config(n_layer=2, n_head=3, n_embd=12, context=300, vocab_size=50)
     kernels, parameters = load_kernels("numpy", 2), new_parameters(config)
     text = np.random.default_rng(2).integers(50, size=300).astype(np.int32)
-    expected = GPT2(kernels, parameters, None, 1, 300).logits(text[None])[0]
+    expected = logits_of(GPT2(kernels, parameters, None, 1, 300), text[None])[0]
     model = CachedGPT2(kernels, parameters)
     for start, stop in ((0, 290), (290, 300)):
         np.testing.assert_allclose(model.forward(text[start:stop]), expected[stop - 1], rtol=1e-4, atol=1e-4)

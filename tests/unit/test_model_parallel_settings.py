@@ -8,7 +8,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.model import GPT2
+from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
@@ -126,9 +126,9 @@ def test_memory_of_pieces_is_that_of_their_arrays(flags):
             empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1"),
             operand_dtype=None,
         )
-        parts = {"parts": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if piece.parts > 1 else {}
+        parts = {"tp_group": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if piece.parts > 1 else {}
         parameters = Parameters.zeros(layout)
-        GPT2(kernels, parameters, parameters, 2, 32, **parts, in_flight=cut.in_flight(number // cut.tensor))
+        ParallelGPT2(kernels, parameters, parameters, 2, 32, **parts, in_flight=cut.in_flight(number // cut.tensor))
         allocated += 4 * max(
             int(np.prod(t.shape)) for t in layout.tensors if "fc" in t.name
         )  # the scratch of a product

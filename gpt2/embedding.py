@@ -1,0 +1,120 @@
+"""The tied token embedding: it embeds the tokens, and it is the weight of the classifier on top of the model.
+
+So its gradient has two terms. Backward computes the classifier's first, and adds the embedding's at the very end.
+"""
+
+from gpt2.parameters import LOOKUP, Parameters
+
+
+class TiedEmbedding:
+    """Token and position embeddings, and the classifier that uses the token embedding again.
+
+    before_use(start, stop) and gradients_final(start, stop): hooks as in gpt2.model.GPT2. Keyword options go to the
+    kernels: they are for embeddings that are not whole, or not whole at once.
+    """
+
+    def __init__(self, kernels, parameters: Parameters, gradients: Parameters | None, before_use):
+        self.kernels = kernels
+        self.parameters = parameters
+        self.gradients = gradients
+        self.before_use = before_use
+        self.layout = parameters.layout
+
+    def embed(self, out, tokens, **options) -> None:
+        """out (N, C) = wte[tokens] + wpe, of tokens (B, T)."""
+        p = self.parameters
+        self.before_use(*self.layout.ranges[0])
+        self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), tokens, p.wte, p.wpe, **options)
+
+    def embed_backward(self, dout, tokens, accumulate: bool, gradients_final, **options) -> None:
+        """dwte[tokens] += dout (N, C), after classify_backward; dwpe = or += dout, summed over the batch."""
+        d = self.gradients
+        dout = dout.reshape(*tokens.shape, -1)
+        self.kernels.embedding_backward(d.wte, d.wpe, dout, tokens, accumulate, **options)
+        gradients_final(*self.layout.ranges[0])
+
+    def classify(self, kept, targets, gradient_scale: float, trains: bool, **options) -> None:
+        """kept.losses (N,) = cross entropy of kept.lnf (N, C) @ wte.T against targets (B, T).
+
+        trains: also keep what classify_backward needs, with the gradient times gradient_scale.
+        """
+        self.kernels.classifier_forward(
+            kept.losses,
+            kept.exponentials if trains else None,
+            kept.row_scale if trains else None,
+            kept.lnf,
+            self.parameters.wte,
+            targets.reshape(-1),
+            self.layout.config.vocab_size,
+            gradient_scale,
+            **options,
+        )
+
+    def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final, **options) -> None:
+        """dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf."""
+        self.kernels.classifier_backward(
+            dinputs,
+            self.gradients.wte,
+            kept.exponentials,
+            kept.row_scale,
+            kept.lnf,
+            self.parameters.wte,
+            accumulate,
+            **options,
+        )
+
+
+class SparseEmbedding(TiedEmbedding):
+    """A tied embedding whose two uses are exchanged separately: few rows are looked up, the classifier uses all.
+
+    lookup (dist/looked_up.py) has the rows that a step looks up: `values` (rows, C), and `numbers(tokens)`, the row of
+    each token. The values are the parameters while `has_parameters`. The first backward of a step calls
+    `begin_gradients()`; from then on they are the sparse embedding gradient, and gradients.wte has the classifier's
+    term alone. Hooks are given the layout's split ranges. The classifier comes last, block by block, so that a block's
+    exchange overlaps with the products of the others.
+    """
+
+    def __init__(self, kernels, parameters: Parameters, gradients: Parameters | None, before_use, lookup):
+        super().__init__(kernels, parameters, gradients, before_use)
+        self.lookup = lookup
+
+    def embed(self, out, tokens) -> None:
+        if not self.lookup.has_parameters:
+            super().embed(out, tokens)
+            return
+        self.before_use(*LOOKUP)
+        self.before_use(*self.layout.split_ranges[1])
+        rows = self.lookup.numbers(tokens)
+        self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), rows, self.lookup.values, self.parameters.wpe)
+
+    def embed_backward(self, dout, tokens, accumulate: bool, gradients_final) -> None:
+        if not accumulate:
+            self.lookup.begin_gradients()
+        rows = self.lookup.numbers(tokens)
+        dout = dout.reshape(*tokens.shape, -1)
+        self.kernels.embedding_backward(self.lookup.values, self.gradients.wpe, dout, rows, accumulate)
+        gradients_final(*self.layout.split_ranges[1])
+        gradients_final(*LOOKUP)
+
+    def classify(self, kept, targets, gradient_scale: float, trains: bool) -> None:
+        options = {}
+        if self.lookup.has_parameters:
+            target_rows = self.lookup.values, self.lookup.numbers(targets)
+            options = {"blocks": self._blocks_in_use(), "target_rows": target_rows}
+        super().classify(kept, targets, gradient_scale, trains, **options)
+
+    def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final) -> None:
+        blocks = self._final_blocks(gradients_final)
+        super().classify_backward(dinputs, kept, accumulate, gradients_final, blocks=blocks)
+
+    def _blocks_in_use(self):
+        """Yield the rows of each block of wte as soon as they may be used."""
+        for start, stop in self.layout.head_blocks:
+            self.before_use(start, stop)
+            yield start // self.layout.config.n_embd, stop // self.layout.config.n_embd
+
+    def _final_blocks(self, gradients_final):
+        """Yield the rows of each block of wte, the last first. A block's gradient is final when the next is taken."""
+        for start, stop in reversed(self.layout.head_blocks):
+            yield start // self.layout.config.n_embd, stop // self.layout.config.n_embd
+            gradients_final(start, stop)

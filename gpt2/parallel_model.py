@@ -1,0 +1,130 @@
+"""A GPT-2 that several ranks share: each computes one pipeline stage, or one tensor-parallel shard of a stage.
+
+Tensor parallelism is Megatron's (Shoeybi et al. 2019): shards of attproj and fcproj compute terms of a sum in forward,
+shards of qkv and fc in backward. Between two sums every shard has the whole residual stream. The vocabulary is cut by
+rows, so embedding and classifier sum over shards, too.
+"""
+
+from gpt2.embedding import TiedEmbedding
+from gpt2.model import GPT2
+from gpt2.parameters import Parameters, no_hook
+from gpt2.pieces import ALONE
+
+
+class ParallelGPT2(GPT2):
+    """One model shard (gpt2/pieces.py) of a GPT-2.
+
+    tp_group: sums over the tensor-parallel shards of this stage; ALONE if the stage is not cut further.
+
+    Before forward, the caller fills inputs(slot), unless this is the first stage. Forward leaves `outputs` for the next
+    stage. Before backward, the caller fills `dresidual` with their gradient. Backward replaces it by the inputs'
+    gradient.
+    """
+
+    def __init__(
+        self,
+        kernels,
+        parameters: Parameters,
+        gradients: Parameters | None,
+        batch_size: int,
+        sequence_length: int,
+        before_use=no_hook,
+        tp_group=ALONE,
+        in_flight: int = 1,
+    ):
+        shape = batch_size * sequence_length, parameters.layout.config.n_embd
+        branch = tp_group.room(shape)
+        super().__init__(
+            kernels, parameters, gradients, batch_size, sequence_length, before_use, in_flight, branch=branch
+        )
+        self.tp_group = tp_group
+        self.embedding = ShardedEmbedding(kernels, parameters, gradients, before_use, tp_group, self.scratch.branch)
+        self.outputs = None if self.piece.is_last else kernels.empty(shape, parameters.flat.dtype)
+
+    @property
+    def dresidual(self):
+        """(N, C): gradient of the outputs before backward, of the inputs after it."""
+        return self.scratch.dresidual
+
+    def inputs(self, slot: int):
+        """(N, C): where the input of a stage that is not the first goes before forward."""
+        return self.kept[slot].inputs
+
+    def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
+        """As GPT2.forward. A stage that is not the last returns 0."""
+        if self.piece.is_last:
+            return super().forward(tokens, targets, gradient_scale, slot)
+        self._transform(tokens, self.kept[slot])
+        return 0.0
+
+    def token_losses(self, tokens, targets):
+        """As GPT2.token_losses. A stage that is not the last returns None."""
+        if self.piece.is_last:
+            return super().token_losses(tokens, targets)
+        self._transform(tokens, self.kept[0])
+        return None
+
+    def backward(
+        self, accumulate: bool, gradients_final=no_hook, slot: int = 0, accumulate_head: bool | None = None
+    ) -> None:
+        """As GPT2.backward. accumulate_head replaces `accumulate` for the classifier, if it differs."""
+        self.embedding.accumulate_head = accumulate if accumulate_head is None else accumulate_head
+        super().backward(accumulate, gradients_final, slot)
+
+    def _sum_shards(self, rows):
+        return self.tp_group.sum(rows)
+
+    def _finish(self, kept, stream, branch):
+        if self.piece.is_last:
+            super()._finish(kept, stream, branch)
+        else:
+            self.kernels.add(self.outputs, stream, branch, self.scratch.branch_bias)
+
+    def _head_backward(self, kept, accumulate, gradients_final):
+        if self.piece.is_last:
+            super()._head_backward(kept, accumulate, gradients_final)
+        else:
+            self.kernels.column_sums(self.scratch.dbranch_bias, self.dresidual, False)
+
+
+class ShardedEmbedding(TiedEmbedding):
+    """A tied embedding whose rows tensor-parallel shards hold, and whose two uses are in the first and the last stage.
+
+    partial_sums (N, C): room for the embeddings before they are summed over the shards.
+    """
+
+    accumulate_head = False
+
+    def __init__(
+        self, kernels, parameters: Parameters, gradients: Parameters | None, before_use, tp_group, partial_sums
+    ):
+        super().__init__(kernels, parameters, gradients, before_use)
+        self.piece = parameters.layout.piece
+        self.tp_group = tp_group
+        self.partial_sums = partial_sums
+        self.rows = {}  # what kernels need to know of a shard of the vocabulary
+        if self.piece.parts > 1:
+            self.rows = {"first_token": self.piece.share(self.layout.config.padded_vocab_size)[0]}
+
+    def embed(self, out, tokens) -> None:
+        if not self.piece.is_first:
+            return
+        if not self.rows:
+            super().embed(out, tokens)
+            return
+        super().embed(self.partial_sums, tokens, **self.rows)
+        out[:] = self.tp_group.sum(self.partial_sums)
+
+    def embed_backward(self, dout, tokens, accumulate: bool, gradients_final) -> None:
+        if not self.piece.is_first:
+            return
+        if not (self.piece.is_last or accumulate):
+            self.gradients.wte[:] = 0.0  # the classifier, which writes it in a whole model, is in another stage
+        super().embed_backward(dout, tokens, accumulate, gradients_final, **self.rows)
+
+    def classify(self, kept, targets, gradient_scale: float, trains: bool) -> None:
+        options = {"parts": self.tp_group, **self.rows} if self.rows else {}
+        super().classify(kept, targets, gradient_scale, trains, **options)
+
+    def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final) -> None:
+        super().classify_backward(dinputs, kept, self.accumulate_head, gradients_final)
