@@ -1,7 +1,7 @@
-"""From the numbering of one piece's flat buffer to another's (pieces.py).
+"""From the numbering of one shard's flat buffer to another's (model_shards.py).
 
-A piece's tensor is a box of the whole model's tensor, its elements in the whole tensor's order. So what two pieces hold
-of a tensor in common is a box again, and a model that was stored in some pieces is read in any others, tensor by tensor
+A shard's tensor is a box of the whole model's tensor, its elements in the whole tensor's order. So what two shards hold
+of a tensor in common is a box again, and a model that was stored in some shards is read in any others, tensor by tensor
 and some rows at a time.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from gpt2.model_shards import Tensor
 from gpt2.parameters import Layout
-from gpt2.pieces import Tensor
 
 AT_ONCE = 1 << 20  # elements of a whole tensor's rows that are put together at once: 4 MiB
 
@@ -19,9 +19,9 @@ Box = tuple[tuple[int, int], ...]  # [start, stop) along each axis of a whole te
 
 
 def read_range(layout: Layout, start: int, out: np.ndarray, stored: list[tuple[Layout, Callable]]) -> None:
-    """Fill out (n,) with elements [start, start + n) of a piece's numbering; 0 beyond the last.
+    """Fill out (n,) with elements [start, start + n) of a shard's numbering; 0 beyond the last.
 
-    stored: [(layout, read), ...] of pieces that together hold the whole model; read(start, out) does the same in the
+    stored: [(layout, read), ...] of shards that together hold the whole model; read(start, out) does the same in the
     numbering of theirs.
     """
     out.fill(0.0)

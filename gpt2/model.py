@@ -54,11 +54,11 @@ class GPT2:
         self.before_use = before_use
         self.lookup = lookup
         self.config = parameters.layout.config
-        self.piece = parameters.layout.piece
-        self.heads = self.piece.share_size(self.config.n_head)
+        self.shard = parameters.layout.shard
+        self.heads = self.shard.share_size(self.config.n_head)
         self.batch_size = batch_size
         self.sequence_length = sequence_length
-        kind = self.config, self.piece, batch_size, sequence_length, parameters.flat.dtype, gradients is not None
+        kind = self.config, self.shard, batch_size, sequence_length, parameters.flat.dtype, gradients is not None
         self.kept = [new_activations(kernels, *kind) for _ in range(in_flight)]
         self.scratch = new_scratch(kernels, *kind, branch)
         if lookup is None:

@@ -7,14 +7,14 @@ rows, so embedding and classifier sum over shards, too.
 
 from gpt2.embedding import TiedEmbedding
 from gpt2.model import GPT2
+from gpt2.model_shards import ONE_SHARD
 from gpt2.parameters import Parameters, no_hook
-from gpt2.pieces import ALONE
 
 
 class ParallelGPT2(GPT2):
-    """One model shard (gpt2/pieces.py) of a GPT-2.
+    """One model shard (gpt2/model_shards.py) of a GPT-2.
 
-    tp_group: sums over the tensor-parallel shards of this stage; ALONE if the stage is not cut further.
+    tp_group: sums over the tensor-parallel shards of this stage; ONE_SHARD if the stage is not cut further.
 
     Before forward, the caller fills inputs(slot), unless this is the first stage. Forward leaves `outputs` for the next
     stage. Before backward, the caller fills `dresidual` with their gradient. Backward replaces it by the inputs'
@@ -29,7 +29,7 @@ class ParallelGPT2(GPT2):
         batch_size: int,
         sequence_length: int,
         before_use=no_hook,
-        tp_group=ALONE,
+        tp_group=ONE_SHARD,
         in_flight: int = 1,
     ):
         shape = batch_size * sequence_length, parameters.layout.config.n_embd
@@ -39,7 +39,7 @@ class ParallelGPT2(GPT2):
         )
         self.tp_group = tp_group
         self.embedding = ShardedEmbedding(kernels, parameters, gradients, before_use, tp_group, self.scratch.branch)
-        self.outputs = None if self.piece.is_last else kernels.empty(shape, parameters.flat.dtype)
+        self.outputs = None if self.shard.is_last else kernels.empty(shape, parameters.flat.dtype)
 
     @property
     def dresidual(self):
@@ -52,14 +52,14 @@ class ParallelGPT2(GPT2):
 
     def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
         """As GPT2.forward. A stage that is not the last returns 0."""
-        if self.piece.is_last:
+        if self.shard.is_last:
             return super().forward(tokens, targets, gradient_scale, slot)
         self._transform(tokens, self.kept[slot])
         return 0.0
 
     def token_losses(self, tokens, targets):
         """As GPT2.token_losses. A stage that is not the last returns None."""
-        if self.piece.is_last:
+        if self.shard.is_last:
             return super().token_losses(tokens, targets)
         self._transform(tokens, self.kept[0])
         return None
@@ -75,13 +75,13 @@ class ParallelGPT2(GPT2):
         return self.tp_group.sum(rows)
 
     def _finish(self, kept, stream, branch):
-        if self.piece.is_last:
+        if self.shard.is_last:
             super()._finish(kept, stream, branch)
         else:
             self.kernels.add(self.outputs, stream, branch, self.scratch.branch_bias)
 
     def _head_backward(self, kept, accumulate, gradients_final):
-        if self.piece.is_last:
+        if self.shard.is_last:
             super()._head_backward(kept, accumulate, gradients_final)
         else:
             self.kernels.column_sums(self.scratch.dbranch_bias, self.dresidual, False)
@@ -99,15 +99,15 @@ class ShardedEmbedding(TiedEmbedding):
         self, kernels, parameters: Parameters, gradients: Parameters | None, before_use, tp_group, partial_sums
     ):
         super().__init__(kernels, parameters, gradients, before_use)
-        self.piece = parameters.layout.piece
+        self.shard = parameters.layout.shard
         self.tp_group = tp_group
         self.partial_sums = partial_sums
         self.rows = {}  # what kernels need to know of a shard of the vocabulary
-        if self.piece.parts > 1:
-            self.rows = {"first_token": self.piece.share(self.layout.config.padded_vocab_size)[0]}
+        if self.shard.tp_size > 1:
+            self.rows = {"first_token": self.shard.share(self.layout.config.padded_vocab_size)[0]}
 
     def embed(self, out, tokens) -> None:
-        if not self.piece.is_first:
+        if not self.shard.is_first:
             return
         if not self.rows:
             super().embed(out, tokens)
@@ -116,14 +116,14 @@ class ShardedEmbedding(TiedEmbedding):
         out[:] = self.tp_group.sum(self.partial_sums)
 
     def embed_backward(self, dout, tokens, accumulate: bool, gradients_final) -> None:
-        if not self.piece.is_first:
+        if not self.shard.is_first:
             return
-        if not (self.piece.is_last or accumulate):
+        if not (self.shard.is_last or accumulate):
             self.gradients.wte[:] = 0.0  # the classifier, which writes it in a whole model, is in another stage
         super().embed_backward(dout, tokens, accumulate, gradients_final, **self.rows)
 
     def classify(self, kept, targets, gradient_scale: float, trains: bool) -> None:
-        options = {"parts": self.tp_group, **self.rows} if self.rows else {}
+        options = {"tp_group": self.tp_group, **self.rows} if self.rows else {}
         super().classify(kept, targets, gradient_scale, trains, **options)
 
     def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final) -> None:

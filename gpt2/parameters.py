@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from gpt2.config import GPT2Config
-from gpt2.pieces import Piece, Tensor, layer_shapes, tensors, whole
+from gpt2.model_shards import ModelShard, Tensor, layer_shapes, tensors, whole
 
-LOOKED_AT = 1 << 18  # elements: a piece that stays in a core's cache
+LOOKED_AT = 1 << 18  # elements: a block that stays in a core's cache
 HEAD_ROWS = 1024  # of the token embedding, which is the head: as many as a few milliseconds of its products
 # What hooks are told instead of a range where a model is about to use, or has the gradients of, the rows of the token
 # embedding that the step looks up (Layout.split_ranges): no stretch of the buffer, so an empty one.
@@ -32,13 +32,13 @@ class Layout:
     """Where each tensor lies: `count` parameters in `size` elements, padded at the end to a multiple of `multiple_of`.
 
     Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias;
-    of a piece those that it holds. `borrowed`: others that it uses, placed in a buffer of their own (borrowed_size,).
+    of a shard those that it holds. `borrowed`: others that it uses, placed in a buffer of their own (borrowed_size,).
     """
 
-    def __init__(self, config: GPT2Config, multiple_of: int = 1, piece: Piece | None = None):
-        self.config, self.piece = config, piece or whole(config)
-        self.tensors, self.borrowed = tensors(config, self.piece)
-        self.count, self.borrowed_size = (found[-1].stop if found else 0 for found in (self.tensors, self.borrowed))
+    def __init__(self, config: GPT2Config, multiple_of: int = 1, shard: ModelShard | None = None):
+        self.config, self.shard = config, shard or whole(config)
+        self.tensors, self.replicated = tensors(config, self.shard)
+        self.count, self.replicated_size = (found[-1].stop if found else 0 for found in (self.tensors, self.replicated))
         self.size = -(-self.count // multiple_of) * multiple_of
 
     @cached_property
@@ -49,12 +49,12 @@ class Layout:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """What is used together, in order: the embeddings, each layer, the final LayerNorm; the last with the pad.
 
-        A piece has those of its stage. The last may be empty: only part 0 holds the final LayerNorm.
+        A shard has those of its stage. The last may be empty: only part 0 holds the final LayerNorm.
         """
-        starts = [0] if self.piece.is_first else []
+        starts = [0] if self.shard.is_first else []
         starts += [self._start_of(layer, ("ln1_weight", "qkv_weight")) for layer in self._layers]
-        if self.piece.is_last:
-            starts.append(self.by_name["lnf_weight"].start if self.piece.part == 0 else self.count)
+        if self.shard.is_last:
+            starts.append(self.by_name["lnf_weight"].start if self.shard.tp_rank == 0 else self.count)
         return tuple(pairwise([*starts, self.size]))
 
     @property
@@ -64,10 +64,10 @@ class Layout:
 
     @property
     def _layers(self) -> range:
-        return range(self.piece.first_layer, self.piece.stop_layer)
+        return range(self.shard.first_layer, self.shard.stop_layer)
 
     def _start_of(self, layer: int, names: tuple[str, ...]) -> int:
-        """Where the first of these tensors of a layer lies that the piece holds."""
+        """Where the first of these tensors of a layer lies that the shard holds."""
         found = (self.by_name.get(f"layer.{layer}.{name}") for name in names)
         return next(tensor.start for tensor in found if tensor)
 
@@ -101,7 +101,7 @@ class Layout:
     @property
     def layer_ranges(self) -> tuple[tuple[int, int], ...]:
         """Those of `ranges` that are layers."""
-        first = 1 if self.piece.is_first else 0
+        first = 1 if self.shard.is_first else 0
         return self.ranges[first : first + len(self._layers)]
 
     @cached_property
@@ -120,12 +120,12 @@ class Layout:
         two terms, and the second is added at the very end. With `split` (as split_ranges) the head's term comes first,
         from its last block down; the sparse embedding gradient is separate, and comes last.
         """
-        final = [self.ranges[-1]] if self.piece.is_last else []
+        final = [self.ranges[-1]] if self.shard.is_last else []
         for attention, feed_forward in reversed(self.layer_halves):
             final += [feed_forward, attention]
         if split:
             return (*reversed(self.head_blocks), *final, self.split_ranges[1], LOOKUP)
-        if self.piece.is_first:
+        if self.shard.is_first:
             final.append(self.ranges[0])
         return tuple(final)
 
@@ -146,21 +146,21 @@ class Parameters:
     """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
 
     The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the layout's
-    `ranges`. Not all of it need exist at once. Of a piece, layers are counted from its first; what it borrows lies in
+    `ranges`. Not all of it need exist at once. Of a shard, layers are counted from its first; what it borrows lies in
     `borrowed` (borrowed_size,), where there is room for that, and what is nowhere is None. ValueError: another size.
     """
 
     def __init__(self, layout: Layout, flat, borrowed=None):
         if flat.shape != (layout.size,):
             raise ValueError(f"flat buffer is {flat.shape}, the layout needs ({layout.size},)")
-        self.layout, self.flat, self.borrowed = layout, flat, borrowed
-        nothing, piece = dict.fromkeys(layer_shapes(layout.config)), layout.piece
-        self.layers = [SimpleNamespace(**nothing) for _ in range(piece.first_layer, piece.stop_layer)]
+        self.layout, self.flat, self.replicated = layout, flat, borrowed
+        nothing, shard = dict.fromkeys(layer_shapes(layout.config)), layout.shard
+        self.layers = [SimpleNamespace(**nothing) for _ in range(shard.first_layer, shard.stop_layer)]
         self.wte = self.wpe = self.lnf_weight = self.lnf_bias = None
-        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.borrowed if borrowed is not None else ())):
+        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.replicated if borrowed is not None else ())):
             for tensor in placed:
                 *path, name = tensor.name.split(".")
-                owner = self.layers[int(path[1]) - piece.first_layer] if path else self
+                owner = self.layers[int(path[1]) - shard.first_layer] if path else self
                 setattr(owner, name, buffer[tensor.start : tensor.stop].reshape(tensor.shape))
 
     def view(self, name: str):
@@ -170,13 +170,13 @@ class Parameters:
 
     @classmethod
     def zeros(cls, layout: Layout) -> "Parameters":
-        return cls(layout, np.zeros(layout.size, np.float32), np.zeros(layout.borrowed_size, np.float32))
+        return cls(layout, np.zeros(layout.size, np.float32), np.zeros(layout.replicated_size, np.float32))
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
     """The index of the first of some flat float32 values that is nan or infinite, None if all are numbers.
 
-    It takes a quarter of the time of a checksum, and works piece by piece, so it needs no memory to speak of.
+    It takes a quarter of the time of a checksum, and works block by block, so it needs no memory to speak of.
     """
     for start in range(0, len(values), LOOKED_AT):
         are_finite = np.isfinite(values[start : start + LOOKED_AT])
@@ -188,7 +188,7 @@ def first_not_finite(values: np.ndarray) -> int | None:
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
     """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    One stream of random numbers is drawn for the whole model, and a piece keeps what it holds of it: a model begins
+    One stream of random numbers is drawn for the whole model, and a shard keeps what it holds of it: a model begins
     with the same bits however it is cut. Each range of the layout is filled after the one before; filled(start, stop)
     follows each that is not empty.
     """
@@ -219,7 +219,7 @@ def _deviation(config: GPT2Config, name: str) -> float:
 
 
 def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:
-    """Draw a tensor of the whole model, and keep the piece's box of it; own: None if it has none.
+    """Draw a tensor of the whole model, and keep the shard's box of it; own: None if it has none.
 
     Rows that are drawn one after another are the same numbers as a tensor at once. wte's pad rows become 0.
     """
@@ -239,7 +239,7 @@ def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, de
 
 
 def _keep_rows(view: np.ndarray, own: Tensor, first: int, rows: np.ndarray) -> None:
-    """Of some rows of a whole tensor, number `first` and on, put those in the piece's box into its view, box_shape."""
+    """Of some rows of a whole tensor, number `first` and on, put those in the shard's box into its view, box_shape."""
     begin = own.box[0][0]
     low, high = max(first, begin), min(first + len(rows), own.box[0][1])
     if low < high:

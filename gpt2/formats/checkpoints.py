@@ -8,9 +8,9 @@ Ranks write into step-00000100.part. When all of it is on disk, checkpoint.json 
 name. What a rank's file holds: checkpoint_files.py. Ranges are numbered along the flat buffer without its pad, so any
 number of ranks can read what any other number wrote.
 
-Where several ranks share one model (format 2), ranges are numbered along the flat buffer of a piece, and the names of
+Where several ranks share one model (format 2), ranges are numbered along the flat buffer of a shard, and the names of
 its arrays begin with its stage and part, as s1t0_m. checkpoint.json says how the model was cut. It is read in any other
-pieces, too, or as a whole (boxes.py).
+shards, too, or as a whole (boxes.py).
 
 Only folders of exactly these names are ever removed, and nothing through a symbolic link.
 """
@@ -35,8 +35,8 @@ from gpt2.files import new_file, read_bytes, sync_folder
 from gpt2.formats import checkpoint_files
 from gpt2.formats.checkpoint_files import RUN, StoredRange, damaged, file_checksum, read_index
 from gpt2.formats.stored_numbers import check_config
+from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
-from gpt2.pieces import pieces
 
 MARKER, MODEL = "checkpoint.json", "model.bin"
 WHOLE, IN_PIECES = "gpt2-mpi checkpoint 1", "gpt2-mpi checkpoint 2"
@@ -151,18 +151,18 @@ class Checkpoint:
     def read(self, array: str, start: int, out: np.ndarray, layout: Layout | None = None) -> None:
         """Fill out (n,) float32 with elements [start, start + n); 0 beyond the last. UserError: damaged, unreadable.
 
-        array: one of STATE, in the numbering of the layout, of any piece of the model or, without one, of the whole of
+        array: one of STATE, in the numbering of the layout, of any shard of the model or, without one, of the whole of
         it; or the name of another array, in its own numbering.
         """
         # What ends within a range and what begins there, of each part of a tensor, is read from the disk once.
-        parts = max(layout.piece.parts for layout in self._layouts.values())
+        parts = max(layout.shard.tp_size for layout in self._layouts.values())
         read = lru_cache(2 * parts)(partial(checkpoint_files.read_range, step=self.step))
         if array not in STATE:
             return self._read_stored(array, read, start, out)
         wanted = layout or Layout(self.config)
         stored = {begin: partial(self._read_stored, begin + array, read) for begin in self._layouts}
         for begin, theirs in self._layouts.items():
-            if theirs.piece == wanted.piece:
+            if theirs.shard == wanted.shard:
                 return stored[begin](start, out)
         return read_range(wanted, start, out, [(self._layouts[begin], read) for begin, read in stored.items()])
 
@@ -209,7 +209,7 @@ def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> Non
 
 
 def model_facts(layout: Layout) -> dict:
-    """What a checkpoint's facts say of the model, the same whichever piece of it the layout is of."""
+    """What a checkpoint's facts say of the model, the same whichever shard of it the layout is of."""
     return {"model": asdict(layout.config), "count": Layout(layout.config).count}
 
 
@@ -225,19 +225,19 @@ def cut_facts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict:
 
 
 def array_prefix(stage: int, part: int) -> str:
-    """What the names of a piece's arrays begin with, where several ranks share a model."""
+    """What the names of a shard's arrays begin with, where several ranks share a model."""
     return f"s{stage}t{part}_"
 
 
 def _layouts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict[str, Layout]:
-    """By the prefix of their arrays: those of all pieces of a model."""
+    """By the prefix of their arrays: those of all shards of a model."""
     places = [(stage, part) for stage in range(len(layers)) for part in range(parts)]
-    cut = pieces((*layers,), parts)
-    return {array_prefix(*place): Layout(config, 1, piece) for place, piece in zip(places, cut, strict=True)}
+    cut = model_shards((*layers,), parts)
+    return {array_prefix(*place): Layout(config, 1, shard) for place, shard in zip(places, cut, strict=True)}
 
 
 def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, int]]:
-    """By the prefix of their arrays: the layouts of the pieces in a checkpoint, and the elements of each one's arrays.
+    """By the prefix of their arrays: the layouts of the shards in a checkpoint, and the elements of each one's arrays.
 
     path: the marker's. UserError: it says what no cut of this model is.
     """

@@ -22,8 +22,8 @@ from gpt2.errors import UserError, file_errors
 from gpt2.formats.huggingface_config import read_config_file, read_json
 from gpt2.formats.safetensors import DTYPES, StoredTensor, read_header
 from gpt2.formats.stored_numbers import AT_ONCE, NUMPY_DTYPES, check_config, fill, read_numbers
+from gpt2.model_shards import layer_shapes
 from gpt2.parameters import Parameters, no_hook
-from gpt2.pieces import layer_shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIX, HEAD = "transformer.", "lm_head.weight"

@@ -21,8 +21,8 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import replacing
 from gpt2.formats.llmc_header import HEADER_BYTES, MODEL_MAGIC, check_size, make_header, read_header
 from gpt2.formats.stored_numbers import NUMPY_DTYPES, check_config, fill, read_numbers, write_numbers
+from gpt2.model_shards import layer_shapes
 from gpt2.parameters import Parameters, no_hook
-from gpt2.pieces import layer_shapes
 
 VERSIONS = {"float32": 3, "bfloat16": 5}
 OTHER_VERSIONS = {1: "float32 without padded vocabulary, llm.c's first format"}

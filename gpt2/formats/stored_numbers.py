@@ -11,8 +11,8 @@ import numpy as np
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.model_shards import as_kernels_see
 from gpt2.parameters import Parameters, no_hook
-from gpt2.pieces import as_kernels_see
 
 NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 WRITTEN = ("float32", "bfloat16")
@@ -22,7 +22,7 @@ AT_ONCE = 1 << 18  # numbers that are converted at once: what they need beside t
 def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
     """Fill float32 parameters in host memory, one range of the layout after another; filled(start, stop) follows each.
 
-    read(tensor, first, rows) fills rows number `first` and on of a tensor as the kernels see it. A piece that has rows
+    read(tensor, first, rows) fills rows number `first` and on of a tensor as the kernels see it. A shard that has rows
     of a tensor reads these alone; of one that is cut otherwise it reads all, and keeps its box. wte's pad rows become 0
     and are not read.
     """

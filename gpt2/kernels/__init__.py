@@ -2,7 +2,7 @@
 
 Every set offers the functions below with the same arguments: outputs first, a `d` prefix for the gradient of a thing.
 A backward kernel whose last argument is `accumulate` writes its parameter gradients, or adds to them if it is true
-(the later micro-steps of a step). What linear_gelu_forward and classifier_forward leave for their backwards (`saved`,
+(the later microbatches of a step). What linear_gelu_forward and classifier_forward leave for their backwards (`saved`,
 `exponentials`, `row_scale`) is the set's own business. Shapes: B sequences, T positions, C channels, H heads, V tokens
 (Vp padded); N stands for B*T rows. Arrays come from `empty`, and no kernel allocates a large one.
 
@@ -14,9 +14,9 @@ to_host returns is a NumPy array. All other arrays are the set's own: NumPy's or
 gradients have one dtype, that of the parameters. What is kept of a row (mean, rstd, losses, logsumexp, row_scale) and
 adamw's m and v are float32 at least.
 
-Of a part of the vocabulary (gpt2/pieces.py) embedding and classifier kernels get first_token, and the latter `parts`
-(gpt2.pieces.Alone); wpe and its gradient are None where another part has them. Where the rows of the
-vocabulary come while they are used, classifier kernels get `blocks`, and forward target_rows: so far in numpy alone.
+With a vocabulary shard, embedding and classifier kernels get its first_token, and classifier_forward also tp_group
+(gpt2.model_shards.OneShard has its methods); wpe and its gradient are None on tp ranks that do not hold them. With a
+sparse embedding gradient, classifier kernels get `blocks`, and classifier_forward target_rows: in numpy only.
 
 With operand_dtype, which the bound set has beside its functions, activations that are only ever operands of products
 are of that dtype (gpt2/activations.py; dqkv, dfc): bfloat16 on CPUs. None: of the parameters'.

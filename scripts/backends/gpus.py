@@ -73,9 +73,9 @@ def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Param
 
 def assert_aligned(layout) -> None:
     """UserError where a tensor of a piece begins where no GPU kernel can read it."""
-    odd = next((each for each in layout.tensors + layout.borrowed if each.start % ALIGNED_ELEMENTS), None)
+    odd = next((each for each in layout.tensors + layout.replicated if each.start % ALIGNED_ELEMENTS), None)
     if odd is not None:
-        columns, parts = 4 * layout.config.n_embd, layout.piece.parts
+        columns, parts = 4 * layout.config.n_embd, layout.shard.tp_size
         raise UserError(
             f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
             f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "

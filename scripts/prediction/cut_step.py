@@ -89,8 +89,8 @@ class CutStep:
         """Stage by stage, and part by part."""
         places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
         return [
-            Held(stage, part, Layout(self.config, 1, piece), self.seats.data_cluster(stage, part))
-            for (stage, part), piece in zip(places, self.cut.pieces, strict=True)
+            Held(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
+            for (stage, part), shard in zip(places, self.cut.shards, strict=True)
         ]
 
     # The pipeline.

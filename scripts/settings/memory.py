@@ -83,9 +83,9 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
     members = Counter(number for number, node in zip(number_of, nodes, strict=True) if node == world.node)
     memory, needed = find(settings.strategy).memory, 0
     for number, here in members.items():
-        layout = Layout(config, 1, cut.pieces[number])
+        layout = Layout(config, 1, cut.shards[number])
         on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
-        needed += memory.of_node(layout.count, here, world.size // len(cut.pieces), on_nodes)
+        needed += memory.of_node(layout.count, here, world.size // len(cut.shards), on_nodes)
         held = cut.in_flight(number // cut.tensor)
         batch = settings.batch_size, settings.seq_len
         needed += here * bytes_beside(layout, held, *batch, cut.micro_steps, bytes_of_operands(settings))
@@ -104,21 +104,21 @@ def bytes_beside(
     """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps in
     flight, what it borrows and its gradients, where the head's gradient lands, where parts and stages put rows, and
     where a product is made that is added to the gradients of micro-steps before."""
-    piece, rows = layout.piece, batch_size * length * layout.config.n_embd
-    numbers = 2 * layout.borrowed_size
-    if piece.parts > 1:
-        numbers += rows + rows // piece.parts  # a room, and a share of the sum
-    if not (piece.is_first and piece.is_last):
-        numbers += 4 * rows // piece.parts  # receives posted ahead, sends under way
-    if piece.is_first and not piece.is_last:
-        numbers += piece.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
+    shard, rows = layout.shard, batch_size * length * layout.config.n_embd
+    numbers = 2 * layout.replicated_size
+    if shard.tp_size > 1:
+        numbers += rows + rows // shard.tp_size  # a room, and a share of the sum
+    if not (shard.is_first and shard.is_last):
+        numbers += 4 * rows // shard.tp_size  # receives posted ahead, sends under way
+    if shard.is_first and not shard.is_last:
+        numbers += shard.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
     if micro_steps > 1:
         numbers += max((math.prod(tensor.shape) for tensor in multiplied(layout)), default=0)
-    activations = activation_bytes(layout.config, batch_size, length, piece, in_flight, operand_bytes)
+    activations = activation_bytes(layout.config, batch_size, length, shard, in_flight, operand_bytes)
     return activations + VECTOR_BYTES * numbers
 
 
 def multiplied(layout: Layout) -> list:
     """The tensors whose gradients are products: layers' matrices, and the token embedding where it is the head."""
-    used = layout.tensors + layout.borrowed
-    return [tensor for tensor in used if tensor.decays and (layout.piece.is_last or tensor.name != "wte")]
+    used = layout.tensors + layout.replicated
+    return [tensor for tensor in used if tensor.decays and (layout.shard.is_last or tensor.name != "wte")]

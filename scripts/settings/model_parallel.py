@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.pieces import Piece, pieces
+from gpt2.model_shards import ModelShard, model_shards
 from gpt2.pipeline import SCHEDULES, Actions, bubble, layers_by_flops, most_in_flight
 from scripts.settings.training import Settings
 
@@ -23,9 +23,9 @@ class ModelCut:
     micro_steps: int
 
     @property
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[ModelShard]:
         """Stage by stage, and part by part."""
-        return pieces(self.layers, self.tensor)
+        return model_shards(self.layers, self.tensor)
 
     def actions(self, stage: int) -> Actions:
         """What a stage does in a step, in order."""

@@ -45,8 +45,8 @@ ROWS = {
         _bytes(losses, targets, logits) + (logits.nbytes if a[-1] else 0))),
     "row_statistics": ("cross_entropy", lambda maxima, sums, own, logits, *_: _bytes(logits)),
     "rescale_sums": ("cross_entropy", lambda *_: 0),
-    "losses_over_parts": ("cross_entropy", lambda losses, *_: _bytes(losses)),
-    "gradient_of_part": ("cross_entropy", lambda logits, targets, *_: _bytes(logits, logits, targets)),
+    "losses_over_shards": ("cross_entropy", lambda losses, *_: _bytes(losses)),
+    "gradient_of_shard": ("cross_entropy", lambda logits, targets, *_: _bytes(logits, logits, targets)),
     "adamw": ("adamw", lambda p, m, v, gradients, *a: 2 * _bytes(p, m, v) + _bytes(gradients, a[-3])),  # a[-3]: rounded
     "round_parameters": ("adamw", lambda rounded, values, *_: _bytes(rounded, values)),
     "sum_of_squares": ("sum_of_squares", lambda partial, flat, *_: _bytes(flat)),

@@ -9,7 +9,7 @@ is the same on several ranks of a model cannot drift apart. Both ways of the emb
 the last stage waits for the first forwards anyway, and the first one still has backwards to make.
 """
 
-from gpt2.pieces import layer_tensors
+from gpt2.model_shards import layer_tensors
 from strategies.base import Around, Strategy
 
 
@@ -24,10 +24,10 @@ class Borrowing(Around):
         super().__init__(strategy)
         self.add = kernels.add
         self.parameters, self.gradients, self.stage_links = parameters, gradients, stage_links
-        self.tensor_parts, self.layout, self.piece = tensor_parts, parameters.layout, parameters.layout.piece
+        self.tensor_parts, self.layout, self.shard = tensor_parts, parameters.layout, parameters.layout.shard
         self.there = set()  # the ranges whose borrowed parameters have come since the update
-        self.lends_head = stage_links is not None and self.piece.is_first
-        self.borrows_head = stage_links is not None and self.piece.is_last
+        self.lends_head = stage_links is not None and self.shard.is_first
+        self.borrows_head = stage_links is not None and self.shard.is_last
         # Where its gradient lands.
         self.head = kernels.empty(gradients.wte.shape, gradients.wte.dtype) if self.lends_head else None
         self.awaits_gradient = False  # whether it is under way
@@ -45,10 +45,10 @@ class Borrowing(Around):
 
     def _borrow(self, index: int) -> None:
         """What belongs to a range, on both sides: its owner has the updated parameters by now."""
-        is_embedding = self.piece.is_first and index == 0
-        is_last = self.piece.is_last and index == len(self.layout.ranges) - 1
+        is_embedding = self.shard.is_first and index == 0
+        is_last = self.shard.is_last and index == len(self.layout.ranges) - 1
         if self.tensor_parts is not None and not is_embedding:
-            self.tensor_parts.lend(self._not_cut(None if is_last else index - self.piece.is_first))
+            self.tensor_parts.lend(self._not_cut(None if is_last else index - self.shard.is_first))
         if is_embedding and self.lends_head:
             self.stage_links.lend_head(self.parameters.wte)
         if is_last and self.borrows_head:

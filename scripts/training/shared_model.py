@@ -12,9 +12,9 @@ from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.model import GPT2
+from gpt2.model_shards import ONE_SHARD
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
-from gpt2.pieces import ALONE
 from scripts.backends.partners import Partners
 from scripts.settings.model_parallel import ModelCut
 from scripts.training.borrowing import Borrowing
@@ -56,12 +56,12 @@ class SharedModel:
                 "warning: parts of --tensor-parallel lie on several nodes, so every layer waits for the network: start "
                 f"a multiple of {cut.tensor} ranks on each node"
             )
-        piece = cut.pieces[self.mesh.stage * cut.tensor + self.mesh.part]
+        shard = cut.shards[self.mesh.stage * cut.tensor + self.mesh.part]
         self.whole = Layout(config)
-        self.layout = Layout(config, SHARD_MULTIPLE * self.mesh.data_world.size, piece)
+        self.layout = Layout(config, SHARD_MULTIPLE * self.mesh.data_world.size, shard)
         self.stages = [place["stage"] for place in self.mesh.coordinates]
         self.actions, self.in_flight = cut.actions(self.mesh.stage), cut.in_flight(self.mesh.stage)
-        self.parts, self.stage_links = ALONE, NoStageLinks()
+        self.parts, self.stage_links = ONE_SHARD, NoStageLinks()
 
     def facts(self) -> dict:
         """What checkpoints say of how ranks share a model."""
@@ -101,7 +101,7 @@ class SharedModel:
 
     def views(self, backend) -> tuple[Parameters, Parameters]:
         """Of the model's flat arrays, parameters and gradients, each with room for what the piece borrows."""
-        flats, count = (backend.model.parameters, backend.model.gradients), self.layout.borrowed_size
+        flats, count = (backend.model.parameters, backend.model.gradients), self.layout.replicated_size
         rooms = (backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in range(2))
         return tuple(Parameters(self.layout, *pair) for pair in zip(flats, rooms, strict=True))
 

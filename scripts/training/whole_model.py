@@ -1,15 +1,15 @@
 """All parameters of a model on rank 0, range by range, wherever they are: at other ranks, or on a GPU.
 
 Where several ranks share a model, those of copy 0 bring what they hold of a range to rank 0, tensor by tensor: each is
-a box of the whole tensor (gpt2/pieces.py).
+a box of the whole tensor (gpt2/model_shards.py).
 """
 
 import numpy as np
 
 from dist.sharded import Slots
 from dist.waiting import wait
+from gpt2.model_shards import Tensor
 from gpt2.parameters import Layout, Parameters
-from gpt2.pieces import Tensor
 from scripts.training.state import shares_model
 
 
@@ -64,7 +64,7 @@ class WholeModel:
 
 def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
     """A piece's ranges by the numbers that those of the whole model have, of which they are parts."""
-    first = 0 if layout.piece.is_first else 1 + layout.piece.first_layer  # the embeddings have number 0
+    first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings have number 0
     return dict(enumerate(layout.ranges, first))
 
 
@@ -74,9 +74,9 @@ class Copy:
     def __init__(self, held: Parameters, mesh):
         self._held, config = held, held.layout.config
         self._comm = mesh.model_world.comm.Dup()  # no other messages are on it
-        places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.piece))
+        places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.shard))
         self._root = next(rank for rank, place in enumerate(places) if place[1:3] == (0, 0))
-        self._layouts = [Layout(config, 1, piece) for *_, piece in places]
+        self._layouts = [Layout(config, 1, shard) for *_, shard in places]
         self._takes_part, self.whole = mesh.copy == 0, None
         if self._takes_part and self._comm.rank == self._root:
             layout = Layout(config)

@@ -56,7 +56,7 @@ class Worker:
         self.scale = 1.0 / (self.global_batch * model.sequence_length)
         shape = (len(model.kept), model.batch_size, model.sequence_length)
         self.inputs, self.targets = np.empty(shape, np.int32), np.empty(shape, np.int32)
-        self.counts_losses = model.piece.is_last and model.piece.part == 0
+        self.counts_losses = model.shard.is_last and model.shard.tp_rank == 0
 
     def gradients(self, step: int, gradients_final) -> float:
         """Compute the gradients of step 1, 2, ... into the model's gradient buffer; returns this rank's part of the
@@ -87,29 +87,29 @@ class Worker:
             self.model.lookup.begin(*ids)
 
     def _forward(self, first: int, micro_step: int) -> float:
-        slot, piece = micro_step % len(self.inputs), self.model.piece
+        slot, shard = micro_step % len(self.inputs), self.model.shard
         with self.tracer.phase("data"):
             self.train.read(first + micro_step * self.model.batch_size, self.inputs[slot], self.targets[slot])
-        if not piece.is_first:
+        if not shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(slot))
         with self.tracer.phase("forward"):
             loss = self.model.forward(self.inputs[slot], self.targets[slot], self.scale, slot) * self.scale
-        if not piece.is_last:
+        if not shard.is_last:
             self.stage_links.send(DOWN, self.model.outputs)
         return loss
 
     def _backward(self, micro_step: int, gradients_final) -> None:
-        slot, piece = micro_step % len(self.inputs), self.model.piece
-        if not piece.is_last:
+        slot, shard = micro_step % len(self.inputs), self.model.shard
+        if not shard.is_last:
             self.stage_links.receive(UP, self.model.dresidual)
         is_final = micro_step == self.micro_steps - 1 or not self.keeps_gradients
         with self.tracer.phase("backward"):
             accumulates = micro_step > 0 and self.keeps_gradients
             final = gradients_final if is_final else no_hook
             # A head that is borrowed goes back once a step, however often the strategy takes gradients away.
-            head = {} if piece.is_first else {"accumulate_head": micro_step > 0}
+            head = {} if shard.is_first else {"accumulate_head": micro_step > 0}
             self.model.backward(accumulates, final, slot, **head)
-        if not piece.is_first:
+        if not shard.is_first:
             self.stage_links.send(UP, self.model.dresidual)
 
     def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
@@ -135,13 +135,13 @@ class Worker:
 
     def _validation_losses(self, first: int, count: int) -> float:
         """The sum of the losses of `count` validation windows; 0 from a stage that is not the last."""
-        inputs, targets, piece = self.inputs[0], self.targets[0], self.model.piece
+        inputs, targets, shard = self.inputs[0], self.targets[0], self.model.shard
         self.val.read(first, inputs[:count], targets[:count])
         inputs[count:], targets[count:] = 0, 0  # rows beyond the last window are computed and not counted
-        if not piece.is_first:
+        if not shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(0))
         losses = self.model.token_losses(inputs, targets)
-        if not piece.is_last:
+        if not shard.is_last:
             self.stage_links.send(DOWN, self.model.outputs)
             return 0.0
         return float(losses[:count].sum(dtype=np.float64))

@@ -7,8 +7,8 @@ import pytest
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
+from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout
-from gpt2.pieces import pieces
 from strategies import STRATEGIES
 from strategies.tree import Tree
 from tests.gpu.gpu_trainer import Trainer, on_nodes
@@ -233,10 +233,10 @@ def test_parts_that_no_kernel_can_read_are_refused():
 
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, context=8, vocab_size=101)
     for parts in (1, 2, 4):
-        for piece in pieces((1,), parts):
-            assert_aligned(Layout(config, 1, piece))
+        for shard in model_shards((1,), parts):
+            assert_aligned(Layout(config, 1, shard))
     with pytest.raises(UserError, match=r"--tensor-parallel 3 cuts 1024 columns .* so that layer\.0\.fcproj_weight"):
-        assert_aligned(Layout(config, 1, pieces((1,), 3)[0]))
+        assert_aligned(Layout(config, 1, model_shards((1,), 3)[0]))
 
 
 def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):

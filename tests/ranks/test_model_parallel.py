@@ -5,8 +5,8 @@ import pytest
 
 from dist.world import world_of
 from gpt2.config import GPT2Config
+from gpt2.model_shards import as_kernels_see
 from gpt2.optimizer import AdamWSettings
-from gpt2.pieces import as_kernels_see
 from strategies import STRATEGIES
 from tests.support.model_parallel import UNEVEN, Cut, Problem, Training, cuts, largest_errors, serial
 from tests.support.pytorch_fixture import FOLDER

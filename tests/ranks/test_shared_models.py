@@ -5,8 +5,8 @@ import pytest
 
 from dist.world import start_world
 from gpt2.config import GPT2Config
+from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout, Parameters, initialize
-from gpt2.pieces import pieces
 from scripts.training.between_steps import ReplicaCheck
 from scripts.training.whole_model import WholeModel
 from tests.support.stand_in_mesh import mesh_of
@@ -21,7 +21,7 @@ def test_rank_0_sees_the_whole_model(comm):
     shapes = [((3,), 2), ((1, 2), 1)] + ([((2, 1), 2), ((1, 1, 1, 0), 1)] if comm.size == 4 else [])
     for layers, parts in shapes:
         mesh = mesh_of(world, parts, len(layers))
-        layout = Layout(CONFIG, 16, pieces(layers, parts)[mesh.stage * parts + mesh.part])
+        layout = Layout(CONFIG, 16, model_shards(layers, parts)[mesh.stage * parts + mesh.part])
         held = Parameters.zeros(layout)
         initialize(held, 5)
         model = WholeModel(held, lambda start, stop: None, lambda start, stop: None, mesh)

@@ -11,8 +11,8 @@ import numpy as np
 from dist.ranges import cut
 from gpt2.config import GPT2Config
 from gpt2.formats import checkpoint_files, checkpoints
+from gpt2.model_shards import ModelShard, model_shards
 from gpt2.parameters import Layout
-from gpt2.pieces import Piece, pieces
 
 CONFIG = GPT2Config(n_layer=5, n_head=5, n_embd=15, context=8, vocab_size=131)
 WHOLE = Layout(CONFIG)
@@ -40,14 +40,14 @@ def of_piece(values: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def layouts(layers, parts: int, multiple_of: int = 1) -> list[Layout]:
-    return [Layout(CONFIG, multiple_of, piece) for piece in pieces(layers, parts)]
+    return [Layout(CONFIG, multiple_of, shard) for shard in model_shards(layers, parts)]
 
 
-def prefix(layers, piece: Piece, parts: int) -> str:
+def prefix(layers, shard: ModelShard, parts: int) -> str:
     """What the names of a piece's arrays begin with."""
     if len(layers) == parts == 1:
         return ""
-    return f"s{pieces(layers, parts).index(piece) // parts}t{piece.part}_"
+    return f"s{model_shards(layers, parts).index(shard) // parts}t{shard.tp_rank}_"
 
 
 def write_parts(folder: Path, whole: dict, layers, parts: int, copies: int = 2, step: int = 7, run: str = "c" * 32):
@@ -55,7 +55,7 @@ def write_parts(folder: Path, whole: dict, layers, parts: int, copies: int = 2, 
     part, files = folder / f"{checkpoints.folder_name(step)}.part", {}
     folder.mkdir(exist_ok=True, parents=True)
     for layout in layouts(layers, parts):
-        begin = prefix(layers, layout.piece, parts)
+        begin = prefix(layers, layout.shard, parts)
         held = {begin + name: of_piece(values, layout) for name, values in whole.items()}
         for start, stop in cut(layout.count, copies):
             ranges = [(name, start, values[start:stop]) for name, values in held.items()]

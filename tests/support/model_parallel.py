@@ -16,10 +16,10 @@ from gpt2.config import GPT2Config
 from gpt2.data.windows import Windows
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
+from gpt2.model_shards import ONE_SHARD, model_shards
 from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
-from gpt2.pieces import ALONE, pieces
 from gpt2.pipeline import SCHEDULES, most_in_flight
 from scripts.training.borrowing import Borrowing
 from scripts.training.worker import NoStageLinks, Worker
@@ -97,8 +97,8 @@ class Training:
     def __init__(self, world: World, cut: Cut, micro_batch: int = 1, problem: Problem = UNEVEN):
         self.world, self.cut, self.problem, self.tracer = world, cut, problem, Tracer()
         self.mesh = make_mesh(world, cut.parts, cut.stages)
-        piece = pieces(cut.stage_layers, cut.parts)[self.mesh.stage * cut.parts + self.mesh.part]
-        self.layout, kind = Layout(problem.config, self.mesh.data_world.size, piece), STRATEGIES[cut.strategy]
+        shard = model_shards(cut.stage_layers, cut.parts)[self.mesh.stage * cut.parts + self.mesh.part]
+        self.layout, kind = Layout(problem.config, self.mesh.data_world.size, shard), STRATEGIES[cut.strategy]
         self.buffers = kind.buffers(self.mesh.data_world, self.layout.size, self.layout.held_ranges)
         self._new_partners(micro_batch)
         views = self._filled_views()
@@ -117,7 +117,7 @@ class Training:
         self.steps_made = 0
 
     def _filled_views(self):
-        borrowed = [np.zeros(self.layout.borrowed_size, np.float32) for _ in range(2)]
+        borrowed = [np.zeros(self.layout.replicated_size, np.float32) for _ in range(2)]
         self.parameters = Parameters(self.layout, self.buffers.parameters, borrowed[0])
         if self.buffers.fills_parameters:
             self.problem.fill(self.parameters, filled=self.buffers.filled)
@@ -125,7 +125,7 @@ class Training:
         return self.parameters, Parameters(self.layout, self.buffers.gradients, borrowed[1])
 
     def _new_partners(self, micro_batch):
-        self.parts, self.stage_links, phase = ALONE, NoStageLinks(), self.tracer.interruption
+        self.parts, self.stage_links, phase = ONE_SHARD, NoStageLinks(), self.tracer.interruption
         rows, C = micro_batch * self.problem.length, self.problem.config.n_embd
         if self.cut.parts > 1:
             self.parts = new_parts(self.mesh.parts_world, C * rows, phase)

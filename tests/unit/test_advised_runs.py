@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpt2.config import PRESETS, GPT2Config
+from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout
-from gpt2.pieces import pieces
 from gpt2.pipeline import SCHEDULES
 from scripts.prediction.of_cut_run import cut_training
 from scripts.reports.html_page import _advice
@@ -156,7 +156,7 @@ def test_what_copies_exchange_comes_on_top(tmp_path):
     rewrite(folder, {"strategy": "ring"})
     for trace in (folder / "traces").glob("*.trace"):
         trace.write_bytes(trace.read_bytes().replace(b'"reduce-scatter"', b'"ring"'))
-    first = Layout(DEEP, 1, pieces((6, 6), 1)[0]).count
+    first = Layout(DEEP, 1, model_shards((6, 6), 1)[0]).count
     model = model_of(folder)
     assert model["predicted_step_s"] - model["measured_step_s"] == pytest.approx(4 * first / RATE, rel=0.05)
 
@@ -235,5 +235,5 @@ def test_what_a_rank_with_a_whole_model_would_compute_and_update(tmp_path):
     run = read_run(cut_run(tmp_path / "run", tau_ms=(20, 50, 30, 20)))
     training = cut_training(run, measure(run), SimpleNamespace(update_s=0.006), STRATEGIES["allreduce"])
     assert training.compute_s == pytest.approx(8 * 0.030, rel=0.01)
-    largest = Layout(DEEP, 1, pieces((3, 3, 3, 3), 1)[0]).count
+    largest = Layout(DEEP, 1, model_shards((3, 3, 3, 3), 1)[0]).count
     assert training.update_s == pytest.approx(0.006 * Layout(DEEP).count / largest)

@@ -43,7 +43,7 @@ def test_any_piece_is_read_from_any_cut(tmp_path, whole, layers, parts):
             for start, stop in [(0, layout.size), *np.sort(random.integers(layout.size + 1, size=(3, 2)))]:
                 out = np.full(stop - start, 3, np.float32)
                 checkpoint.read(name, start, out, layout)
-                np.testing.assert_array_equal(out, expected[start:stop], err_msg=f"{name} of {layout.piece}")
+                np.testing.assert_array_equal(out, expected[start:stop], err_msg=f"{name} of {layout.shard}")
     out = np.full(WHOLE.count + 3, 3, np.float32)
     checkpoint.read("m", 0, out)
     np.testing.assert_array_equal(out, [*whole["m"], 0, 0, 0])
@@ -282,7 +282,7 @@ def test_what_is_no_number_is_named_by_its_tensor(tmp_path, whole, layers, parts
     broken = {key: values.copy() for key, values in whole.items()}
     broken[array][WHOLE.by_name[name].start] = np.inf
     owner = next(layout for layout in layouts(layers, parts) if name in layout.by_name)
-    begin = cut_models.prefix(layers, owner.piece, parts)
+    begin = cut_models.prefix(layers, owner.shard, parts)
     folder = write(tmp_path, broken, layers, parts)
     with pytest.raises(UserError, match=rf"step-00000007: holds inf in {begin}{array} of {name}, expected finite"):
         Checkpoint(folder).check(0, 1)

@@ -120,19 +120,19 @@ def test_memory_of_pieces_is_that_of_their_arrays(flags):
     s, config = completed(flags, 4)
     world = SimpleNamespace(places=[{"rank": r, "node": 0, "local_rank": r} for r in range(4)], node=0, size=4)
     allocated, cut = 0, model_cut(s, config)
-    for number, piece in enumerate(cut.pieces):
-        counted, layout = [], Layout(config, 1, piece)
+    for number, shard in enumerate(cut.shards):
+        counted, layout = [], Layout(config, 1, shard)
         kernels = SimpleNamespace(
             empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1"),
             operand_dtype=None,
         )
-        parts = {"tp_group": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if piece.parts > 1 else {}
+        parts = {"tp_group": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if shard.tp_size > 1 else {}
         parameters = Parameters.zeros(layout)
         ParallelGPT2(kernels, parameters, parameters, 2, 32, **parts, in_flight=cut.in_flight(number // cut.tensor))
         allocated += 4 * max(
             int(np.prod(t.shape)) for t in layout.tensors if "fc" in t.name
         )  # the scratch of a product
-        allocated += 4 * (4 * layout.count + 2 * layout.borrowed_size + sum(int(np.prod(shape)) for shape in counted))
+        allocated += 4 * (4 * layout.count + 2 * layout.replicated_size + sum(int(np.prod(shape)) for shape in counted))
     layers = [stop - start for start, stop in Layout(config).ranges]
     allocated += 4 * (layers[0] + 2 * layers[1] + layers[-1])  # where rank 0 gathers model.bin
     assert bytes_of_pieces(s, config, world) == pytest.approx(allocated, rel=0.03)

@@ -9,9 +9,9 @@ import pytest
 from dist.ranges import cut
 from gpt2.formats import llmc
 from gpt2.formats.checkpoints import Checkpoint, model_facts, newest_first
+from gpt2.model_shards import whole as whole_piece
 from gpt2.optimizer import Clipping
 from gpt2.parameters import Parameters
-from gpt2.pieces import whole as whole_piece
 from scripts.training.between_steps import ReplicaCheck, Samples
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.start import restore
@@ -42,7 +42,7 @@ class Ranges:
 
     def __init__(self, values, layout):
         self.values, self.used = of_piece(values, layout), []
-        unused = np.full(layout.size, np.nan, np.float32), np.zeros(layout.borrowed_size, np.float32)
+        unused = np.full(layout.size, np.nan, np.float32), np.zeros(layout.replicated_size, np.float32)
         self.parameters = Parameters(layout, *unused)
 
     def before_use(self, start, stop):
@@ -230,4 +230,4 @@ def test_names():
     assert errors_name(4, mesh) == "s0t1_errors_4"
     assert errors_name(4) == "errors_4"
     assert mesh_facts(mesh, CONFIG, (5,)).keys() == {"mesh", "cut"}
-    assert WHOLE.piece == whole_piece(CONFIG)
+    assert WHOLE.shard == whole_piece(CONFIG)

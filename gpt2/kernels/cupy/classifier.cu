@@ -120,18 +120,18 @@ rescale_sums(float* sums, const float* own_maxima, const float* maxima, int N) {
         sums[n] *= exponential(own_maxima[n] - maxima[n]);
 }
 
-// losses (N,) of maxima, sums and target_logits (N,) of all parts together.
+// losses (N,) of maxima, sums and target_logits (N,) of all shards.
 // Launch: as above.
 extern "C" __global__ void __launch_bounds__(256)
-losses_over_parts(float* losses, const float* maxima, const float* sums, const float* target_logits, int N) {
+losses_over_shards(float* losses, const float* maxima, const float* sums, const float* target_logits, int N) {
     for (long long n = thread_of_grid(); n < N; n += threads_of_grid())
         losses[n] = logf(sums[n]) + (maxima[n] - target_logits[n]);
 }
 
-// The second reading: logits become dlogits * scale, with maxima and sums (N,) of all parts together.
+// The second reading: logits become dlogits * scale, with maxima and sums (N,) of all shards.
 // Launch: a block of 1024 threads for every row.
 extern "C" __global__ void __launch_bounds__(1024)
-gradient_of_part(real* logits, const int* targets, const float* maxima, const float* sums, int V, int Vp,
+gradient_of_shard(real* logits, const int* targets, const float* maxima, const float* sums, int V, int Vp,
                  float scale) {
     const int n = blockIdx.x;
     real* row = logits + static_cast<long long>(n) * Vp;

@@ -15,22 +15,22 @@ LOGITS_BYTES = 1 << 30  # of the logits at once where no gradient is wanted
 
 
 def classifier_forward(
-    device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, parts=None
+    device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, tp_group=None
 ):
     """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
 
     exponentials (N, Vp) gets dlogits * scale; None where only the losses are wanted. The pad columns [V, Vp) take no
     part, and get gradient 0.
 
-    Of a part of the vocabulary, the rows of wte from first_token on: parts.maximum(rows) and parts.sum(rows) make rows
-    those of all parts together, and all parts get all losses. A maximum of N numbers and a sum of 2 N are exchanged.
+    With a vocabulary shard, wte has the rows from first_token on. tp_group.maximum(rows) and tp_group.sum(rows) combine
+    rows of all shards, and all shards get all losses. A maximum of N numbers and a sum of 2 N are exchanged.
     """
     if exponentials is not None:
         device.spare = None
-    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
     targets = device.upload("targets", targets - first_token)
-    if parts is not None:
-        return _forward_of_part(device, losses, exponentials, inputs, wte, targets, known, scale, parts)
+    if tp_group is not None:
+        return _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group)
     for rows, logits in _logits(device, exponentials, inputs, wte):
         cross_entropy(device, losses[rows], logits, targets[rows], known, scale, exponentials is not None)
 
@@ -42,20 +42,20 @@ def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, 
     device.spare = exponentials
 
 
-def _forward_of_part(device, losses, exponentials, inputs, wte, targets, known, scale, parts):
-    """Parts may see different numbers of rows at once, but all exchange those of all rows."""
+def _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group):
+    """Shards may process different numbers of rows at once, so they exchange the numbers of all rows together."""
     N = len(inputs)
     own_maxima, maxima = (device.scratch(name, (N,), np.float32) for name in ("own_maxima", "maxima"))
     sums, target_logits = both = device.scratch("sums_and_target_logits", (2, N), np.float32)
     for rows, logits in _logits(device, exponentials, inputs, wte):
         row_statistics(device, own_maxima[rows], sums[rows], target_logits[rows], logits, targets[rows], known)
     maxima[:] = own_maxima
-    maxima = parts.maximum(maxima)
+    maxima = tp_group.maximum(maxima)
     rescale_sums(device, sums, own_maxima, maxima, storage(inputs))
-    sums, target_logits = parts.sum(both.reshape(-1)).reshape(2, N)
-    losses_over_parts(device, losses, maxima, sums, target_logits, storage(inputs))
+    sums, target_logits = tp_group.sum(both.reshape(-1)).reshape(2, N)
+    losses_over_shards(device, losses, maxima, sums, target_logits, storage(inputs))
     if exponentials is not None:
-        gradient_of_part(device, exponentials, targets, maxima, sums, known, scale)
+        gradient_of_shard(device, exponentials, targets, maxima, sums, known, scale)
 
 
 def _logits(device, logits, inputs, wte):
@@ -82,8 +82,8 @@ def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradi
 
 
 def row_statistics(device, maxima, sums, target_logits, logits, targets, known):
-    """Of a part's logits (N, Vp), of which `known` columns count: their largest, the sum of exp(logit - largest), and
-    the target's, 0 where it is another part's. All (N,) float32; targets as the part numbers its columns."""
+    """Compute each row's largest logit, sum of exp(logit - largest) and target logit, all (N,) float32, from a shard's
+    logits (N, Vp), of which `known` columns count. targets are columns of the shard; others' have logit 0."""
     arguments = (maxima, sums, target_logits, logits, targets, *int32(known, logits.shape[1]))
     _launch_rows(device, "row_statistics", logits, arguments)
 
@@ -93,15 +93,15 @@ def rescale_sums(device, sums, own_maxima, maxima, kind):
     _launch_numbers(device, "rescale_sums", kind, (sums, own_maxima, maxima))
 
 
-def losses_over_parts(device, losses, maxima, sums, target_logits, kind):
-    """losses (N,) of what all parts have of a row."""
-    _launch_numbers(device, "losses_over_parts", kind, (losses, maxima, sums, target_logits))
+def losses_over_shards(device, losses, maxima, sums, target_logits, kind):
+    """losses (N,) from the maxima, sums and target logits of all shards."""
+    _launch_numbers(device, "losses_over_shards", kind, (losses, maxima, sums, target_logits))
 
 
-def gradient_of_part(device, logits, targets, maxima, sums, known, scale):
-    """A part's logits (N, Vp) become dlogits * scale, with maxima and sums (N,) of all parts."""
+def gradient_of_shard(device, logits, targets, maxima, sums, known, scale):
+    """A shard's logits (N, Vp) become dlogits * scale, with maxima and sums (N,) of all shards."""
     arguments = (logits, targets, maxima, sums, *int32(known, logits.shape[1]), np.float32(scale))
-    _launch_rows(device, "gradient_of_part", logits, arguments)
+    _launch_rows(device, "gradient_of_shard", logits, arguments)
 
 
 def _launch_rows(device, kernel, logits, arguments):

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpt2.kernels.numpy import loops
 from gpt2.kernels.numpy.layers import backward_products
+from gpt2.model_shards import ONE_SHARD
 
 COLUMNS = 1024
 ROWS = 1024
@@ -20,30 +21,29 @@ LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by 
 
 def classifier_forward(
     cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale,
-    first_token=0, parts=None, blocks=None, target_rows=None,
+    first_token=0, tp_group=ONE_SHARD, blocks=None, target_rows=None,
 ):  # fmt: skip
     """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
     For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
     are None where only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
 
-    Of a part of the vocabulary, the rows of wte from first_token on: parts.sum(rows) and parts.maximum(rows) make rows
-    (N,) those of all parts together, and all parts get all losses. Two sums of N numbers are exchanged.
+    With a vocabulary shard, wte has the rows from first_token on. tp_group.sum(rows) and tp_group.maximum(rows) combine
+    rows (N,) of all shards, and all shards get all losses. Two sums of N numbers are exchanged.
 
-    blocks: yields the rows [start, stop) of wte in the order in which they are taken, each as soon as they may be used;
-    None: all at once. target_rows: (rows of any table, and which of them belong to the targets (N,)), in wte's place
-    where that is not there yet.
+    blocks: yields the rows [start, stop) of wte to take next, as soon as they may be used; None takes all at once.
+    target_rows: (a table, the row of it for each target (N,)), used for the targets' logits while wte is not there yet.
     """
-    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows are not; the last part may have no others
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
     own = np.flatnonzero((targets >= first_token) & (targets < first_token + known))
     columns = targets[own] - first_token
     table, places = target_rows or (wte, columns)
-    target_logits = over_parts(parts, "sum", _target_logits(cores, inputs, table, own, places.reshape(-1)))
-    row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], target_logits, blocks))
+    target_logits = tp_group.sum(_target_logits(cores, inputs, table, own, places.reshape(-1)))
+    row_sum = tp_group.sum(_exponentials(cores, exponentials, inputs, wte[:known], target_logits, blocks))
     shift = target_logits
     if not (row_sum < LARGEST_SUM).all():
-        shift = over_parts(parts, "maximum", _row_maximum(cores, inputs, wte[:known]))
-        row_sum = over_parts(parts, "sum", _exponentials(cores, exponentials, inputs, wte[:known], shift))
+        shift = tp_group.maximum(_row_maximum(cores, inputs, wte[:known]))
+        row_sum = tp_group.sum(_exponentials(cores, exponentials, inputs, wte[:known], shift))
     losses[:] = np.log(row_sum) + (shift - target_logits)
     if exponentials is not None:
         exponentials[own, columns] = exponentials[own, columns].astype(losses.dtype, copy=False) - row_sum[own]
@@ -51,15 +51,10 @@ def classifier_forward(
         np.divide(scale, row_sum, out=row_scale)
 
 
-def over_parts(parts, combine: str, rows):
-    """Rows (N,) of one part of the vocabulary, summed up, or their largest, over all; the same where there is one."""
-    return rows if parts is None else getattr(parts, combine)(rows)
-
-
 def _target_logits(cores, inputs, table, own, places):
-    """(N,): each row's logit of its target, 0 where another part of the vocabulary has it.
+    """Return the logit of each row's target (N,): 0 where another shard has it.
 
-    own: the rows whose targets are here, as so many rows of the table.
+    own: the rows whose targets are in this shard. places: their targets' rows in the table.
     """
     inputs = cores.exact("target_inputs", inputs)
     if len(own) == len(inputs):

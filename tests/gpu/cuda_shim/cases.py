@@ -185,10 +185,10 @@ def classifier_part_case(device, memory, cores: Cores, N, V, padded, spread, par
         classifier.rescale_sums(device, sums, own_maxima, maxima, memory.storage)
     sums, target_logits = (memory.put_exactly(np.sum(rows, axis=0)) for rows in (all_sums, all_target_logits))
     losses = memory.nans(N, dtype=np.float32)
-    classifier.losses_over_parts(device, losses, maxima, sums, target_logits, memory.storage)
+    classifier.losses_over_shards(device, losses, maxima, sums, target_logits, memory.storage)
     results = [("losses", losses, expected_losses)]
     for (part, part_targets, known, *_), start in zip(own, starts, strict=False):
-        classifier.gradient_of_part(device, part, part_targets, maxima, sums, known, SCALE)
+        classifier.gradient_of_shard(device, part, part_targets, maxima, sums, known, SCALE)
         results.append((f"d from {start}", part, dlogits[:, start : start + part.shape[1]]))
     return results
 

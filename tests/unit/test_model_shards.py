@@ -10,9 +10,9 @@ from gpt2.activations import activation_bytes
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
+from gpt2.model_shards import model_shards
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
-from gpt2.pieces import pieces
 from gpt2.pipeline import SCHEDULES, bubble, layers_by_flops, most_in_flight
 
 CONFIG = GPT2Config(n_layer=5, n_head=5, n_embd=15, context=8, vocab_size=131)  # nothing divides; the pad is 125 rows
@@ -51,7 +51,7 @@ class ThreadedParts:
 
 
 def layouts(layers, parts, multiple_of=1):
-    return [Layout(CONFIG, multiple_of, piece) for piece in pieces(layers, parts)]
+    return [Layout(CONFIG, multiple_of, shard) for shard in model_shards(layers, parts)]
 
 
 @pytest.mark.parametrize(("layers", "parts"), CUTS)
@@ -67,8 +67,8 @@ def test_each_parameter_has_one_owner(layers, parts):
 @pytest.mark.parametrize(("layers", "parts"), CUTS)
 def test_ranges_tile_the_buffer_in_both_directions(layers, parts):
     for layout in layouts(layers, parts, multiple_of=16):
-        piece = layout.piece
-        assert len(layout.ranges) == piece.is_first + piece.stop_layer - piece.first_layer + piece.is_last
+        shard = layout.shard
+        assert len(layout.ranges) == shard.is_first + shard.stop_layer - shard.first_layer + shard.is_last
         ends = [0, *(stop for _, stop in layout.ranges)]
         assert [start for start, _ in layout.ranges] == ends[:-1]
         assert ends[-1] == layout.size
@@ -131,15 +131,15 @@ def in_pieces(layers, parts, whole, kernels):
     models = []
     for stage in range(len(layers)):
         threaded, row = ThreadedParts(parts), []
-        for piece in pieces(layers, parts)[stage * parts : (stage + 1) * parts]:
-            layout = Layout(CONFIG, 1, piece)
+        for shard in model_shards(layers, parts)[stage * parts : (stage + 1) * parts]:
+            layout = Layout(CONFIG, 1, shard)
             parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
             gradients.flat.fill(7.0)  # what the step before has left
-            for tensors, buffer in ((layout.tensors, parameters.flat), (layout.borrowed, parameters.borrowed)):
+            for tensors, buffer in ((layout.tensors, parameters.flat), (layout.replicated, parameters.replicated)):
                 for tensor in tensors:
                     values = whole.view(tensor.name).reshape(tensor.whole_shape)[tensor.slices]
                     buffer[tensor.start : tensor.stop] = values.reshape(-1)
-            of_part = {"tp_group": threaded.of(piece.part)} if parts > 1 else {}
+            of_part = {"tp_group": threaded.of(shard.tp_rank)} if parts > 1 else {}
             row.append(ParallelGPT2(kernels, parameters, gradients, 2, 8, **of_part, in_flight=2))
         models.append(row)
     return models
@@ -200,13 +200,13 @@ def test_activations_are_counted(layers, parts, in_flight, dtype, operand_bytes)
     counting = SimpleNamespace(**vars(kernels) | {"empty": empty})
     room = np.zeros((10, CONFIG.n_embd))
     of_part = SimpleNamespace(room=lambda shape: room)
-    for piece in pieces(layers, parts):
-        layout = Layout(CONFIG, 1, piece)
+    for shard in model_shards(layers, parts):
+        layout = Layout(CONFIG, 1, shard)
         counted.clear()
         parameters = Parameters.zeros(layout)
         group = {"tp_group": of_part} if parts > 1 else {}
         ParallelGPT2(counting, parameters, parameters, 2, 5, **group, in_flight=in_flight)
-        assert sum(counted) == activation_bytes(CONFIG, 2, 5, piece, in_flight, operand_bytes)
+        assert sum(counted) == activation_bytes(CONFIG, 2, 5, shard, in_flight, operand_bytes)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
