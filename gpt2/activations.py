@@ -1,5 +1,6 @@
 """The arrays of a model beside its parameters and gradients, and how many bytes they take."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,19 +10,21 @@ from gpt2.model_shards import ModelShard, whole
 
 
 def widths(config: GPT2Config, shard: ModelShard) -> tuple[int, int]:
-    """(channels of the shard's heads, its columns of the feed-forward block)."""
+    """Return (channels of the shard's heads, its columns of the feed-forward block)."""
     return shard.share_size(config.n_head) * config.head_size, shard.share_size(4 * config.n_embd)
 
 
 def new_activations(
     kernels, config: GPT2Config, shard: ModelShard, B: int, T: int, dtype, trains: bool
 ) -> SimpleNamespace:
-    """Room for what one batch of (B, T) tokens leaves for backward: `layers`, of each half block what it began with and
-    made; of the last stage what the head needs; `inputs` (B * T, C), where the stream of the first block begins.
+    """Allocate what forward of a batch of (B, T) tokens leaves for backward.
 
-    trains: False for a model that only runs forward.
+    `layers`: the activations of each layer. `inputs` (B * T, C): where the first layer's residual stream begins. In the
+    last stage also what the classifier needs. trains: False for a model that only runs forward.
     """
-    N, C, (A, F) = B * T, config.n_embd, widths(config, shard)
+    N = B * T
+    C = config.n_embd
+    A, F = widths(config, shard)
 
     def new(*shape):
         return kernels.empty(shape, dtype)
@@ -40,13 +43,17 @@ def new_activations(
             gelu=operand(N, F), gelu_saved=operand(N, F),
         )  # fmt: skip
 
-    layers = [layer() for _ in range(shard.first_layer, shard.stop_layer)]
-    kept = SimpleNamespace(layers=layers, exponentials=None, row_scale=None)
+    kept = SimpleNamespace(exponentials=None, row_scale=None)
+    kept.layers = [layer() for _ in range(shard.first_layer, shard.stop_layer)]
     if shard.is_last:
-        kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd = new(N, C), operand(N, C), of_rows(N), of_rows(N)
+        kept.residual = new(N, C)
+        kept.lnf = operand(N, C)
+        kept.lnf_mean = of_rows(N)
+        kept.lnf_rstd = of_rows(N)
         kept.losses = of_rows(N)
         if trains:
-            kept.exponentials, kept.row_scale = operand(N, shard.share_size(config.padded_vocab_size)), of_rows(N)
+            kept.exponentials = operand(N, shard.share_size(config.padded_vocab_size))
+            kept.row_scale = of_rows(N)
     kept.inputs = kept.layers[0].residual1 if kept.layers else kept.residual
     return kept
 
@@ -54,7 +61,7 @@ def new_activations(
 def new_scratch(
     kernels, config: GPT2Config, shard: ModelShard, B: int, T: int, dtype, trains: bool, branch=None
 ) -> SimpleNamespace:
-    """Arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it."""
+    """Allocate the arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it."""
     N = B * T
     C = config.n_embd
     A, F = widths(config, shard)
@@ -74,26 +81,27 @@ def new_scratch(
 
 
 def activation_bytes(
-    config,
-    batch_size: int,
-    sequence_length: int,
-    shard: ModelShard | None = None,
-    in_flight: int = 1,
-    operand_bytes: int = 4,
+    config: GPT2Config, B: int, T: int, shard: ModelShard | None = None, in_flight: int = 1, operand_bytes: int = 4
 ) -> int:
-    """What a float32 model, or a shard, that trains holds beside parameters and gradients: the arrays of GPT2.
+    """Return how many bytes a float32 model, or one shard of it, allocates to train on batches of (B, T) tokens.
 
-    operand_bytes: of a number in what is only ever an operand of products.
-    """  # fmt: skip
-    shard, rows, C = shard or whole(config), batch_size * sequence_length, config.n_embd
-    heads, (channels, columns) = shard.share_size(config.n_head), widths(config, shard)
-    layers = shard.stop_layer - shard.first_layer
-    kept, operands = layers * (2 * C + heads + 4), layers * (2 * C + 4 * channels + 2 * columns)
-    if shard.is_last:
-        kept, operands = kept + C + 4, operands + C + shard.share_size(config.padded_vocab_size)
-    shared = 2 * C  # branch and dbranch, dresidual
-    if shard.tp_size > 1:
-        shared += channels - C  # dattention; the branch lies in memory that the parts share
-    numbers = in_flight * kept + shared + (0 if shard.is_last else C)
-    operands = in_flight * operands + max(3 * channels, columns)  # dqkv or dfc
-    return rows * (4 * numbers + operand_bytes * operands) + 4 * 2 * C  # branch_bias and its gradient
+    in_flight: microbatches between forward and backward at once. operand_bytes: of a number in arrays that are only
+    operands of matrix products.
+    """
+    shard = shard or whole(config)
+    total = 0
+
+    def count(shape, dtype):
+        nonlocal total
+        total += math.prod(shape) * np.dtype(dtype).itemsize
+        return np.broadcast_to(np.zeros((), np.int8), shape)  # takes no memory
+
+    counting = SimpleNamespace(empty=count, operand_dtype=None if operand_bytes == 4 else f"V{operand_bytes}")
+    kind = config, shard, B, T, np.float32, True
+    new_activations(counting, *kind)
+    total *= in_flight
+    # With several tensor-parallel shards, branches lie in memory that they share.
+    new_scratch(counting, *kind, branch=None if shard.tp_size == 1 else np.empty(0))
+    if not shard.is_last:
+        count((B * T, config.n_embd), np.float32)  # the stage's outputs
+    return total

@@ -1,7 +1,7 @@
-"""All parameters in one flat buffer, layer by layer in forward order; named tensors are views of it.
+"""All parameters in one flat buffer, layer by layer in forward order. Named tensors are views of it.
 
-Whatever exchanges, updates, clips or saves works on flat ranges [start, stop) of this buffer and never needs a name.
-Gradients, and AdamW's two moments, are buffers of the same layout.
+Exchanges, updates, clipping and checkpoints work on flat ranges [start, stop) of this buffer and need no names.
+Gradients and AdamW's two moments are buffers of the same layout.
 """
 
 import math
@@ -16,29 +16,32 @@ import numpy as np
 from gpt2.config import GPT2Config
 from gpt2.model_shards import ModelShard, Tensor, layer_shapes, tensors, whole
 
-LOOKED_AT = 1 << 18  # elements: a block that stays in a core's cache
-HEAD_ROWS = 1024  # of the token embedding, which is the head: as many as a few milliseconds of its products
-# What hooks are told instead of a range where a model is about to use, or has the gradients of, the rows of the token
-# embedding that the step looks up (Layout.split_ranges): no stretch of the buffer, so an empty one.
+BLOCK_ELEMENTS = 1 << 18  # a block that stays in a core's cache
+HEAD_ROWS = 1024  # rows of the token embedding in a block of the head: a few milliseconds of products
+# Hooks get this empty range for the rows of the token embedding that a step looks up (Layout.split_ranges): these lie
+# outside of the flat buffer.
 LOOKUP = (0, 0)
 INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
 
 
 def no_hook(start: int, stop: int) -> None:
-    """Do nothing when a range is about to be used, has been filled, or has its final gradients."""
+    """Do nothing: the default hook for ranges that are about to be used, were filled, or have final gradients."""
 
 
 class Layout:
-    """Where each tensor lies: `count` parameters in `size` elements, padded at the end to a multiple of `multiple_of`.
+    """Where each tensor lies in the flat buffer: `count` parameters, padded to `size`, a multiple of `multiple_of`.
 
-    Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias;
-    of a shard those that it holds. `borrowed`: others that it uses, placed in a buffer of their own (borrowed_size,).
+    Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias.
+    A model shard has those it holds in `tensors`. Those it uses but another rank holds are in `replicated`, the layout
+    of a second buffer (replicated_size,).
     """
 
     def __init__(self, config: GPT2Config, multiple_of: int = 1, shard: ModelShard | None = None):
-        self.config, self.shard = config, shard or whole(config)
+        self.config = config
+        self.shard = shard or whole(config)
         self.tensors, self.replicated = tensors(config, self.shard)
-        self.count, self.replicated_size = (found[-1].stop if found else 0 for found in (self.tensors, self.replicated))
+        self.count = self.tensors[-1].stop if self.tensors else 0
+        self.replicated_size = self.replicated[-1].stop if self.replicated else 0
         self.size = -(-self.count // multiple_of) * multiple_of
 
     @cached_property
@@ -47,9 +50,9 @@ class Layout:
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """What is used together, in order: the embeddings, each layer, the final LayerNorm; the last with the pad.
+        """The ranges that forward uses, in order: the embeddings, each layer, the final LayerNorm with the pad.
 
-        A shard has those of its stage. The last may be empty: only part 0 holds the final LayerNorm.
+        A model shard has those of its stage. Its last range may be empty, as only tp rank 0 holds the final LayerNorm.
         """
         starts = [0] if self.shard.is_first else []
         starts += [self._start_of(layer, ("ln1_weight", "qkv_weight")) for layer in self._layers]
@@ -67,16 +70,15 @@ class Layout:
         return range(self.shard.first_layer, self.shard.stop_layer)
 
     def _start_of(self, layer: int, names: tuple[str, ...]) -> int:
-        """Where the first of these tensors of a layer lies that the shard holds."""
+        """Return the start of the first of a layer's tensors `names` that this shard holds."""
         found = (self.by_name.get(f"layer.{layer}.{name}") for name in names)
         return next(tensor.start for tensor in found if tensor)
 
     @cached_property
     def split_ranges(self) -> tuple[tuple[int, int], ...]:
-        """What is used together, in order, where the token embedding is split by its two uses: the rows that are looked
-        up, the position embedding, each layer, the final LayerNorm, and the head: the token embedding block by block.
-
-        Of a whole model.
+        """The ranges that forward of a whole model uses, in order, with a sparse embedding gradient: the rows that are
+        looked up (LOOKUP), the position embedding, each layer, the final LayerNorm, and the head: the token embedding
+        block by block.
         """
         step = HEAD_ROWS * self.config.n_embd
         (_, embeddings_stop), *others = self.ranges
@@ -86,16 +88,17 @@ class Layout:
 
     @property
     def head_blocks(self) -> tuple[tuple[int, int], ...]:
-        """The last of split_ranges: of the token embedding."""
+        """The blocks of the token embedding in split_ranges."""
         return self.split_ranges[1 + len(self.ranges) :]
 
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
-        """The tensors that begin in [start, stop), in order."""
-        low, high = (bisect_left(self.tensors, place, key=attrgetter("start")) for place in (start, stop))
+        """Return the tensors that begin in [start, stop), in order."""
+        low = bisect_left(self.tensors, start, key=attrgetter("start"))
+        high = bisect_left(self.tensors, stop, key=attrgetter("start"))
         return self.tensors[low:high]
 
     def tensor_at(self, element: int) -> str:
-        """The name of the tensor that an element of the flat buffer belongs to, or "the pad"."""
+        """Return the name of the tensor that holds an element of the flat buffer, or "the pad"."""
         return next((tensor.name for tensor in self.tensors if tensor.start <= element < tensor.stop), "the pad")
 
     @property
@@ -114,11 +117,11 @@ class Layout:
         return halves
 
     def final_ranges(self, split: bool = False) -> tuple[tuple[int, int], ...]:
-        """The flat ranges in the order in which backward makes their gradients final.
+        """Return the flat ranges in the order in which backward makes their gradients final.
 
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
-        two terms, and the second is added at the very end. With `split` (as split_ranges) the head's term comes first,
-        from its last block down; the sparse embedding gradient is separate, and comes last.
+        two terms, and the second is added at the very end. With `split` (as in split_ranges) the head comes first, from
+        its last block down, and the sparse embedding gradient last.
         """
         final = [self.ranges[-1]] if self.shard.is_last else []
         for attention, feed_forward in reversed(self.layer_halves):
@@ -130,10 +133,11 @@ class Layout:
         return tuple(final)
 
     def decaying_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that weight decay is for, in order; neighbours joined."""
+        """Return the ranges within [start, stop) that weight decay applies to, in order; neighbours are joined."""
         ranges = []
         for tensor in self.tensors:
-            low, high = max(start, tensor.start), min(stop, tensor.stop)
+            low = max(start, tensor.start)
+            high = min(stop, tensor.stop)
             if not tensor.decays or low >= high:
                 continue
             if ranges and ranges[-1][1] == low:
@@ -145,26 +149,32 @@ class Layout:
 class Parameters:
     """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
 
-    The buffer may be anything with a shape and a dtype that gives a view of flat[start:stop] within one of the layout's
-    `ranges`. Not all of it need exist at once. Of a shard, layers are counted from its first; what it borrows lies in
-    `borrowed` (borrowed_size,), where there is room for that, and what is nowhere is None. ValueError: another size.
+    The buffer may be any object with a shape and a dtype whose flat[start:stop] is a view, within one of the layout's
+    `ranges`: not all of it need exist at once. Of a model shard, layers[0] is its first layer. The tensors it does not
+    hold are views of `replicated` (replicated_size,), or None without that. ValueError: flat has another size.
     """
 
-    def __init__(self, layout: Layout, flat, borrowed=None):
+    def __init__(self, layout: Layout, flat, replicated=None):
         if flat.shape != (layout.size,):
             raise ValueError(f"flat buffer is {flat.shape}, the layout needs ({layout.size},)")
-        self.layout, self.flat, self.replicated = layout, flat, borrowed
-        nothing, shard = dict.fromkeys(layer_shapes(layout.config)), layout.shard
-        self.layers = [SimpleNamespace(**nothing) for _ in range(shard.first_layer, shard.stop_layer)]
+        self.layout = layout
+        self.flat = flat
+        self.replicated = replicated
+        nothing = dict.fromkeys(layer_shapes(layout.config))
+        self.layers = [SimpleNamespace(**nothing) for _ in layout.layer_ranges]
         self.wte = self.wpe = self.lnf_weight = self.lnf_bias = None
-        for buffer, placed in ((flat, layout.tensors), (borrowed, layout.replicated if borrowed is not None else ())):
-            for tensor in placed:
-                *path, name = tensor.name.split(".")
-                owner = self.layers[int(path[1]) - shard.first_layer] if path else self
-                setattr(owner, name, buffer[tensor.start : tensor.stop].reshape(tensor.shape))
+        self._name_views(flat, layout.tensors)
+        if replicated is not None:
+            self._name_views(replicated, layout.replicated)
+
+    def _name_views(self, buffer, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            *path, name = tensor.name.split(".")
+            owner = self.layers[int(path[1]) - self.layout.shard.first_layer] if path else self
+            setattr(owner, name, buffer[tensor.start : tensor.stop].reshape(tensor.shape))
 
     def view(self, name: str):
-        """Of a tensor that is held."""
+        """Return the view of a tensor that this shard holds."""
         tensor = self.layout.by_name[name]
         return self.flat[tensor.start : tensor.stop].reshape(tensor.shape)
 
@@ -174,25 +184,25 @@ class Parameters:
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
-    """The index of the first of some flat float32 values that is nan or infinite, None if all are numbers.
+    """Return the index of the first of the flat float32 values that is nan or infinite, or None.
 
-    It takes a quarter of the time of a checksum, and works block by block, so it needs no memory to speak of.
+    This takes a quarter of the time of a checksum, and almost no memory.
     """
-    for start in range(0, len(values), LOOKED_AT):
-        are_finite = np.isfinite(values[start : start + LOOKED_AT])
+    for start in range(0, len(values), BLOCK_ELEMENTS):
+        are_finite = np.isfinite(values[start : start + BLOCK_ELEMENTS])
         if not are_finite.all():
             return start + int(np.argmin(are_finite))
     return None
 
 
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
-    """GPT-2's initialization, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
+    """Initialize as GPT-2 does, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    One stream of random numbers is drawn for the whole model, and a shard keeps what it holds of it: a model begins
-    with the same bits however it is cut. Each range of the layout is filled after the one before; filled(start, stop)
-    follows each that is not empty.
+    Every rank draws the random numbers of the whole model and keeps those of its shard: a model begins with the same
+    bits however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
     """
-    layout, random = parameters.layout, np.random.default_rng(seed)
+    layout = parameters.layout
+    random = np.random.default_rng(seed)
     left = list(layout.held_ranges)
 
     def fill_up_to(element):
@@ -214,20 +224,20 @@ def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
 
 
 def _deviation(config: GPT2Config, name: str) -> float:
-    """The standard deviation of a matrix's first values."""
+    """Return the standard deviation of a matrix's initial values."""
     return INITIAL_STD / math.sqrt(2 * config.n_layer) if name.endswith("proj_weight") else INITIAL_STD
 
 
 def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:
-    """Draw a tensor of the whole model, and keep the shard's box of it; own: None if it has none.
+    """Draw a tensor of the whole model, and keep the box that the shard holds of it. own: None if it holds none.
 
-    Rows that are drawn one after another are the same numbers as a tensor at once. wte's pad rows become 0.
+    Drawing rows one after another gives the same numbers as drawing the tensor at once. wte's pad rows become 0.
     """
     if own and own.is_whole:
         random.standard_normal(out=parameters.view(own.name), dtype=np.float32)
     else:
         rows, *rest = tensor.whole_shape
-        step = max(1, LOOKED_AT // math.prod(rest))
+        step = max(1, BLOCK_ELEMENTS // math.prod(rest))
         for low in range(0, rows, step):
             drawn = random.standard_normal((min(step, rows - low), *rest), dtype=np.float32)
             if own:
@@ -239,8 +249,9 @@ def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, de
 
 
 def _keep_rows(view: np.ndarray, own: Tensor, first: int, rows: np.ndarray) -> None:
-    """Of some rows of a whole tensor, number `first` and on, put those in the shard's box into its view, box_shape."""
-    begin = own.box[0][0]
-    low, high = max(first, begin), min(first + len(rows), own.box[0][1])
+    """Copy into the shard's view (box_shape) what it holds of the rows of a whole tensor that begin at row `first`."""
+    begin, end = own.box[0]
+    low = max(first, begin)
+    high = min(first + len(rows), end)
     if low < high:
         view[low - begin : high - begin] = rows[(slice(low - first, high - first), *own.slices[1:])]

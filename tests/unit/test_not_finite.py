@@ -12,7 +12,7 @@ from gpt2.files import as_json
 from gpt2.formats import checkpoint_files, checkpoints, huggingface_export, llmc, weights
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import Clipping
-from gpt2.parameters import LOOKED_AT, Layout, Parameters, first_not_finite, initialize
+from gpt2.parameters import BLOCK_ELEMENTS, Layout, Parameters, first_not_finite, initialize
 from scripts import export
 from scripts.training.between_steps import who_differs
 from scripts.training.meeting import Meeting, end_if_diverged
@@ -23,10 +23,10 @@ from traces.read.run_files import read_log
 PLACES = [{"rank": rank, "host": f"cn{rank}"} for rank in range(4)]
 
 
-@pytest.mark.parametrize("place", [0, 1, LOOKED_AT - 1, LOOKED_AT, 2 * LOOKED_AT + 5])
+@pytest.mark.parametrize("place", [0, 1, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, 2 * BLOCK_ELEMENTS + 5])
 @pytest.mark.parametrize("number", [nan, inf, -inf])
 def test_the_first_of_them_is_found_wherever_it_is(place, number):
-    values = np.full(2 * LOOKED_AT + 6, np.finfo(np.float32).max, np.float32)
+    values = np.full(2 * BLOCK_ELEMENTS + 6, np.finfo(np.float32).max, np.float32)
     assert first_not_finite(values) is None, "though their sum is infinite"
     values[place:] = number
     assert first_not_finite(values) == place
