@@ -1,8 +1,7 @@
-"""From the numbering of one shard's flat buffer to another's (model_shards.py).
+"""Read a model that was stored in some model shards as any other shards (model_shards.py).
 
-A shard's tensor is a box of the whole model's tensor, its elements in the whole tensor's order. So what two shards hold
-of a tensor in common is a box again, and a model that was stored in some shards is read in any others, tensor by tensor
-and some rows at a time.
+A shard's tensor is a box of the whole model's tensor, with elements in the same order. So the intersection of two
+shards' tensors is a box, too. It is read tensor by tensor, some rows at a time.
 """
 
 import math
@@ -13,33 +12,34 @@ import numpy as np
 from gpt2.model_shards import Tensor
 from gpt2.parameters import Layout
 
-AT_ONCE = 1 << 20  # elements of a whole tensor's rows that are put together at once: 4 MiB
+AT_ONCE = 1 << 20  # elements of a whole tensor that are assembled at once: 4 MiB
 
 Box = tuple[tuple[int, int], ...]  # [start, stop) along each axis of a whole tensor
 
 
 def read_range(layout: Layout, start: int, out: np.ndarray, stored: list[tuple[Layout, Callable]]) -> None:
-    """Fill out (n,) with elements [start, start + n) of a shard's numbering; 0 beyond the last.
+    """Fill out (n,) with elements [start, start + n) of the flat buffer of `layout`; 0 beyond its last parameter.
 
-    stored: [(layout, read), ...] of shards that together hold the whole model; read(start, out) does the same in the
-    numbering of theirs.
+    stored: [(layout, read), ...] of shards that together hold the whole model; read(start, out) fills out from a stored
+    shard's flat buffer.
     """
     out.fill(0.0)
     for tensor in layout.tensors:
-        low, high = max(start, tensor.start), min(start + len(out), tensor.stop)
+        low = max(start, tensor.start)
+        high = min(start + len(out), tensor.stop)
         if low < high:
             sources = [(theirs.by_name[tensor.name], read) for theirs, read in stored if tensor.name in theirs.by_name]
             _read_elements(tensor, low - tensor.start, out[low - start : high - start], sources)
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common, None if that is nothing."""
+    """Return the box that two boxes have in common, or None."""
     box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return box if all(start < stop for start, stop in box) else None
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """A box as slices of an outer one."""
+    """Return a box as slices of an outer one."""
     return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True))
 
 
@@ -48,33 +48,35 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 def _read_elements(tensor: Tensor, start: int, out: np.ndarray, sources: list[tuple[Tensor, Callable]]) -> None:
-    """Fill out (n,) with elements [start, start + n) of a tensor. sources: those that hold it, and what reads them."""
+    """Fill out (n,) with elements [start, start + n) of a tensor. sources: [(stored tensor, read), ...]."""
     for theirs, read in sources:
         if theirs.box == tensor.box:
             return read(theirs.start + start, out)
     for first, rows in _rows(tensor, start, start + len(out), sources):
-        low, high = max(start, first), min(start + len(out), first + rows.size)
+        low = max(start, first)
+        high = min(start + len(out), first + rows.size)
         out[low - start : high - start] = rows.reshape(-1)[low - first : high - first]
     return None
 
 
 def _rows(tensor: Tensor, start: int, stop: int, sources) -> Iterator[tuple[int, np.ndarray]]:
-    """(number of the first element, rows) of all rows that elements [start, stop) lie in, some rows at a time."""
+    """Yield (first element, rows) of all rows that contain elements [start, stop), some rows at a time."""
     length = math.prod(tensor.box_shape[1:])
     step = max(1, AT_ONCE // math.prod(tensor.whole_shape[1:]))
-    top, last = tensor.box[0][0], -(-stop // length)
+    top = tensor.box[0][0]
+    last = -(-stop // length)
     for row in range(start // length, last, step):
         box = ((top + row, top + min(row + step, last)), *tensor.box[1:])
-        yield row * length, _put_together(box, sources)
+        yield row * length, _assemble(box, sources)
 
 
-def _put_together(box: Box, sources: list[tuple[Tensor, Callable]]) -> np.ndarray:
-    """The elements of a box, in its shape, of the tensors that hold them."""
+def _assemble(box: Box, sources: list[tuple[Tensor, Callable]]) -> np.ndarray:
+    """Return the elements of a box, in its shape, from the tensors that hold them."""
     values = np.empty(box_shape(box), np.float32)
     for theirs, read in sources:
         common = intersection(box, theirs.box)
         if common:
-            # Whole rows of theirs: they follow one another there.
+            # Whole rows of the stored tensor: these are contiguous there.
             rows = (common[0], *theirs.box[1:])
             found = np.empty(box_shape(rows), np.float32)
             read(theirs.start + (common[0][0] - theirs.box[0][0]) * math.prod(found.shape[1:]), found.reshape(-1))

@@ -1,4 +1,4 @@
-"""The shape of a GPT-2: five numbers, the presets by name, and the operations that a token takes."""
+"""The shape of a GPT-2: five numbers, named presets, and the operations per token."""
 
 from dataclasses import asdict, dataclass
 
@@ -56,14 +56,14 @@ OTHER_NAMES = {  # Hugging Face's, and nanoGPT's
 
 
 def preset_name(name: str) -> str:
-    """The preset's own name; what is no other name of one comes back as it is."""
+    """Return our name of a preset that Hugging Face and nanoGPT name otherwise. Other names are returned unchanged."""
     return OTHER_NAMES.get(name, name)
 
 
 def flops_per_token(config: GPT2Config, sequence_length: int, parameters: int) -> int:
-    """Floating point operations of one token, forward and backward, that the model itself asks for: MFU's numerator.
+    """Return the floating-point operations per token, forward and backward: MFU's numerator.
 
-    By llm.c's count (mfu.h): 6 N for the parameters, with those of the padded vocabulary, and 6 L C T for causal
+    As llm.c counts them (mfu.h): 6 N for the parameters, with those of the padded vocabulary, and 6 L C T for causal
     attention.
     """
     return 6 * parameters + 6 * config.n_layer * config.n_embd * sequence_length

@@ -38,29 +38,24 @@ class TiedEmbedding:
 
         trains: also keep what classify_backward needs, with the gradient times gradient_scale.
         """
+        saved = (kept.exponentials, kept.row_scale) if trains else (None, None)
+        vocab_size = self.layout.config.vocab_size
         self.kernels.classifier_forward(
             kept.losses,
-            kept.exponentials if trains else None,
-            kept.row_scale if trains else None,
+            *saved,
             kept.lnf,
             self.parameters.wte,
             targets.reshape(-1),
-            self.layout.config.vocab_size,
+            vocab_size,
             gradient_scale,
             **options,
         )
 
     def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final, **options) -> None:
         """dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf."""
+        saved = kept.exponentials, kept.row_scale, kept.lnf
         self.kernels.classifier_backward(
-            dinputs,
-            self.gradients.wte,
-            kept.exponentials,
-            kept.row_scale,
-            kept.lnf,
-            self.parameters.wte,
-            accumulate,
-            **options,
+            dinputs, self.gradients.wte, *saved, self.parameters.wte, accumulate, **options
         )
 
 

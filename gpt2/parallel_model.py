@@ -7,38 +7,25 @@ rows, so embedding and classifier sum over shards, too.
 
 from gpt2.embedding import TiedEmbedding
 from gpt2.model import GPT2
-from gpt2.model_shards import ONE_SHARD
 from gpt2.parameters import Parameters, no_hook
 
 
 class ParallelGPT2(GPT2):
     """One model shard (gpt2/model_shards.py) of a GPT-2.
 
-    tp_group: sums over the tensor-parallel shards of this stage; ONE_SHARD if the stage is not cut further.
+    tp_group: sums over the tensor-parallel shards of this stage; ONE_SHARD if there is only one. options: those of GPT2.
 
     Before forward, the caller fills inputs(slot), unless this is the first stage. Forward leaves `outputs` for the next
     stage. Before backward, the caller fills `dresidual` with their gradient. Backward replaces it by the inputs'
     gradient.
     """
 
-    def __init__(
-        self,
-        kernels,
-        parameters: Parameters,
-        gradients: Parameters | None,
-        batch_size: int,
-        sequence_length: int,
-        before_use=no_hook,
-        tp_group=ONE_SHARD,
-        in_flight: int = 1,
-    ):
+    def __init__(self, kernels, parameters: Parameters, gradients, batch_size, sequence_length, tp_group, **options):
         shape = batch_size * sequence_length, parameters.layout.config.n_embd
         branch = tp_group.room(shape)
-        super().__init__(
-            kernels, parameters, gradients, batch_size, sequence_length, before_use, in_flight, branch=branch
-        )
+        super().__init__(kernels, parameters, gradients, batch_size, sequence_length, branch=branch, **options)
         self.tp_group = tp_group
-        self.embedding = ShardedEmbedding(kernels, parameters, gradients, before_use, tp_group, self.scratch.branch)
+        self.embedding = ShardedEmbedding(self, tp_group)
         self.outputs = None if self.shard.is_last else kernels.empty(shape, parameters.flat.dtype)
 
     @property
@@ -88,21 +75,16 @@ class ParallelGPT2(GPT2):
 
 
 class ShardedEmbedding(TiedEmbedding):
-    """A tied embedding whose rows tensor-parallel shards hold, and whose two uses are in the first and the last stage.
-
-    partial_sums (N, C): room for the embeddings before they are summed over the shards.
-    """
+    """A tied embedding whose rows tensor-parallel shards hold. The first stage embeds, the last one classifies."""
 
     accumulate_head = False
 
-    def __init__(
-        self, kernels, parameters: Parameters, gradients: Parameters | None, before_use, tp_group, partial_sums
-    ):
-        super().__init__(kernels, parameters, gradients, before_use)
-        self.shard = parameters.layout.shard
+    def __init__(self, model, tp_group):
+        super().__init__(model.kernels, model.parameters, model.gradients, model.before_use)
+        self.shard = model.shard
         self.tp_group = tp_group
-        self.partial_sums = partial_sums
-        self.rows = {}  # what kernels need to know of a shard of the vocabulary
+        self.partial_sums = model.scratch.branch
+        self.rows = {}  # which rows of the vocabulary: an argument of the kernels
         if self.shard.tp_size > 1:
             self.rows = {"first_token": self.shard.share(self.layout.config.padded_vocab_size)[0]}
 

@@ -1,33 +1,34 @@
-"""A pipeline's plan: in which order its stages compute micro-steps, and how many layers each stage has."""
+"""A pipeline's plan: the order in which stages compute microbatches, and how many layers each stage has."""
 
 from gpt2.config import GPT2Config
 
-Actions = list[tuple[str, int]]  # ("forward" or "backward", number of the micro-step)
+Actions = list[tuple[str, int]]  # ("forward" or "backward", number of the microbatch)
 
 
-def gpipe(stage: int, stages: int, micro_steps: int) -> Actions:
-    """All forwards, then all backwards (Huang et al. 2019): activations of all micro-steps are held at once."""
-    return [("forward", index) for index in range(micro_steps)] + [("backward", index) for index in range(micro_steps)]
+def gpipe(stage: int, stages: int, microbatches: int) -> Actions:
+    """All forwards, then all backwards (Huang et al. 2019). Activations of all microbatches are held at once."""
+    forwards = [("forward", index) for index in range(microbatches)]
+    return forwards + [("backward", index) for index in range(microbatches)]
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_steps: int) -> Actions:
-    """As many forwards as there are stages after this one, then in turns (PipeDream-flush, Narayanan et al. 2021).
+def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Actions:
+    """One forward for each later stage, then backward and forward in turns (PipeDream-flush, Narayanan et al. 2021).
 
-    Activations of at most stages - stage micro-steps are held. The bubble is as long as GPipe's. Of one stage alone it
-    is the order of plain micro-steps: forward, backward, forward, backward.
+    Activations of at most stages - stage microbatches are held. The bubble is as long as GPipe's. A single stage does
+    forward, backward, forward, backward.
     """
-    ahead = min(stages - stage - 1, micro_steps)
+    ahead = min(stages - stage - 1, microbatches)
     actions = [("forward", index) for index in range(ahead)]
-    for index in range(micro_steps - ahead):
+    for index in range(microbatches - ahead):
         actions += [("forward", ahead + index), ("backward", index)]
-    return actions + [("backward", index) for index in range(micro_steps - ahead, micro_steps)]
+    return actions + [("backward", index) for index in range(microbatches - ahead, microbatches)]
 
 
 SCHEDULES = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
 
 
 def most_in_flight(actions: Actions) -> int:
-    """The most micro-steps that are between their forward and their backward."""
+    """Return how many microbatches are between their forward and their backward at most."""
     under_way = most = 0
     for action, _ in actions:
         under_way += 1 if action == "forward" else -1
@@ -35,21 +36,21 @@ def most_in_flight(actions: Actions) -> int:
     return most
 
 
-def bubble(stages: int, micro_steps: int) -> float:
-    """The share of a step in which a stage waits for its neighbours, where all stages are equally long."""
-    return (stages - 1) / (micro_steps + stages - 1)
+def bubble(stages: int, microbatches: int) -> float:
+    """Return the share of a step in which a stage waits for its neighbours, if all stages take equally long."""
+    return (stages - 1) / (microbatches + stages - 1)
 
 
 def operations(config: GPT2Config, sequence_length: int) -> tuple[int, int]:
-    """Of a token, forward and backward: a layer's products take 72 C^2 + 6 C T, the head's 6 C Vp (llm.c's count)."""
+    """Return (of a layer, of the head) the operations per token, forward and backward, as llm.c counts them."""
     C = config.n_embd
     return 72 * C**2 + 6 * C * sequence_length, 6 * C * config.padded_vocab_size
 
 
 def layers_by_flops(config: GPT2Config, stages: int, sequence_length: int, least_last: int = 0) -> tuple[int, ...]:
-    """How many layers each stage gets so that the longest stage is as short as can be, counting the head's product.
+    """Return how many layers each stage gets so that the slowest stage is as fast as possible, counting the head.
 
-    Every stage has a layer at least, but the last, which has the head, `least_last`.
+    The last stage, which has the head, gets at least `least_last` layers, each other stage at least one.
     """
     layers, (layer, head) = config.n_layer, operations(config, sequence_length)
     if stages == 1:

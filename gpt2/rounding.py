@@ -1,7 +1,7 @@
-"""The bfloat16 parameters that a model computes with, rounded from float32: to nearest, or up or down at random.
+"""The bfloat16 parameters that a model computes with, rounded from float32: to nearest, or stochastically.
 
-Random rounding takes one of a value's two neighbours, with the probabilities that make the mean exact (Gupta et al.
-2015). The draw of an element depends only on the seed, the step and the element's place among all parameters. So every
+Stochastic rounding takes one of a value's two neighbours, with the probabilities that make the mean exact (Gupta et al.
+2015). The draw of an element depends only on the seed, the step and the element's index among all parameters. So every
 rank that rounds an element gets the same bits, whatever range it rounds.
 """
 
@@ -11,7 +11,7 @@ SPLITMIX64_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
 
 
 def splitmix64(state: int) -> int:
-    """The number that follows `state`, 64 bits to 64 bits (Steele, Lea and Flood 2014)."""
+    """Return the 64-bit number that follows the 64-bit `state` (Steele, Lea and Flood 2014)."""
     z = (state + SPLITMIX64_STEP) % 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
@@ -19,41 +19,44 @@ def splitmix64(state: int) -> int:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Where the draws of a step begin. For two steps, or two seeds, they have no more in common than random numbers."""
+    """Return the seed of a step's draws. Those of two steps, or of two seeds, are unrelated."""
     return splitmix64(splitmix64(seed) + step)
 
 
 class RoundedParameters:
-    """A model's bfloat16 parameters `flat`, (size,) or Slots: the rounded values of float32 parameters.
+    """A model's bfloat16 parameters `flat`, (size,) or Slots, rounded from float32 parameters.
 
-    An AdamW update writes its own range here (`target`), in the launch that makes the step. The other ranges were
-    updated by other ranks, or by nobody: `missing` lists them, and `store` rounds them before they are used.
+    An AdamW update writes its own range (`target`) in the same kernel launch as its step. Other ranks updated the other
+    ranges: `missing` lists them, and `store` rounds them before use.
 
-    round_parameters(target, values, rounding_seed, first) is the kernel that rounds. seed is that of the draws; None
-    rounds to nearest. step is the last step made. Skipped steps count, too, so that all ranks count alike.
+    round_parameters(target, values, rounding_seed, first): the kernel that rounds. seed: None rounds to nearest. step:
+    the last step made; skipped steps count, so that all ranks count alike.
     """
 
     def __init__(self, flat, round_parameters: Callable[..., None], seed: int | None = None, step: int = 0):
-        self.flat, self.step = flat, step
-        self._round_parameters, self._seed, self._written = round_parameters, seed, []
+        self.flat = flat
+        self.step = step
+        self._round_parameters = round_parameters
+        self._seed = seed
+        self._written = []
 
     @property
     def rounding_seed(self) -> int | None:
-        """The seed of this step's draws, as kernels take it; None rounds to nearest."""
+        """The seed of this step's draws, for the kernels; None rounds to nearest."""
         return None if self._seed is None else step_seed(self._seed, self.step)
 
     def begin_update(self) -> None:
-        """Begin another step: all that is in `flat` is now of the step before."""
+        """Begin a step: every range of `flat` still holds the step before."""
         self.step += 1
         self._written = []
 
     def target(self, start: int, stop: int):
-        """Where an update is to write parameters [start, stop), rounded by this step's rounding_seed."""
+        """Return the array for an update's parameters [start, stop), to be rounded by this step's rounding_seed."""
         self._written.append((start, stop))
         return self.flat[start:stop]
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that no update of this step has written."""
+        """Return the ranges within [start, stop) that no update of this step has written."""
         parts = []
         for low, high in sorted(self._written):
             if start < min(low, stop):
@@ -62,5 +65,5 @@ class RoundedParameters:
         return [*parts, (start, stop)] if start < stop else parts
 
     def store(self, start: int, values) -> None:
-        """Round values (n,) float32 into the parameters from `start` on: queued on CuPy's current stream."""
+        """Round values (n,) float32 into the parameters from `start` on. Queued on CuPy's current stream."""
         self._round_parameters(self.flat[start : start + len(values)], values, self.rounding_seed, start)

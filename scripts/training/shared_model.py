@@ -120,8 +120,8 @@ class SharedModel:
         if pokes and hasattr(kernels.device, "meanwhile"):
             kernels.device.meanwhile = strategy.poke
         if shares_model(self.mesh):
-            hooks = strategy.before_use, self.parts, self.in_flight
-            model = ParallelGPT2(kernels, *views, batch_size, length, *hooks)
+            options = {"before_use": strategy.before_use, "in_flight": self.in_flight}
+            model = ParallelGPT2(kernels, *views, batch_size, length, self.parts, **options)
         else:
             model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.in_flight, lookup)
         place, keeps = (strategy.worker, strategy.workers), strategy.keeps_gradients

@@ -107,8 +107,8 @@ class Training:
         self.strategy = Borrowing(strategy, KERNELS, *views, parts, stage_links, micro_steps)
         actions = SCHEDULES[cut.schedule](self.mesh.stage, cut.stages, micro_steps)
         self.model = ParallelGPT2(
-            poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.strategy.before_use,
-            self.parts, most_in_flight(actions),
+            poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.parts,
+            before_use=self.strategy.before_use, in_flight=most_in_flight(actions),
         )  # fmt: skip
         self.worker = Worker(
             self.model, problem.windows, problem.windows, actions, strategy.worker, strategy.workers, self.tracer,

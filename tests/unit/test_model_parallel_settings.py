@@ -8,6 +8,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import weights
+from gpt2.model_shards import ONE_SHARD
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
 from scripts.settings.checks import complete
@@ -126,9 +127,9 @@ def test_memory_of_pieces_is_that_of_their_arrays(flags):
             empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1"),
             operand_dtype=None,
         )
-        parts = {"tp_group": SimpleNamespace(room=lambda shape: np.empty(shape, "i1"))} if shard.tp_size > 1 else {}
+        group = SimpleNamespace(room=lambda shape: np.empty(shape, "i1")) if shard.tp_size > 1 else ONE_SHARD
         parameters = Parameters.zeros(layout)
-        ParallelGPT2(kernels, parameters, parameters, 2, 32, **parts, in_flight=cut.in_flight(number // cut.tensor))
+        ParallelGPT2(kernels, parameters, parameters, 2, 32, group, in_flight=cut.in_flight(number // cut.tensor))
         allocated += 4 * max(
             int(np.prod(t.shape)) for t in layout.tensors if "fc" in t.name
         )  # the scratch of a product

@@ -10,7 +10,7 @@ from gpt2.activations import activation_bytes
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import new_model
-from gpt2.model_shards import model_shards
+from gpt2.model_shards import ONE_SHARD, model_shards
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.pipeline import SCHEDULES, bubble, layers_by_flops, most_in_flight
@@ -139,8 +139,8 @@ def in_pieces(layers, parts, whole, kernels):
                 for tensor in tensors:
                     values = whole.view(tensor.name).reshape(tensor.whole_shape)[tensor.slices]
                     buffer[tensor.start : tensor.stop] = values.reshape(-1)
-            of_part = {"tp_group": threaded.of(shard.tp_rank)} if parts > 1 else {}
-            row.append(ParallelGPT2(kernels, parameters, gradients, 2, 8, **of_part, in_flight=2))
+            group = threaded.of(shard.tp_rank) if parts > 1 else ONE_SHARD
+            row.append(ParallelGPT2(kernels, parameters, gradients, 2, 8, group, in_flight=2))
         models.append(row)
     return models
 
@@ -204,8 +204,8 @@ def test_activations_are_counted(layers, parts, in_flight, dtype, operand_bytes)
         layout = Layout(CONFIG, 1, shard)
         counted.clear()
         parameters = Parameters.zeros(layout)
-        group = {"tp_group": of_part} if parts > 1 else {}
-        ParallelGPT2(counting, parameters, parameters, 2, 5, **group, in_flight=in_flight)
+        group = of_part if parts > 1 else ONE_SHARD
+        ParallelGPT2(counting, parameters, parameters, 2, 5, group, in_flight=in_flight)
         assert sum(counted) == activation_bytes(CONFIG, 2, 5, shard, in_flight, operand_bytes)
 
 

@@ -1,8 +1,7 @@
 """GPT-2's kernels on CPU cores: BLAS products through NumPy, and compiled loops (`loops.py`) between them.
 
-For --dtype bfloat16 other products take the place of BLAS' (`bfloat16.py`).
-
-Each function's first argument is `cores`, the threads it may use (`cores.py`).
+With --dtype bfloat16, `bfloat16.py` replaces the BLAS products. Each function's first argument is `cores`, the threads
+that it may use (`cores.py`).
 """
 # ruff: noqa: F401 - the functions of gpt2.kernels.KERNELS are imported here to be found by name
 

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019) on a flat range, and the sum of squares that clipping needs.
 
-Kept are the unscaled moments m = sum b1^(t-i) g_i and v = sum b2^(t-i) g_i^2. The usual factors (1-b1), (1-b2) and the
-bias corrections are constants of a step, and go into the step size and epsilon:
+The moments are kept unscaled: m = sum b1^(t-i) g_i and v = sum b2^(t-i) g_i^2. The usual factors (1-b1), (1-b2) and
+the bias corrections are constants of a step, and go into the step size and epsilon:
 
     p -= lr (mhat / (sqrt(vhat) + eps) + weight_decay p),   mhat = m (1-b1)/(1-b1^t),   vhat = v (1-b2)/(1-b2^t)
 """
@@ -15,10 +15,10 @@ def adamw(
     cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
     master=None, first=0, rounding_seed=None,
 ):  # fmt: skip
-    """One step, in place, on flat arrays of one length; `step` counts from 1; gradients times gradient_scale count.
+    """Update parameters, m and v, flat arrays of one length, by gradients * gradient_scale. `step` counts from 1.
 
-    decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
-    master, first, rounding_seed: of parameters that are to be rounded, which no array of this set is.
+    decaying: the ranges [(start, stop), ...] that weight decay applies to, in order.
+    master, first, rounding_seed: for bfloat16 parameters, which this set does not have.
     """
     assert master is None, "the numpy kernels have no bfloat16 parameters"
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))
@@ -37,8 +37,9 @@ def adamw(
 
 
 def _ranges(decaying, size, keep):
-    """[0, size) as ranges (start, stop, factor of the parameters): `keep` where they decay, 1 in between."""
-    ranges, end = [], 0
+    """Cut [0, size) into ranges (start, stop, factor of the parameters): `keep` where they decay, else 1."""
+    ranges = []
+    end = 0
     for low, high in decaying:
         if low < high:
             ranges += [(end, low, 1.0), (low, high, keep)]
@@ -47,5 +48,5 @@ def _ranges(decaying, size, keep):
 
 
 def sum_of_squares(cores, flat) -> float:
-    """Sum of squares of a flat range, always in the same order."""
+    """Return the sum of squares of a flat range, always added in the same order."""
     return loops.sum_of_squares(flat)

@@ -2,8 +2,8 @@
 
     S = Q K^T / sqrt(head size), masked above the diagonal;  P = softmax(S);  O = P V
 
-Only each row's logsumexp is kept, and backward makes P again from it (Dao et al. 2022, without the GPU): memory grows
-with T, not with T^2. A thread takes a few heads of one sequence, copied so that each head lies contiguous.
+Only each row's logsumexp is kept, from which backward recomputes P (Dao et al. 2022): memory grows with T, not with
+T^2. A thread takes a few heads of one sequence, copied so that each head is contiguous.
 """
 
 import math
@@ -12,12 +12,12 @@ import numpy as np
 
 from gpt2.kernels.numpy import loops
 
-ROWS = 128  # query rows a block
-HEADS_BYTES = 4 << 20  # what a thread works on at once
+ROWS = 128  # query rows in a block
+HEADS_BYTES = 4 << 20  # a thread's working set
 
 
 def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
-    """out (B, T, C); logsumexp (B, H, T), kept for backward; qkv (B, T, 3C): queries, keys, values side by side.
+    """out (B, T, C) and logsumexp (B, H, T), kept for backward, from qkv (B, T, 3C): queries, keys and values.
 
     first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
     """
@@ -28,7 +28,7 @@ def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
 
     def work(b, heads):
         q, k, v = (part[b, heads] for part in parts)
-        if first is None:  # few rows are not worth the copies
+        if first is None:  # for few rows the copies do not pay
             q, k, v = (cores.near(name, part) for name, part in zip("qkv", (q, k, v), strict=True))
         for start in range(first or 0, T, ROWS):
             stop = min(start + ROWS, T)
@@ -40,12 +40,13 @@ def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
 
 
 def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
-    """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept.
+    """dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs.
 
     dV = P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = dS K;  dK = dS^T Q.
     """
     T = qkv.shape[1]
-    dout_all, out_all = _heads(dout, 1, head_count)[0], _heads(out, 1, head_count)[0]
+    (dout_all,) = _heads(dout, 1, head_count)
+    (out_all,) = _heads(out, 1, head_count)
     parts = _heads(qkv, 3, head_count)
     dq_all, dk_all, dv_all = _heads(dqkv, 3, head_count)
     scale = _scale(parts[0])
@@ -54,8 +55,9 @@ def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
         q, k, v = (cores.near(name, part[b, heads]) for name, part in zip("qkv", parts, strict=True))
         do = cores.near("do", dout_all[b, heads])
         out_dots = np.einsum("htd,htd->ht", do, cores.exact("out", out_all[b, heads]))
-        dk, dv = (cores.scratch(name, k.shape, dout.dtype) for name in ("dk", "dv"))
-        for start in reversed(range(0, T, ROWS)):  # the last rows come first: they see all keys
+        dk = cores.scratch("dk", k.shape, dout.dtype)
+        dv = cores.scratch("dv", k.shape, dout.dtype)
+        for start in reversed(range(0, T, ROWS)):  # the last rows first: they see all keys
             stop = min(start + ROWS, T)
             p = _product(cores, "p", logsumexp.dtype, q[:, start:stop], k[:, :stop])
             ds = _product(cores, "ds", logsumexp.dtype, do[:, start:stop], v[:, :stop])
@@ -81,7 +83,7 @@ def _scale(q_all):
 
 
 def _for_head_groups(cores, q_all, work):
-    """work(b, heads) for slices of heads whose scratch fits the cache, spread over the threads."""
+    """Call work(b, heads) for slices of heads whose scratch fits the cache, spread over the threads."""
     B, H, T, head_size = q_all.shape
     head_bytes = max(4, q_all.itemsize) * T * (6 * head_size + 2 * min(T, ROWS))
     group = max(1, min(-(-B * H // cores.threads), H, HEADS_BYTES // head_bytes))
@@ -95,7 +97,7 @@ def _for_head_groups(cores, q_all, work):
 
 
 def _product(cores, name, dtype, rows, columns):
-    """rows (heads, n, head size) @ columns (heads, m, head size)^T: (heads, n, m), in scratch of that name."""
+    """Return rows (heads, n, head size) @ columns (heads, m, head size)^T: (heads, n, m), in scratch of that name."""
     out = cores.scratch(name, (len(rows), rows.shape[1], columns.shape[1]), dtype)
     cores.matmul(rows, columns.transpose(0, 2, 1), out)
     return out

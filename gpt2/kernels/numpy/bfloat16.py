@@ -1,11 +1,11 @@
-"""Products of bfloat16 operands with float32 sums, in the place of Cores' own: --dtype bfloat16 on CPUs.
+"""Products of bfloat16 operands with float32 sums, in place of those of Cores: --dtype bfloat16 on CPUs.
 
     (a b)_ij = sum_k bfloat16(a_ik) bfloat16(b_kj)
 
-Parameters, gradients and all that is between products stay float32. Activations that are only ever operands are kept as
-bfloat16. Where the CPU has an instruction for such sums (avx512_bf16.py), it makes them. Elsewhere operands are rounded
-and are float32 again, and float32 sums are made: by AVX2 (avx2.py), or by BLAS where it is faster, or the only way. All
-of them are sums of the same operands, so the same numbers but for the order of additions.
+Parameters, gradients and everything between products stay float32. Activations that are only operands are stored as
+bfloat16. If the CPU has an instruction for such sums, it is used (avx512_bf16.py). Otherwise operands are rounded to
+bfloat16 and widened to float32, and products are computed in float32: by AVX2 (avx2.py), or by BLAS where that is
+faster or the only way. All these add up the same products, only in another order.
 """
 
 import numpy as np
@@ -17,19 +17,19 @@ from gpt2.kernels.numpy.cores import Cores
 
 
 def bfloat16_cores(threads: int) -> "BFloat16Cores":
-    """The form that is fastest on this CPU."""
+    """Return the cores with the fastest products on this CPU."""
     if DotProductCores.kernels.available():
         return DotProductCores(threads)
-    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # by which BLAS makes twice as many sums
+    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # with it BLAS is twice as fast
         return FmaCores(threads)
     return WideningCores(threads)
 
 
 class BFloat16Cores(Cores):
-    """What all forms share: a product is made in blocks of rows x columns sums over `depth` numbers of k.
+    """Base class: a product is computed in blocks of rows x columns sums over `depth` numbers of k.
 
-    A form says how an operand (width, depth) is prepared, and how sums are made: (rows, columns) of two prepared
-    operands, and those of many heads.
+    Subclasses define how to prepare an operand (width, depth), how to multiply two prepared operands (sum_up), and how
+    to multiply many heads (multiply_heads).
     """
 
     operand_dtype = np.dtype(bfloat16)
@@ -38,17 +38,19 @@ class BFloat16Cores(Cores):
     depth: int
 
     def rows_at_once(self, rows: int, depth: int) -> int:
-        """Of a left operand of so many rows, where `depth` numbers of k are taken."""
+        """Return how many rows of the left operand, which has `rows`, form a block with `depth` numbers of k."""
         return self.rows
 
     def multiply(self, a, b, out, rows, columns, finish):
-        """As Cores.multiply. Sums that are to be rounded wait in scratch, so all of k is taken at once."""
-        rounds, width = out.dtype == bfloat16, out.shape[1]
+        """As Cores.multiply. Sums to be rounded stay in scratch, so all of k is taken at once."""
+        rounds = out.dtype == bfloat16
+        width = out.shape[1]
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
             for columns_here in _blocks(columns, self.columns):
                 right = self.prepared("right", b[k, columns_here].T)
                 for rows_here in _blocks(rows, self.rows_at_once(rows.stop - rows.start, k.stop - k.start)):
-                    left, count = self.prepared("left", a[rows_here, k]), rows_here.stop - rows_here.start
+                    left = self.prepared("left", a[rows_here, k])
+                    count = rows_here.stop - rows_here.start
                     result = self.scratch("result", (count, width), np.float32) if rounds else out[rows_here]
                     self.sum_up(result[:, columns_here], left, right, k, add=k.start > 0)
                     if rounds:
@@ -60,14 +62,14 @@ class BFloat16Cores(Cores):
 
     def matmul(self, a, b, out, add=False):
         if add and (out.ndim == 2 or out.dtype == bfloat16):
-            raise ValueError("sums are added to float32 products of heads alone")
+            raise ValueError("only float32 products of heads can be added to")
         if out.ndim == 2:
             self.multiply(a, b, out, slice(0, out.shape[0]), slice(0, out.shape[1]), None)
         else:
             self.multiply_heads(a, b, out, add)
 
     def near(self, name, array):
-        return array  # every product copies its operands in any case
+        return array  # every product copies its operands anyway
 
     def exact(self, name, array):
         if array.dtype != bfloat16:
@@ -90,7 +92,7 @@ def _blocks(whole: slice, size: int) -> list[slice]:
 
 
 class PackingCores(BFloat16Cores):
-    """By kernels of ours, which round operands where they pack them.
+    """Products by our own kernels, which round operands while packing them.
 
     kernels: a module with available(), packed_bytes(), pack(), tiles() and products().
     """
@@ -98,7 +100,7 @@ class PackingCores(BFloat16Cores):
     kernels = None
 
     def prepared(self, name, operand) -> int:
-        """The operand (width, depth) packed, in scratch of that name: its address."""
+        """Pack the operand (width, depth) into scratch of that name, and return the address."""
         item = operand.itemsize
         if item not in operand.strides:
             operand = np.ascontiguousarray(operand)
@@ -117,7 +119,7 @@ class PackingCores(BFloat16Cores):
         self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
-        """One call makes all blocks, unless each is to be finished before it is rounded."""
+        """One call computes all blocks, unless each must be finished before it is rounded."""
         if out.dtype == bfloat16 and finish is not None:
             return super().multiply(a, b, out, rows, columns, finish)
         self.multiply_heads(a[None, rows], b[None, :, columns], out[None, rows, columns], add=False)
@@ -125,49 +127,54 @@ class PackingCores(BFloat16Cores):
             finish(out[rows], rows, columns)
 
     def multiply_heads(self, a, b, out, add):
-        (heads, rows, columns), depth, rounds = out.shape, a.shape[2], out.dtype == bfloat16
+        heads, rows, columns = out.shape
+        depth = a.shape[2]
+        rounds = out.dtype == bfloat16
         deep = depth if rounds else min(depth, self.depth)
-        at_once = min(rows, self.rows_at_once(rows, deep)), min(columns, self.columns), deep
-        rooms = self._room("left", at_once[0], at_once[2]), self._room("right", at_once[1], at_once[2])
+        high = min(rows, self.rows_at_once(rows, deep))
+        wide = min(columns, self.columns)
+        rooms = self._room("left", high, deep), self._room("right", wide, deep)
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
         mode = tile_sums.ROUND if rounds else tile_sums.ADD if add else tile_sums.WRITE
-        sides = (*operands[0], *operands[1], *rooms, *at_once)
+        sides = (*operands[0], *operands[1], *rooms, high, wide, deep)
         self.kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
 
 
 class DotProductCores(PackingCores):
-    """By AVX-512's VDPBF16PS. A block of the left operand takes a quarter of an L2 cache of 1 MB, one of the right 2 MB
-    of the L3 cache, which is read once for each block of the left."""
+    """Products by AVX-512's VDPBF16PS.
+
+    A block of the left operand takes a quarter of an L2 cache of 1 MB. A block of the right operand takes 2 MB of the
+    L3 cache, and is read once for each block of the left.
+    """
 
     kernels, how = avx512_bf16, "AVX512_BF16, bfloat16 operands"
     rows, columns, depth = 128, 1920, 1024
 
 
 class FmaCores(PackingCores):
-    """By AVX2's multiply-add. A block of the left operand takes at most three quarters of an L2 cache of 512 KB."""
+    """Products by AVX2's multiply-add. A block of the left operand takes at most 3/4 of an L2 cache of 512 KB."""
 
     kernels, how = avx2, "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
     rows, columns, depth = 264, 3072, 384
 
     def rows_at_once(self, rows, depth):
-        """As few blocks as that makes, all of about the same height: a low one would read all of the right operand."""
+        """Cut the rows into few blocks of about equal height: even a low block reads all of the right operand."""
         panels = max(1, -(-rows // avx2.A_PANEL))
         blocks = -(-panels // max(1, self.rows * self.depth // depth // avx2.A_PANEL))
         return -(-panels // blocks) * avx2.A_PANEL
 
 
 class WideningCores(BFloat16Cores):
-    """By BLAS, of operands rounded to bfloat16 and widened to float32 again."""
+    """Products by BLAS, of operands rounded to bfloat16 and widened to float32 again."""
 
     how = "BLAS in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
     rows, columns, depth = 1024, 1024, 4096
 
     def prepared(self, name, operand) -> np.ndarray:
-        """The operand, rounded, in scratch of that name; the axis that was contiguous still is."""
+        """Round the operand into scratch of that name, with the same contiguous axis."""
         last = operand.ndim - 1
-        order = (
-            (*range(last - 1), last, last - 1) if operand.strides[last] > operand.strides[last - 1] else range(last + 1)
-        )
+        is_transposed = operand.strides[last] > operand.strides[last - 1]
+        order = (*range(last - 1), last, last - 1) if is_transposed else range(last + 1)
         wide = self.scratch(name, operand.transpose(order).shape, np.float32)
         wide[...] = operand.transpose(order)
         if operand.dtype != bfloat16:
@@ -181,7 +188,8 @@ class WideningCores(BFloat16Cores):
             np.matmul(left, right.T, out=result)
 
     def multiply_heads(self, a, b, out, add):
-        left, right = self.prepared("left", a), self.prepared("right", b)
+        left = self.prepared("left", a)
+        right = self.prepared("right", b)
         if out.dtype == bfloat16:
             self.store(out, np.matmul(left, right, out=self.scratch("product", out.shape, np.float32)))
         elif add:

@@ -1,9 +1,9 @@
-"""The tied head with softmax cross-entropy. The logits are made by columns, and leave the cache as exponentials, once.
+"""The tied head with softmax cross-entropy. Logits are computed by blocks of columns and stored as exponentials, once.
 
     loss_n = log sum_v exp(logit_nv - logit_n,target),    dlogits = row_scale_n (E - onehot(target) rowsum(E))
 
-Each row is shifted by its target's logit instead of its largest one: known beforehand, so one pass is enough, and the
-loss is the sum's logarithm. The division by the row's sum goes into the small operands of backward's products.
+Each row is shifted by its target's logit instead of its largest one. It is known beforehand, so one pass is enough,
+and the loss is the logarithm of the sum. Backward divides by the row's sum in the small operands of its products.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from gpt2.model_shards import ONE_SHARD
 
 COLUMNS = 1024
 ROWS = 1024
-LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 gets narrow: shift by the row's maximum after all
+LARGEST_SUM = 1e26  # beyond it (a loss above 59) float32 may overflow: shift by the row's maximum instead
 
 
 def classifier_forward(
@@ -25,8 +25,8 @@ def classifier_forward(
 ):  # fmt: skip
     """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
-    For classifier_backward: exponentials (N, Vp) and row_scale (N,), whose row-wise product is dlogits * scale. Both
-    are None where only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
+    For classifier_backward it stores exponentials (N, Vp) and row_scale (N,): their product is dlogits * scale. Both
+    are None if only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
 
     With a vocabulary shard, wte has the rows from first_token on. tp_group.sum(rows) and tp_group.maximum(rows) combine
     rows (N,) of all shards, and all shards get all losses. Two sums of N numbers are exchanged.
@@ -67,9 +67,9 @@ def _target_logits(cores, inputs, table, own, places):
 
 
 def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate, blocks=None):
-    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left.
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs, from what forward stored.
 
-    blocks: as classifier_forward's; a block's dwte is final when the next one is asked for.
+    blocks: as in classifier_forward; a block's dwte is final when the next one is taken.
     """
 
     def scale_rows(result, rows, columns):
@@ -89,7 +89,7 @@ def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, w
 
 
 def _exponentials(cores, out, inputs, weight, shift, blocks=None):
-    """out (N, Vp or None) = exp(inputs @ weight.T - shift[:, None]); returns the row sums (N,)."""
+    """Set out (N, Vp), unless None, to exp(inputs @ weight.T - shift[:, None]), and return the row sums (N,)."""
 
     def add_block(sums, logits, rows, first_column):
         kept = None if out is None else loops.bits(out[rows])
@@ -99,7 +99,7 @@ def _exponentials(cores, out, inputs, weight, shift, blocks=None):
 
 
 def _row_maximum(cores, inputs, weight):
-    """The largest logit of each row (N,)."""
+    """Return the largest logit of each row (N,)."""
 
     def add_block(maximum, logits, rows, first_column):
         np.maximum(maximum, logits.max(axis=1), out=maximum)
@@ -108,8 +108,9 @@ def _row_maximum(cores, inputs, weight):
 
 
 def _reduce_logits(cores, inputs, weight, combine, start_value, add_block, blocks=None):
-    """add_block(result, logits, rows, first_column) of each block of logits, combined over the columns: (N,)."""
-    N, V = len(inputs), len(weight)
+    """Call add_block(result, logits, rows, first_column) for each block of logits; return the combined results (N,)."""
+    N = len(inputs)
+    V = len(weight)
     sums = {}
 
     def some_columns(first, start, stop):
@@ -123,7 +124,7 @@ def _reduce_logits(cores, inputs, weight, combine, start_value, add_block, block
                 cores.matmul(inputs[rows], weight[low:high].T, logits)
                 add_block(result[rows], logits, rows, low)
 
-    for first, last in blocks or [(0, V)]:  # of the vocabulary, whose pad rows have no logits
+    for first, last in blocks or [(0, V)]:  # pad rows have no logits
         cores.for_parts(max(0, min(last, V) - first), partial(some_columns, first))
-    with np.errstate(over="ignore"):  # a sum that overflows is made again, with another shift
+    with np.errstate(over="ignore"):  # a sum that overflows is computed again, with another shift
         return combine.reduce([sums[start] for start in sorted(sums)])

@@ -1,13 +1,13 @@
-"""Compile by numba, once on a node: what one process has compiled, the others load, also those that start with it.
+"""Compile with numba once per node: processes load the forms that another process has compiled.
 
-numba's own cache on disk has an index of each function's compiled forms, and a file for each, written one after the
-other. Two processes that compile unlike forms at once may leave an index that names the other's machine code. Who reads
-between the two writes, after the source has changed, loads what was compiled before. So does who changes a function of
-another file that is compiled into this one's, as numba looks at the function's own file alone. Here a form is one file
-that holds all it depends on, and gets its name when it is complete.
+A form is a function compiled for certain argument types. numba's own cache writes an index of a function's forms and
+then a file for each form. This fails in three ways. Two processes that compile different forms at once may leave an
+index that names the wrong machine code. A process that reads between the two writes loads outdated code. And numba only
+checks the function's own source file, not those whose functions are compiled into it. Here each form is one file, which
+holds everything it depends on and gets its name when it is complete.
 
-Processes of a node that miss a form at once would all compile it, each on a share of the cores. So the first one locks
-it, and the others sleep until it is there. A lock ends with its process.
+Processes of a node that miss a form at once would all compile it, each on its share of the cores. So the first one
+locks it, and the others wait. A lock ends with its process.
 """
 
 import ast
@@ -27,38 +27,38 @@ from numba.core.serialize import dumps
 from gpt2.errors import UserError
 from gpt2.files import alone, machine_folder, regular, replacing
 
-WAIT_S = 30.0  # for another process that compiles a form, which takes it a second; then this one compiles it, too
+WAIT_S = 30.0  # for another process to compile a form, which takes a second; then this one compiles it, too
 
 
 def compiled(function=None, *, fastmath=False):
-    """Compile at the first call with these dtypes; x / 0 is inf as in NumPy, since a check would hinder vectors.
+    """Compile a function at its first call with new dtypes. x / 0 is inf as in NumPy: a check would prevent vectors.
 
-    Without `fastmath` each element is IEEE arithmetic, the same bits however an array is cut.
+    Without `fastmath` each element is IEEE arithmetic, with the same bits however an array is cut.
     """
     if function is None:
         return partial(compiled, fastmath=fastmath)
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
-    dispatcher = numba.njit(no_cfunc_wrapper=True, **options)(function)  # nobody calls it from C
-    with suppress(RuntimeError):  # neither this folder nor the user's can be written: each process compiles for itself
+    dispatcher = numba.njit(no_cfunc_wrapper=True, **options)(function)  # never called from C
+    with suppress(RuntimeError):  # no folder can be written: each process compiles for itself
         dispatcher._cache = FormCache(function)
     return dispatcher
 
 
 def cpu_features() -> set[str]:
-    """LLVM's names of the instruction sets that numba compiles for."""
+    """Return LLVM's names of the instruction sets that numba compiles for."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return {name.removeprefix("+") for name in features.split(",") if name.startswith("+")}
 
 
-# A row's sum in as many partial sums as a vector is wide; fixed when compiled, so the same in every run.
+# Sums of a row use as many partial sums as a vector has lanes: fixed when compiled, so the same in every run.
 compiled_sums = compiled(fastmath={"reassoc", "contract", "nsz"})
 
 
 class FormCache(FunctionCache):
-    """numba's cache of one function's forms, with other files, and with locks.
+    """numba's cache of one function's forms, with our files and locks.
 
     A form's key has the types of its arguments, the CPU's name and instructions, and a hash of the function's bytecode.
-    keeps: False from the first form on that this process could not keep. Then it waits for none, and compiles each.
+    keeps: False once this process could not save a form. From then on it waits for no other process.
     """
 
     keeps = True
@@ -66,12 +66,13 @@ class FormCache(FunctionCache):
     def __init__(self, function):
         super().__init__(function)
         source = Path(inspect.getfile(function))
-        stamp, owners = (numba.__version__, sources_hash(source)), {os.getuid(), 0, source.stat().st_uid}
+        stamp = numba.__version__, sources_hash(source)
+        owners = {os.getuid(), 0, source.stat().st_uid}
         self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp, owners)
         self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
 
     def load_overload(self, types, target_context):
-        """The form for these arguments; or None, and then this process is to compile and to save it."""
+        """Return the form for these argument types. None: this process must compile and save it."""
         form = super().load_overload(types, target_context)
         if form is None:
             self._lock(types, target_context)
@@ -83,7 +84,7 @@ class FormCache(FunctionCache):
     def save_overload(self, types, form):
         try:
             super().save_overload(types, form)
-        except (OSError, UserError):  # a full disk: whoever waits for a form waits in vain
+        except (OSError, UserError):  # a full disk: processes would wait for this form in vain
             FormCache.keeps = False
         finally:
             self._unlock(types)
@@ -103,27 +104,30 @@ class FormCache(FunctionCache):
 
 
 class Forms:
-    """The files of one function's forms, in the place of numba's IndexDataCacheFile.
+    """The files of one function's forms. Replaces numba's IndexDataCacheFile.
 
-    stamp: what they were compiled by, and a hash of the sources. With another one a file is not used, and is replaced.
-    owners: users whose files are read, as what is unpickled may run anything: this one, root, and who may change the
-    source. NUMBA_CACHE_DIR may be a folder that all users of a machine can write, or one that another has made.
+    stamp: numba's version and a hash of the sources. A file with another stamp is replaced.
+    owners: users whose files are read: this user, root, and the owner of the source. Unpickling may run any code, and
+    NUMBA_CACHE_DIR may be a folder that every user of a machine can write.
     """
 
     def __init__(self, folder: Path, name: str, stamp, owners: set[int]):
-        self.folder, self.name, self.stamp, self.owners = folder, name, stamp, owners
+        self.folder = folder
+        self.name = name
+        self.stamp = stamp
+        self.owners = owners
 
     def path(self, key) -> Path:
         return self.folder / f"{self.name}.{_digest(key)}.nbc"
 
     def load(self, key):
-        """What was saved, or None."""
+        """Return the saved form, or None."""
         try:
             with open(self.path(key), "rb", opener=regular) as file:
                 if os.fstat(file.fileno()).st_uid not in self.owners:
                     return None
                 stamp, its_key, form = pickle.loads(file.read())
-        except Exception:  # there is none, or it is damaged, or another version's: unpickling may raise anything
+        except Exception:  # missing, damaged or of another version: unpickling may raise anything
             return None
         return form if (stamp, its_key) == (self.stamp, key) else None
 
@@ -134,8 +138,9 @@ class Forms:
 
 @cache
 def sources_hash(path: Path) -> str:
-    """Of a module's text, and of those beside it that it imports, and so on: what is compiled may be of any of them."""
-    left, found = [path], {}
+    """Return a hash of a module's text and of all modules beside it that it imports, directly or not."""
+    left = [path]
+    found = {}
     while left:
         file = left.pop()
         if file in found or not file.is_file():
@@ -147,7 +152,7 @@ def sources_hash(path: Path) -> str:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """What an import may take from its folder: the last name of `import a.b`, b and c of `from a.b import c`."""
+    """Return the modules that an import may name: b of `import a.b`, b and c of `from a.b import c`."""
     if not isinstance(node, ast.Import | ast.ImportFrom):
         return []
     names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]

@@ -1,8 +1,8 @@
-"""The CPU cores one rank may use: blocks of work, and matrix products, over Python threads.
+"""The CPU cores of one rank: blocks of work, and matrix products, over Python threads.
 
-The compiled loops and NumPy's products release the interpreter lock, so plain threads run in parallel. BLAS is held to
-one thread for good, and products are cut here, for two reasons. OpenBLAS's own threads go on spinning for 0.1 s after a
-product, on the cores that the elementwise work after it needs. And the thread that has made a part of a product can
+The compiled loops and NumPy's products release the interpreter lock, so plain threads run in parallel. BLAS is limited
+to one thread, and products are cut here, for two reasons. OpenBLAS's own threads keep spinning for 0.1 s after a
+product, on the cores that the elementwise work after it needs. And a thread that has computed a block of a product can
 finish it (bias, GELU) while it is in its cache.
 """
 
@@ -14,17 +14,18 @@ from queue import SimpleQueue
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-# Of a product between two calls of `meanwhile`: some milliseconds. What a socket takes in at once is through a link of
-# 1.6 Gbit/s in 12 ms; then it idles until somebody looks.
-PIECE_OPERATIONS, LEAST_PIECE = 8e8, 256  # the latter: rows or columns
+# Operations of a product between two calls of `meanwhile`: some milliseconds. A link of 1.6 Gbit/s sends what a socket
+# buffers in 12 ms, and then idles until the next call.
+PIECE_OPERATIONS = 8e8
+LEAST_PIECE = 256  # rows or columns
 
 
 class Cores:
-    """`threads` threads of this process. The calling thread is one of them. Products are of the dtype of the arrays.
+    """`threads` threads of this process, one of which is the calling thread. Products have the dtype of their arrays.
 
-    operand_dtype: what activations are kept in that are only ever operands of products; None for the parameters'.
-    how: what makes the products, in words. meanwhile(), if not None, is called by the calling thread between pieces of
-    long products, so that what else is under way in this process moves on.
+    operand_dtype: the dtype of activations that are only operands of products; None for the parameters'.
+    how: the name of what computes products. meanwhile(), unless None: called between pieces of long products, by the
+    calling thread, so that communication makes progress.
     """
 
     operand_dtype = None
@@ -40,7 +41,7 @@ class Cores:
                 library.set_num_threads(1)
 
     def scratch(self, name: str, shape, dtype) -> np.ndarray:
-        """An uninitialized array that belongs to the calling thread until it asks for the same name again."""
+        """Return an uninitialized array. It belongs to the calling thread until that asks for the same name again."""
         buffers = self._thread_local.__dict__
         needed_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name not in buffers or buffers[name].nbytes < needed_bytes:
@@ -48,7 +49,7 @@ class Cores:
         return buffers[name][:needed_bytes].view(dtype).reshape(shape)
 
     def for_parts(self, count: int, work) -> None:
-        """Call work(start, stop) for one contiguous part of [0, count) a thread."""
+        """Call work(start, stop) on each thread for one contiguous part of [0, count)."""
         parts = min(self.threads, count)
         if parts <= 1:
             return work(0, count)
@@ -64,7 +65,7 @@ class Cores:
             raise errors[0]
 
     def for_blocks(self, count: int, block: int, work) -> None:
-        """Call work(start, stop) for pieces of at most `block` that cover [0, count), one contiguous part a thread."""
+        """Call work(start, stop) for blocks of at most `block` that cover [0, count), spread over the threads."""
 
         def part(start, stop):
             for low in range(start, stop, block):
@@ -73,10 +74,10 @@ class Cores:
         self.for_parts(count, part)
 
     def matmuls(self, *products) -> None:
-        """Independent products (a, b, out, finish), out (rows, columns) = a @ b, all at once.
+        """Compute independent products (a, b, out, finish), out (rows, columns) = a @ b, at the same time.
 
-        They are cut into as many parts as keep all threads busy; two products on two threads stay whole. The longer
-        side of `out` is cut, since that packs less of a and b twice. finish: as multiply calls it, or None.
+        They are cut into as many parts as keep all threads busy; two products on two threads stay whole. Cutting the
+        longer side of `out` packs less of a and b twice. finish: as multiply calls it, or None.
         """
         parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
         tasks = [
@@ -94,65 +95,67 @@ class Cores:
         self.for_parts(len(tasks), some_tasks)
 
     def _pieces(self, a, out, parts: int) -> int:
-        """In how many pieces a thread's part of a product is made: as few as will do, since each packs an operand."""
+        """Return into how many pieces to cut a thread's part of a product: few, as each packs an operand again."""
         if self.meanwhile is None:
             return 1
         pieces = 2 * a.shape[1] * out.size / PIECE_OPERATIONS
         return max(1, int(min(pieces, max(out.shape) / LEAST_PIECE) / parts))
 
     def multiply(self, a, b, out, rows: slice, columns: slice, finish) -> None:
-        """That part of out = a @ b, by the calling thread.
+        """Compute these rows and columns of out = a @ b on the calling thread.
 
-        finish(result, rows, columns), where not None, is called as soon as result[:, columns] holds these rows and
-        columns of the product: float32, or the dtype of `out` where that is wider. What it makes of them goes to `out`.
+        finish(result, rows, columns), unless None, is called as soon as result[:, columns] holds them, in float32 or in
+        the dtype of `out` if that is wider. It changes them in place; then they go to `out`.
         """
         np.matmul(a[rows], b[:, columns], out=out[rows, columns])
         if finish is not None:
             finish(out[rows], rows, columns)
 
     def matmul(self, a, b, out, add: bool = False) -> None:
-        """out (heads, rows, columns) = or, if `add`, += a (heads, rows, k) @ b (heads, k, columns), by this thread."""
+        """out (heads, rows, columns) = or, if `add`, += a (heads, rows, k) @ b (heads, k, columns), on this thread."""
         if not add:
             np.matmul(a, b, out=out)
         else:
             out += np.matmul(a, b, out=self.scratch("product", out.shape, out.dtype))
 
     def near(self, name: str, array) -> np.ndarray:
-        """The array as products with it run best: in scratch of that name, one row behind the other."""
+        """Copy the array to contiguous scratch of that name, for fast products."""
         copy = self.scratch(name, array.shape, array.dtype)
         copy[:] = array
         return copy
 
     def exact(self, name: str, array) -> np.ndarray:
-        """The array in the dtype of sums, float32 at least: itself, or in scratch of that name."""
+        """Return the array in the dtype of sums, float32 at least: itself, or a copy in scratch of that name."""
         return array
 
     def as_operand(self, array) -> np.ndarray:
-        """The numbers that products make of the array's, in its dtype."""
+        """Return the array as products round it, in its own dtype."""
         return array
 
     def store(self, out, values) -> None:
-        """out = values, rounded where `out` is narrower."""
+        """out = values, rounded if `out` is narrower."""
         out[:] = values
 
 
 class _Worker:
-    """A thread that does what it is given. It starts a tenth of a millisecond sooner than with concurrent.futures."""
+    """A thread that runs the work it is given. It starts 0.1 ms sooner than with concurrent.futures."""
 
     def __init__(self):
-        self._work, self._done = SimpleQueue(), SimpleQueue()
+        self._work = SimpleQueue()
+        self._done = SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def start(self, work) -> None:
         self._work.put(work)
 
     def wait(self) -> BaseException | None:
-        """What the work raised, or None, once it has ended."""
+        """Wait until the work has ended, and return what it raised, or None."""
         return self._done.get()
 
     def _serve(self) -> None:
         while True:
-            work, error = self._work.get(), None
+            work = self._work.get()
+            error = None
             try:
                 work()
             except BaseException as raised:
@@ -161,7 +164,7 @@ class _Worker:
 
 
 def _parts(parts: int, rows: int, columns: int):
-    """A product's (rows, columns), two slices, of each of so many parts, or as many as have something."""
+    """Cut a product into at most so many parts: (rows, columns), two slices, of each."""
     longer = max(rows, columns)
     parts = min(parts, longer)
     cuts = [slice(longer * part // parts, longer * (part + 1) // parts) for part in range(parts)]
@@ -169,12 +172,12 @@ def _parts(parts: int, rows: int, columns: int):
 
 
 def empty(cores: Cores, shape, dtype=np.float32) -> np.ndarray:
-    """Zeros, for activations, gradients or state: written here, so that no later step meets the page faults."""
+    """Return zeros, for activations, gradients or state. Writing them takes the page faults before the first step."""
     array = np.empty(shape, dtype)
     array.fill(0)
     return array
 
 
 def to_host(cores: Cores, array) -> np.ndarray:
-    """The array itself: it is in host memory."""
+    """Return the array itself: it is in host memory."""
     return array

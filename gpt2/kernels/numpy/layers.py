@@ -1,16 +1,16 @@
 """Embedding, additions, LayerNorm (Ba, Kiros, Hinton 2016) and linear layers.
 
-LayerNorm is over the channels, alone or joined with the residual addition before it:
+LayerNorm normalizes over the channels, alone or fused with the residual addition before it:
 
     y = (x - mean) * rstd * weight + bias,    rstd = 1 / sqrt(var + 1e-5)
 
-Linear layers are y = x W^T + b, with W (outputs, inputs) as in llm.c; transposed views cost BLAS nothing. One of them
-ends in GELU, in GPT-2's tanh form (Hendrycks and Gimpel 2016):
+Linear layers are y = x W^T + b, with W (outputs, inputs) as in llm.c; BLAS reads transposed views at no cost. One of
+them ends in GELU, in GPT-2's tanh form (Hendrycks and Gimpel 2016):
 
     y = x/2 (1 + tanh(u)) = x / h,    h = 1 + exp(-2u),    u = s (x + 0.044715 x^3),    s = sqrt(2/pi)
     dy/dx = (1 + (x - y) 2 du/dx) / h,    du/dx = s (1 + 3*0.044715 x^2)
 
-Forward has all parts of the slope at hand. So it leaves the slope where x was, and backward is one multiplication.
+Forward has computed all terms of the slope. So it stores the slope where x was, and backward is one multiplication.
 """
 
 from functools import partial
@@ -20,14 +20,14 @@ import numpy as np
 from gpt2.kernels.numpy import loops
 
 EPSILON = 1e-5
-ROWS = 128  # whose terms one float32 sum adds: a sum over all rows of a batch would round small terms away
+ROWS = 128  # rows that one float32 sum adds up: a sum over all rows of a batch would round small terms away
 
 
 def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
     """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C).
 
-    Of a part of the vocabulary, from first_token on, its terms of that sum: 0 for other parts' tokens, and wpe is None
-    where another part adds it.
+    With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: other
+    shards' tokens count 0, and wpe is None if another tp rank adds it.
     """
     for sequence, row in zip(out, tokens - first_token, strict=True):
         np.take(wte, row, axis=0, out=sequence, mode="clip")
@@ -37,11 +37,11 @@ def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
 
 
 def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=0):
-    """dwte[token] += the sum of dout where it stood; dwpe[t] = or += the sum over b.
+    """dwte[token] += the sum of dout over the token's positions; dwpe[t] = or += the sum over b.
 
-    dwte is always added to: it is tied to the head, whose gradient is written first. Rows are sorted by token and
-    summed group by group: no scatter with collisions, and always the same order of additions. Parts of the vocabulary
-    as in embedding_forward.
+    dwte is always added to: the tied head's gradient is written first. Rows are sorted by token and summed group by
+    group: no scatter with collisions, and always the same order of additions. Vocabulary shards as in
+    embedding_forward.
     """
     T, C = dout.shape[1:]
     order = np.argsort(tokens, axis=None, kind="stable")
@@ -62,8 +62,10 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
 
 
 def add(cores, out, first, second, bias=None):
-    """out = first + second, of one shape, which out may be; with a bias (width,) out (N, width) is another array, and
-    first + (second + bias)."""
+    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias).
+
+    Without a bias, out may be one of the two.
+    """
     if bias is None:
         np.add(first, second, out=out)
     else:
@@ -88,9 +90,9 @@ def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch,
 def layernorm_backward(
     cores, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """dinputs += gradient (the residual stream's gradient is already there); dweight, dbias = or +=.
+    """dinputs += the gradient, on top of the residual stream's; dweight, dbias = or +=.
 
-    column_sums (C,), unless None, = those of dinputs then: the gradient of the branch_bias.
+    column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
     With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).
     """
     if not accumulate:
@@ -107,7 +109,7 @@ def layernorm_backward(
             sums += of_block
 
     cores.for_parts(len(inputs), rows)
-    for start in sorted(partial_sums):  # always in the same order, whichever thread was first: the same bits
+    for start in sorted(partial_sums):  # in a fixed order, so that sums have the same bits in each run
         dweight += partial_sums[start][0]
         dbias += partial_sums[start][1]
     if column_sums is not None:
@@ -146,8 +148,10 @@ def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, ac
 
 
 def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward after linear_gelu_forward, but for the bias: inputs are its `out`, and dinputs is the gradient of
-    GELU's inputs."""
+    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of GELU's inputs.
+
+    The bias has no gradient here.
+    """
 
     def times_slope(result, rows, columns):
         loops.multiply_by(result, loops.bits(saved[rows]), columns)
@@ -156,13 +160,13 @@ def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weigh
 
 
 def _bias_backward(cores, dbias, doutputs, accumulate):
-    """The finish_weight of backward_products that makes dbias = or += the column sums of doutputs; None without one."""
+    """Return a finish_weight for backward_products that sets dbias = or += the column sums of doutputs, or None."""
     if dbias is None:
         return None
     ones = np.ones(ROWS, dbias.dtype)
 
     def sum_columns(_, outputs, inputs):
-        if inputs.start == 0:  # once for each output, also where the weight's columns are cut
+        if inputs.start == 0:  # once for each output, even if the weight's columns are cut
             rows = cores.exact("bias", doutputs[:, outputs])
             blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
             # Matrix-vector products: faster than sum(axis=0).
@@ -173,9 +177,9 @@ def _bias_backward(cores, dbias, doutputs, accumulate):
 
 
 def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):
-    """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, side by side.
+    """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, at the same time.
 
-    finish_inputs and finish_weight are called with each part of dinputs and dweight that is done, as in Cores.multiply.
+    finish_inputs and finish_weight are called for each finished block of dinputs and dweight, as in Cores.multiply.
     """
     product = cores.scratch("dweight", dweight.shape, dweight.dtype) if accumulate else dweight
 

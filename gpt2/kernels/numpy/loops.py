@@ -1,8 +1,8 @@
-"""The kernels' loops over elements, compiled by numba: each reads and writes memory once. Products are BLAS's.
+"""The kernels' loops over elements, compiled by numba: each reads and writes memory once. BLAS computes products.
 
-Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks); what is kept as bfloat16 comes as
-its `bits`. Whoever calls chooses the thread, as the interpreter lock is released. Constants take the arrays' dtype: a
-bare 0.5 would be float64, and so all after it.
+Arrays are C-contiguous and of one dtype, float32 (or float64, in gradient checks). bfloat16 arrays are passed as their
+`bits`. The loops release the interpreter lock and run on the caller's thread. Constants take the arrays' dtype: a bare
+0.5 would be float64, and make all results float64.
 """
 
 import math
@@ -21,7 +21,7 @@ def _exp(x):
     """e**x; in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
 
 
-# No fastmath from whoever calls: by algebra, the rounding below would fall away.
+# No fastmath from the caller: it would simplify the rounding below away.
 @overload(_exp, jit_options={"error_model": "numpy", "fastmath": False})
 def _exp_of_dtype(x):
     if x is not numba.float32:
@@ -47,21 +47,21 @@ def _exp_of_dtype(x):
 
 
 def bits(array):
-    """The array as these loops take it: bfloat16 as its bits, uint16."""
+    """Return the array as these loops take it: bfloat16 as its bits, uint16."""
     return array.view(np.uint16) if array.dtype == bfloat16 else array
 
 
 @register_jitable(error_model="numpy", fastmath=False)
 def rounded(value):
-    """The bits of the bfloat16 that is nearest to a float32; of two, of the even one."""
+    """Return the bits of the bfloat16 nearest to a float32; ties go to even."""
     word = np.float32(value).view(np.uint32)
-    if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN, which by the sum below could become another
+    if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN: the sum below could overflow its bits
         return np.uint16((word >> np.uint32(16)) | np.uint32(64))
     return np.uint16((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
 def _as_kept(array, value):
-    """The value as `array` keeps it: itself, or, for the bits of bfloat16, rounded."""
+    """Return the value as `array` stores it: unchanged, or rounded for the bits of bfloat16."""
 
 
 @overload(_as_kept, inline="always")
@@ -72,7 +72,7 @@ def _as_kept_of_dtype(array, value):
 
 
 def number(value):
-    """A kept number: itself, or float32 of the bits of bfloat16."""
+    """Return a stored number: unchanged, or float32 from the bits of bfloat16."""
 
 
 @overload(number, inline="always")
@@ -84,7 +84,7 @@ def _number_of_dtype(value):
 
 @compiled
 def keep(out, values, columns):
-    """out = values, as `out` keeps them, in these columns of both (N, width)."""
+    """out = values, rounded if `out` is bfloat16, in these columns of both (N, width)."""
     for n in range(len(out)):
         row_out, row = out[n, columns], values[n, columns]
         for c in range(len(row)):
@@ -93,7 +93,7 @@ def keep(out, values, columns):
 
 @compiled
 def round_off(values):
-    """Flat float32 values, each rounded to the nearest bfloat16."""
+    """Round flat float32 values to the nearest bfloat16, in place."""
     for i in range(len(values)):
         values[i] = number(rounded(values[i]))
 
@@ -128,7 +128,7 @@ def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
 
 @compiled_sums
 def sum_of_squares(flat):
-    """In float64, of sums of SQUARES squares each in the array's dtype: as exact as need be, and as fast as memory."""
+    """Add in float64 sums of SQUARES squares in the array's dtype: exact enough, and as fast as memory."""
     total = 0.0
     for start in range(0, len(flat), SQUARES):
         block, squares = flat[start : start + SQUARES], flat.dtype.type(0.0)
@@ -144,7 +144,7 @@ def bias_gelu_and_slope(y, x, bias, columns):
     real = x.dtype.type
     one, three = real(1.0), real(3.0)
     linear, cubic = real(-2.0 * math.sqrt(2.0 / math.pi)), real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
-    for n in range(len(x)):  # a row as an array of its own: LLVM sees that its indices are not negative
+    for n in range(len(x)):  # with a row as its own array, LLVM sees that no index is negative
         row_y, row_x, row_bias = y[n, columns], x[n, columns], bias[columns]
         for c in range(len(row_x)):
             z = row_x[c] + row_bias[c]
@@ -178,7 +178,7 @@ def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
 
 @compiled
 def residual_layernorm(residual, out, mean, rstd, x, branch, branch_bias, weight, bias, epsilon, start, stop):
-    """The same of residual = x + (branch + branch_bias), which is kept."""
+    """residual = x + (branch + branch_bias), and its LayerNorm."""
     for n in range(start, stop):
         for c in range(x.shape[1]):
             residual[n, c] = x[n, c] + (branch[n, c] + branch_bias[c])
@@ -187,9 +187,9 @@ def residual_layernorm(residual, out, mean, rstd, x, branch, branch_bias, weight
 
 @compiled_sums
 def layernorm_backward(dx, dweight, dbias, column_sums, dy, x, mean, rstd, weight, start, stop):
-    """dx += and, over rows [start, stop), dweight, dbias (C,) +=; column_sums (C,) += those of dx then.
+    """Add the gradients of rows [start, stop) to dx, dweight and dbias; column_sums (C,) += those of the new dx.
 
-    dx, dy, x (N, C); mean, rstd (N,).
+    dx, dy, x (N, C); mean, rstd (N,); dweight, dbias (C,).
     """
     C, real = x.shape[1], x.dtype.type
     for n in range(start, stop):
@@ -209,7 +209,7 @@ def layernorm_backward(dx, dweight, dbias, column_sums, dy, x, mean, rstd, weigh
 
 @compiled(fastmath={"nnan", "nsz"})
 def _largest(row):
-    """Of a row without NaN; with one, any number."""
+    """Return the largest number of a row; any number if there is a NaN."""
     largest = row[0]
     for value in row:
         largest = value if value > largest else largest
@@ -218,9 +218,9 @@ def _largest(row):
 
 @compiled_sums
 def causal_softmax(scores, logsumexp, first_query, scale):
-    """scores (heads, queries, keys) become softmax(scale * scores), 0 where a key comes after its query.
+    """scores (heads, queries, keys) = softmax(scale * scores), 0 where a key comes after its query.
 
-    logsumexp (heads, T) of scale * scores; the queries are first_query, first_query + 1, ... of the sequence.
+    logsumexp (heads, T) = that of scale * scores. The first query has position first_query in the sequence.
     """
     heads, queries, keys = scores.shape
     real = scores.dtype.type
@@ -241,9 +241,9 @@ def causal_softmax(scores, logsumexp, first_query, scale):
 
 @compiled
 def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale):
-    """scores become p = softmax(scale * scores) again, and dp its scores' gradient scale * p * (dp - out_dots).
+    """scores = p = softmax(scale * scores), from logsumexp; dp = the scores' gradient, scale * p * (dp - out_dots).
 
-    scores, dp (heads, queries, keys); logsumexp, out_dots (heads, T): the latter is rowsum(p dp) = rowsum(dO O).
+    scores, dp (heads, queries, keys); logsumexp, out_dots (heads, T); out_dots = rowsum(p dp) = rowsum(dO O).
     """
     heads, queries, keys = scores.shape
     real = scores.dtype.type
@@ -259,11 +259,10 @@ def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale)
 
 @compiled_sums
 def add_exponentials(out, first_column, row_sums, logits, shift):
-    """row_sums (N,) += the sums of exp(logits - shift[:, None]); out[:, first_column:] keeps the exponentials.
+    """row_sums (N,) += the row sums of exp(logits - shift[:, None]); out[:, first_column:] = the exponentials.
 
-    logits (N, columns), shift (N,). out is None where only the sums are wanted. It must not be the logits: LLVM makes
-    no vectors of a loop whose arrays overlap. Each sum begins at zero, since the rest of a long row would round small
-    terms away.
+    logits (N, columns), shift (N,). out is None if only the sums are wanted. It must not overlap the logits, or LLVM
+    does not vectorize the loop. Each sum starts at zero, because a long row's total would round small terms away.
     """
     N, width = logits.shape
     for n in range(N):
