@@ -13,7 +13,7 @@ from gpt2.parameters import Parameters, no_hook
 class ParallelGPT2(GPT2):
     """One model shard (gpt2/model_shards.py) of a GPT-2.
 
-    tp_group: sums over the tensor-parallel shards of this stage; ONE_SHARD if there is only one. options: those of GPT2.
+    tp_group: sums over the tensor-parallel shards of this stage; ONE_SHARD if there is only one. options: for GPT2.
 
     Before forward, the caller fills inputs(slot), unless this is the first stage. Forward leaves `outputs` for the next
     stage. Before backward, the caller fills `dresidual` with their gradient. Backward replaces it by the inputs'

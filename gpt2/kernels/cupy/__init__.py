@@ -1,6 +1,6 @@
-"""GPT-2's kernels on an NVIDIA GPU, as CUDA C++ under CuPy; CONTRIBUTING.md says how they are tested.
+"""GPT-2's kernels on an NVIDIA GPU, in CUDA C++ under CuPy. CONTRIBUTING.md explains how they are tested.
 
-*.cu          the kernels, one subject a file, over *.cuh; each says its formula, shapes, launch geometry and source
+*.cu          the kernels, one subject per file, with their formulas, shapes and launch geometry; *.cuh are shared
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
 launch.py, attention.py, linear.py, classifier.py   the contract's functions: launches, written once for GPU and shim
 cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
@@ -36,11 +36,11 @@ from gpt2.kernels.cupy.linear import (
 
 
 def empty(device, shape, dtype=np.float32):
-    """Zeros on the device, for activations, gradients or state."""
+    """Return zeros on the device, for activations, gradients or state."""
     return device.empty(shape, dtype)
 
 
 def to_host(device, array) -> np.ndarray:
-    """A copy in host memory, made when all work before it is done; of bfloat16 in float32."""
+    """Return a copy in host memory, made after all work queued before; bfloat16 becomes float32."""
     host = device.download(array)
     return host if host.itemsize == 4 else (host.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

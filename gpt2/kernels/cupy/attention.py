@@ -1,4 +1,4 @@
-"""Causal self-attention on the device: attention.cu and attention_backward.cu, or cuDNN's where that is faster."""
+"""Causal self-attention on the device: attention.cu and attention_backward.cu, or cuDNN's if it is faster."""
 
 import math
 from functools import partial
@@ -9,8 +9,8 @@ from gpt2.errors import UserError
 from gpt2.kernels.cupy.launch import ACCESS_BYTES, THREADS, int32, storage
 
 HEAD_SIZES = (64, 128)
-# By storage and head size, as in attention.cuh: the rows that a block keeps, and those of a tile of the other side,
-# where that is keys and where it is queries.
+# By storage and head size, as in attention.cuh: the rows that a block keeps, and the rows of the tiles of keys, or of
+# queries, that it reads.
 ROWS = {("float32", 64): 64, ("float32", 128): 64, ("bfloat16", 64): 128, ("bfloat16", 128): 64}
 KEYS = {("float32", 64): 32, ("float32", 128): 32, ("bfloat16", 64): 64, ("bfloat16", 128): 64}
 QUERIES = KEYS | {("bfloat16", 64): 32}
@@ -21,7 +21,7 @@ def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
     """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values.
 
     first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
-    Such rows are ours in any case: a text that grows has another T each time, and cuDNN plans each shape for seconds.
+    With `first` our own kernel runs: a growing text has a new T each time, and cuDNN takes seconds to plan each shape.
     """
     arguments = out, logsumexp, qkv, head_count
     ours = partial(_own_forward, device, *arguments, first or 0)
@@ -31,7 +31,7 @@ def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
 
 
 def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
-    """dqkv (B, T, 3C) from dout (B, T, C) and what forward saw and kept."""
+    """dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs."""
     arguments = dqkv, dout, qkv, out, logsumexp, head_count
     ours = partial(_own_backward, device, *arguments)
     if device.cudnn_attention is None:
@@ -40,7 +40,7 @@ def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
 
 
 def _own_forward(device, out, logsumexp, qkv, head_count, first):
-    """Run our own forward kernel from the tile of the row `first` on."""
+    """Run our own forward kernel from the tile that contains row `first`."""
     _launch(device, "attention", "forward", 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first)
 
 
@@ -56,7 +56,7 @@ def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
 
 
 def assert_head_size(head_size: int) -> None:
-    """UserError where there is no kernel for heads of that many channels."""
+    """Raise a UserError if there is no kernel for heads of that many channels."""
     if head_size not in HEAD_SIZES:
         raise UserError(
             f"heads of {head_size} channels, expected 64 or 128 on a GPU: choose --n-embd and --n-head for it, "
@@ -65,9 +65,9 @@ def assert_head_size(head_size: int) -> None:
 
 
 def _launch(device, source, name, kept, other, arrays, shape, head_count, first=0):
-    """Launch the kernel for the head size: in shared memory `kept` blocks' rows, and two buffers of two tiles.
+    """Launch the kernel for the head size. Shared memory holds `kept` blocks' rows, and two buffers of two tiles.
 
-    Of tiles before that of the row `first` there are no blocks: the forward kernels count theirs from the end.
+    Tiles before the one with row `first` get no blocks: the forward kernels count tiles from the end.
     """
     B, T, C = shape
     head_size = C // head_count

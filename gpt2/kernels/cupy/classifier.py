@@ -1,7 +1,7 @@
 """The tied head with softmax cross-entropy on the device: classifier.cu between two matrix products.
 
-What forward leaves as `exponentials` is dlogits; `row_scale` stays as it is. After backward nobody needs dlogits until
-the next forward, so its gigabytes are the device's `spare` memory: cuDNN's workspace takes no other.
+Forward stores dlogits in `exponentials`, and does not use `row_scale`. From backward to the next forward dlogits is not
+needed, so its gigabytes are the device's `spare` memory: cuDNN uses them as its workspace.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from gpt2.kernels.cupy.launch import THREADS, int32, storage
 
 ROW_THREADS = 1024
-LOGITS_BYTES = 1 << 30  # of the logits at once where no gradient is wanted
+LOGITS_BYTES = 1 << 30  # at most so many bytes of logits at once if no gradient is wanted
 
 
 def classifier_forward(
@@ -19,7 +19,7 @@ def classifier_forward(
 ):
     """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
 
-    exponentials (N, Vp) gets dlogits * scale; None where only the losses are wanted. The pad columns [V, Vp) take no
+    exponentials (N, Vp) gets dlogits * scale; None if only the losses are wanted. The pad columns [V, Vp) take no
     part, and get gradient 0.
 
     With a vocabulary shard, wte has the rows from first_token on. tp_group.maximum(rows) and tp_group.sum(rows) combine
@@ -36,7 +36,7 @@ def classifier_forward(
 
 
 def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
-    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs; from what forward left."""
+    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs, from what forward stored."""
     device.matmul(dinputs, exponentials, wte)
     device.matmul(dwte, exponentials.T, inputs, accumulate=accumulate)
     device.spare = exponentials
@@ -59,7 +59,7 @@ def _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known,
 
 
 def _logits(device, logits, inputs, wte):
-    """(rows, logits (rows, Vp)) of all rows at once, kept in `logits`; or, without that, of so many as have room."""
+    """Yield (rows, their logits (rows, Vp)): all rows at once in `logits`, or, if None, as many as fit in scratch."""
     if logits is not None:
         device.matmul(logits, inputs, wte.T)
         yield slice(0, len(inputs)), logits
@@ -73,7 +73,7 @@ def _logits(device, logits, inputs, wte):
 
 
 def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
-    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits become dlogits * scale.
+    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits = dlogits * scale.
 
     The pad columns [V, Vp) take no part, and get gradient 0.
     """
@@ -89,7 +89,7 @@ def row_statistics(device, maxima, sums, target_logits, logits, targets, known):
 
 
 def rescale_sums(device, sums, own_maxima, maxima, kind):
-    """sums (N,) of exp(logit - own_maxima) become those of exp(logit - maxima)."""
+    """Turn sums (N,) of exp(logit - own_maxima) into sums of exp(logit - maxima)."""
     _launch_numbers(device, "rescale_sums", kind, (sums, own_maxima, maxima))
 
 
@@ -99,18 +99,18 @@ def losses_over_shards(device, losses, maxima, sums, target_logits, kind):
 
 
 def gradient_of_shard(device, logits, targets, maxima, sums, known, scale):
-    """A shard's logits (N, Vp) become dlogits * scale, with maxima and sums (N,) of all shards."""
+    """Turn a shard's logits (N, Vp) into dlogits * scale, with maxima and sums (N,) of all shards."""
     arguments = (logits, targets, maxima, sums, *int32(known, logits.shape[1]), np.float32(scale))
     _launch_rows(device, "gradient_of_shard", logits, arguments)
 
 
 def _launch_rows(device, kernel, logits, arguments):
-    """A block for each row."""
+    """Launch a block for each row."""
     device.launch("classifier", storage(logits), kernel, (len(logits),), (ROW_THREADS,), arguments)
 
 
 def _launch_numbers(device, kernel, kind, arrays):
-    """A thread for each number; `kind` says how exponentials are made."""
+    """Launch a thread for each number. kind: the storage, which decides how exponentials are computed."""
     count = len(arrays[0])
     grid = (math.ceil(count / THREADS),)
     device.launch("classifier", kind, kernel, grid, (THREADS,), (*arrays, *int32(count)))

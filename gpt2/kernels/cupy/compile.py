@@ -1,7 +1,7 @@
-"""Compiles the .cu files here to machine code with NVRTC: no GPU, no driver, no CuPy.
+"""Compile the .cu files here to machine code with NVRTC, without a GPU, driver or CuPy.
 
-What comes out for sm_90a is what `cupy.cuda.function.Module.load` takes; CuPy's own RawModule would compile for plain
-sm_90. NVRTC and the CUDA headers: `pip install gpt2-mpi[nvrtc]`, or the machine's own.
+`cupy.cuda.function.Module.load` takes the result, also for sm_90a; CuPy's own RawModule would compile for plain sm_90.
+NVRTC and the CUDA headers come from `pip install gpt2-mpi[nvrtc]` or the machine's CUDA toolkit.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from gpt2.kernels.cupy.libraries import find_in_wheels, header_folder, open_libr
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(sorted(path.stem for path in FOLDER.glob("*.cu")))
-STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # how values are stored, and the options that say so
+STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # {how values are stored: compiler options}
 
-# Denormals count as zero: exp and divisions get shorter, and nothing here lives below 1e-38.
+# Denormals count as zero: this makes exp and divisions faster, and no value here is below 1e-38.
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread (registers, spilled bytes) and one block (static shared memory in bytes) of a kernel take."""
+    """What a kernel takes: registers and spilled bytes per thread, static shared memory in bytes per block."""
 
     registers: int
     spill_bytes: int
@@ -32,16 +32,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code (an ELF file) for one architecture, and what each kernel in it takes, by name."""
+    """Machine code (an ELF file) for one architecture, and {kernel: its resources}."""
 
     code: bytes
     resources: dict[str, Resources]
 
 
 def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
-    """The kernels of `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or the like.
+    """Compile `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or the like.
 
-    Raises UserError where NVRTC is not installed, RuntimeError with the compiler's log where it refuses the source.
+    UserError: NVRTC is not installed. RuntimeError: it refuses the source; the text is the compiler's log.
     """
     path = FOLDER / f"{source}.cu"
     options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
@@ -60,7 +60,7 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
 
 
 def cached_code(source: str, storage: str, arch: str, cache: Path | None) -> bytes:
-    """compile_cubin's machine code, from a file of `cache`, if these very sources were compiled before."""
+    """Return compile_cubin's machine code, from the cache folder if these sources were compiled before."""
     if cache is None:
         return compile_cubin(source, storage, arch).code
     path = _cached_file(source, storage, arch, cache)
@@ -70,7 +70,7 @@ def cached_code(source: str, storage: str, arch: str, cache: Path | None) -> byt
 
 
 def keep_code(code: bytes, source: str, storage: str, arch: str, cache: Path) -> None:
-    """Where cached_code finds it. Ranks may come here at once: the file appears complete or not at all."""
+    """Store code for cached_code. Ranks may call this at once: the file appears complete or not at all."""
     path = _cached_file(source, storage, arch, cache)
     cache.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
@@ -92,7 +92,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def parse_log(log: str) -> dict[str, Resources]:
-    """What each kernel takes, by name, from the lines that ptxas prints under -v."""
+    """Return {kernel: its resources} from the lines that ptxas prints with -v."""
     resources = {}
     for part in log.split("Compiling entry function '")[1:]:
         registers = int(re.search(r"Used (\d+) registers", part)[1])
@@ -105,12 +105,12 @@ def parse_log(log: str) -> dict[str, Resources]:
 def _open_nvrtc():
     builtins = find_in_wheels("lib/libnvrtc-builtins.so.*")
     if builtins is not None:
-        ctypes.CDLL(str(builtins))  # NVRTC asks for it by name: so it is found
+        ctypes.CDLL(str(builtins))  # NVRTC loads it by name, which works once it is loaded
     return open_library("nvrtc")
 
 
 def _output(nvrtc, program, what: str) -> bytes:
-    """What nvrtcGet<what> gives, of the size that nvrtcGet<what>Size gives."""
+    """Return the output of nvrtcGet<what>, whose size nvrtcGet<what>Size returns."""
     size = ctypes.c_size_t()
     _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)

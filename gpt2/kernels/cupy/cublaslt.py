@@ -1,7 +1,7 @@
-"""cuBLASLt by ctypes: thirteen functions, and descriptors that hold on to what they made.
+"""cuBLASLt by ctypes: its functions, and Python objects that own its descriptors.
 
-Names and numbers are those of cublasLt.h (CUDA 12 and 13). Matrices are column-major here; matmul.py turns them round.
-Descriptors, layouts and preferences need no GPU; the handle and all that uses it do.
+Names and numbers are those of cublasLt.h (CUDA 12 and 13). Matrices are column-major here; matmul.py transposes them.
+Descriptors, layouts and preferences need no GPU; the handle and its users do.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
 
 
 class CublasError(RuntimeError):
-    """A function of cuBLASLt has returned this `status`, a cublasStatus_t."""
+    """A function of cuBLASLt returned an error; `status` is its cublasStatus_t."""
 
     def __init__(self, function: str, status: int):
         super().__init__(f"{function}: cuBLAS status {status}")
@@ -56,15 +56,17 @@ class HeuristicResult(ctypes.Structure):
 
 
 def algorithm_of(content: bytes) -> HeuristicResult:
-    """The algorithm that another process has chosen. Source: cublasLtMatmulAlgo_t in the cuBLAS documentation, which
-    allows to store it, for the same version of the library."""
+    """Return the algorithm with these 64 bytes, which may come from another process with the same cuBLASLt version.
+
+    Source: the cuBLAS documentation of cublasLtMatmulAlgo_t.
+    """
     return HeuristicResult(algorithm=(ctypes.c_byte * ALGORITHM_BYTES).from_buffer_copy(content))
 
 
 class CublasLt:
-    """The library, its functions declared and their status checked: `library.cublasLtMatmul(...)`.
+    """The library. Its functions check their status: `library.cublasLtMatmul(...)`.
 
-    version: as 130100. An algorithm's 64 bytes mean the same to each process that has this version.
+    version: such as 130100. An algorithm's 64 bytes mean the same to all processes with the same version.
     """
 
     def __init__(self, library=None):
@@ -78,7 +80,7 @@ class CublasLt:
         self.version = int(version())
 
     def new_handle(self) -> ctypes.c_void_p:
-        """Needs a GPU, and belongs to the one that is current."""
+        """Return a handle for the current GPU."""
         handle = ctypes.c_void_p()
         self.cublasLtCreate(ctypes.byref(handle))
         return handle

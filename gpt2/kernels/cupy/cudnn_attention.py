@@ -1,7 +1,7 @@
-"""cuDNN's causal attention in place of our own, through nvidia-cudnn-frontend; bfloat16.
+"""cuDNN's causal attention for bfloat16, through nvidia-cudnn-frontend.
 
-Operands are named by numbers: a graph is built once a shape, and run with their addresses. queries, keys and values are
-strided parts of the packed (B, T, 3C) array, so nothing is transposed. Both keep the natural logarithm of a row's sum.
+A graph is built once for each shape, and run with {operand number: address}. Queries, keys and values are strided views
+of the packed (B, T, 3C) array, so nothing is transposed. As in our own kernels, logsumexp is a natural logarithm.
 """
 
 from gpt2.errors import UserError
@@ -12,9 +12,9 @@ QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1
 
 
 class CudnnAttention:
-    """cuDNN on one device: graphs by direction and shape. RuntimeError where it has no attention for a shape.
+    """cuDNN's attention on one device. RuntimeError: it has none for a shape.
 
-    Backward gives the same bits every time, for which cuDNN adds up in a workspace.
+    Backward gives the same bits every time; cuDNN needs a workspace for that.
     """
 
     def __init__(self, device):
@@ -42,7 +42,7 @@ class CudnnAttention:
         self._execute("backward", out.shape, head_count, addresses)
 
     def workspace_bytes(self) -> dict[str, int]:
-        """What each direction asked for so far has taken, at most."""
+        """Return {direction: the largest workspace so far, in bytes}."""
         sizes = {}
         for (direction, *_), graph in self._graphs.items():
             sizes[direction] = max(sizes.get(direction, 0), graph.get_workspace_size())
@@ -57,7 +57,7 @@ class CudnnAttention:
         graph.execute(addresses, address(workspace), handle=self._handle)
 
     def _build(self, is_backward, shape, head_count):
-        """A validated, planned graph: takes seconds."""
+        """Build, validate and plan a graph. This takes seconds."""
         graph = new_graph(self._cudnn, is_backward, shape, head_count, handle=self._handle)
         try:
             graph.validate()
@@ -65,13 +65,13 @@ class CudnnAttention:
             graph.create_execution_plans([self._cudnn.heur_mode.A])
             graph.check_support()
             graph.build_plans()
-        except self._cudnn.cudnnGraphNotSupportedError as error:  # no RuntimeError, as all else that cuDNN raises is
+        except self._cudnn.cudnnGraphNotSupportedError as error:  # cuDNN's other exceptions are RuntimeErrors
             raise RuntimeError(f"cuDNN has no attention for {shape}, {head_count} heads: {error}") from None
         return graph
 
 
 def new_graph(cudnn, is_backward, shape, head_count, **options):
-    """The graph of one direction, not yet validated; (B, H, T, D) is how cuDNN names the dimensions."""
+    """Return the graph of one direction, not yet validated. cuDNN's dimensions are (B, H, T, D)."""
     B, T, C = shape
     D = C // head_count
     half, single = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
@@ -106,6 +106,6 @@ def _output(tensor, uid, dimensions, strides):
 
 
 def _thirds(packed, first_number):
-    """The addresses of queries, keys and values in a packed (B, T, 3C) array, by number."""
+    """Return {number: address} of queries, keys and values in a packed (B, T, 3C) array."""
     third_bytes = packed.shape[2] // 3 * packed.itemsize
     return {first_number + third: address(packed) + third * third_bytes for third in range(3)}

@@ -1,8 +1,8 @@
 """One NVIDIA GPU under CuPy: a stream, memory, the kernels' machine code, and matrix products.
 
-It is the `device` that launch.py describes. Everything is queued on one stream, which also is CuPy's current one from
-here on, so that plain CuPy operations on these arrays keep their place in the order. It is entered and never left: what
-Stream.use() sets CuPy forgets when the next `with`, ours or one inside CuPy, ends.
+It is the `device` that launch.py describes. Everything is queued on one stream. This stream also becomes CuPy's
+current one, so that plain CuPy operations on these arrays run in order. It is entered and never left: CuPy would forget
+a stream set by Stream.use() at the end of the next `with`, ours or one inside CuPy.
 """
 
 from pathlib import Path
@@ -26,10 +26,9 @@ TIMED_RUNS = 3
 class Device:
     """The `index`-th GPU that CUDA shows to this process.
 
-    tf32: float32 products with 10 bits of mantissa, on tensor cores. epilogues: whether GELUs and bias gradients are
-    made in those of products, where that is "faster", "always" or "never". attention: in bfloat16 by "cudnn", by our
-    "own" kernels, or by the "faster" of them, if cuDNN is installed. cache: the folder for compiled kernels, the
-    user's where None.
+    tf32: float32 products use tensor cores, with 10 bits of mantissa. epilogues: compute GELU and bias gradients in the
+    epilogues of products "always", "never", or where it is "faster". attention: use "cudnn", our "own" kernels, or the
+    "faster" of them, for bfloat16. cache: the folder of compiled kernels; None: the user's.
     """
 
     def __init__(
@@ -67,20 +66,20 @@ class Device:
         }
 
     def choices(self) -> dict:
-        """What was chosen by timing so far, for JSON: "products" and "ways", and whose choice it is, as in `maker`.
+        """Return what was chosen by timing so far, for JSON: "products" and "ways", and the fields of `maker`.
 
-        Another choice is as right, but rounds otherwise. With these a process of the same maker gets the same bits.
+        Other choices are as correct, but round differently. A process of the same maker gets the same bits with these.
         """
         ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices().items()]
         products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms().items()}
         return self.maker | {"products": products, "ways": ways}
 
     def timed(self) -> int:
-        """How many choices were not given, or did not run here, so that they had to be timed."""
+        """Return how many choices had to be timed, because they were not given or did not run here."""
         return sum(bool(plan.times_ms) for plan in self.matmul.plans.values()) + len(self.faster_of.times_ms)
 
     def give_choices(self, choices: dict) -> None:
-        """Take these from now on, of a process with the same maker, and time only what they lack."""
+        """Use the choices of a process with the same maker, and time only what they lack."""
         self.matmul.give({name: bytes.fromhex(text) for name, text in choices["products"].items()})
         self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
 
@@ -93,7 +92,7 @@ class Device:
         return None
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
-        """Queue one kernel, on CuPy's current stream: this device's, but inside `with` another one."""
+        """Queue one kernel on CuPy's current stream: this device's, except inside `with` another stream."""
         function = self._functions.get((kernel, storage)) or self._load(source, storage, kernel)
         if shared_bytes > self._shared_bytes[kernel, storage]:
             self._allow_shared(function, kernel, storage, shared_bytes)
@@ -108,7 +107,7 @@ class Device:
         return function
 
     def _allow_shared(self, function, kernel, storage, shared_bytes):
-        """More dynamic shared memory than any block gets has to be asked for, once a kernel."""
+        """Request more dynamic shared memory than the default, once for each kernel."""
         if shared_bytes > self._most_shared_bytes:
             raise UserError(
                 f"{kernel} in {storage} takes {shared_bytes} bytes of shared memory, this GPU has "
@@ -119,7 +118,7 @@ class Device:
         self._shared_bytes[kernel, storage] = shared_bytes
 
     def empty(self, shape, dtype):
-        """Zeros. UserError where memory is short."""
+        """Return zeros. UserError: out of memory."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError:
@@ -130,53 +129,53 @@ class Device:
             ) from None
 
     def used_bytes(self) -> int:
-        """Of the GPU's memory, what is in use now, by this process and by others that share the GPU."""
+        """Return the bytes of GPU memory in use now, by this process and by others on the GPU."""
         return self.memory_bytes - self.cupy.cuda.runtime.memGetInfo()[0]
 
     def scratch(self, name, shape, dtype):
-        """An uninitialized array, the caller's until it asks for the same name again."""
+        """Return an uninitialized array. It belongs to the caller until the same name is asked for again."""
         needed_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._scratch or self._scratch[name].nbytes < needed_bytes:
             self._scratch[name] = self.empty((needed_bytes,), np.uint8)
         return self._scratch[name][:needed_bytes].view(dtype).reshape(shape)
 
     def workspace(self, name, byte_count: int):
-        """So many uninitialized bytes for one kernel: in `spare` where they fit, else in scratch of that name."""
+        """Return uninitialized bytes for one kernel: in `spare` if they fit, else in scratch of that name."""
         if self.spare is not None and self.spare.nbytes >= byte_count:
             return self.spare.reshape(-1).view(np.uint8)[:byte_count]
         return self.scratch(name, (byte_count,), np.uint8)
 
     def upload(self, name, array):
-        """An int32 copy of a host array, valid until the same name is uploaded again; nobody waits for the copy."""
+        """Return an int32 copy of a host array, valid until the same name is uploaded again. Does not wait for it."""
         array = np.asarray(array)
         if name not in self._uploads or len(self._uploads[name][0]) < array.size:
             self.synchronize()  # a copy from the smaller buffer may be under way
             pinned = self.pinned(array.size)
             self._uploads[name] = pinned, self.empty((array.size,), np.int32), self.cupy.cuda.Event(disable_timing=True)
         pinned, copy, copied = self._uploads[name]
-        copied.synchronize()  # the copy before may still be under way from this pinned memory
+        copied.synchronize()  # the previous copy may still read this pinned memory
         pinned[: array.size] = array.reshape(-1)
         copy.data.copy_from_host_async(pinned.ctypes.data, array.size * pinned.itemsize, self.stream)
         copied.record(self.stream)
         return copy[: array.size].reshape(array.shape)
 
     def constant(self, array):
-        """A copy of a small host array, kept for good."""
+        """Return a copy of a small host array. It is kept until the process ends."""
         key = array.dtype.str, array.shape, array.tobytes()
         if key not in self._constants:
             self._constants[key] = self.cupy.asarray(array)
         return self._constants[key]
 
     def download(self, array) -> np.ndarray:
-        """A copy on the host, made when all work before it is done."""
+        """Return a copy on the host, made after all work queued before."""
         return array.get(stream=self.stream)
 
     def synchronize(self) -> None:
-        """Wait for everything that was queued; errors of kernels come to light here."""
+        """Wait for everything that was queued. Errors of kernels are raised here."""
         self.stream.synchronize()
 
     def time_ms(self, run) -> float:
-        """Milliseconds of one run() on the GPU: the mean of a few after one that does not count."""
+        """Return the milliseconds of one run() on the GPU: the mean of a few runs, after a warm-up."""
         start, stop = self.new_event(), self.new_event()
         run()
         start.record(self.stream)
@@ -187,15 +186,15 @@ class Device:
         return self.elapsed_ms(start, stop) / TIMED_RUNS
 
     def new_event(self):
-        """A point in the stream's time once it is recorded: event.record(device.stream)."""
+        """Return an event, to mark a point in the stream: event.record(device.stream)."""
         return self.cupy.cuda.Event()
 
     def elapsed_ms(self, start, stop) -> float:
-        """Between two events that have passed."""
+        """Return the milliseconds between two events that have passed."""
         return self.cupy.cuda.get_elapsed_time(start, stop)
 
     def range_push(self, name: str) -> None:
-        """Open a range of this name on a profiler's timeline, where CuPy has NVTX; ranges nest."""
+        """Open a range on a profiler's timeline, if CuPy has NVTX. Ranges nest."""
         if self._nvtx:
             self._nvtx.RangePush(name)
 
@@ -205,14 +204,14 @@ class Device:
             self._nvtx.RangePop()
 
     def pinned(self, size: int) -> np.ndarray:
-        """An int32 host array that copies to and from the GPU can use while the host goes on."""
+        """Return an int32 host array in pinned memory, for asynchronous copies."""
         import cupyx
 
         return cupyx.empty_pinned(size, np.int32)
 
 
 def import_cupy():
-    """CuPy; UserError where it, or the bfloat16 that it needs, is not installed."""
+    """Import CuPy. UserError: it, or ml_dtypes, which has its bfloat16, is not installed."""
     try:
         import cupy
         import cupyx  # noqa: F401
@@ -226,12 +225,12 @@ def import_cupy():
 
 
 def architecture(capability: str) -> str:
-    """What NVRTC calls a GPU of compute capability "90": on Hopper with the features that are its own."""
+    """Return NVRTC's name of a GPU of compute capability "90" or the like; for Hopper, with its own features."""
     return "sm_90a" if capability == "90" else f"sm_{capability}"
 
 
 def use_gpu(cupy, index: int) -> str:
-    """Make the GPU current and return its architecture; UserError where there is none, or it is too old."""
+    """Make the GPU current and return its architecture. UserError: there is none, or it is too old."""
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:  # no driver, one older than CuPy's CUDA, or no GPU

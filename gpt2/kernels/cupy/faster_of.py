@@ -1,21 +1,24 @@
-"""Work that can be done in two ways: whichever takes less time on this GPU, timed once for each shape,
-or given by a process that has timed both before.
+"""Choose the faster of two ways to do the same work on this GPU: by timing both once for each shape, or as given.
 
-One way is our own kernels, which are always there. The other is a product's epilogue, which spares a kernel that reads
-and writes the product's output once more, but may slow the product down by more than that; or cuDNN's attention.
+One way is our own kernels. The other is a library's: a product's epilogue, or cuDNN's attention. An epilogue saves a
+kernel that reads and writes the product's output again, but may slow down the product by more than that.
 """
 
 import math
 
 from gpt2.kernels.cupy.launch import storage
 
-EPILOGUES = ("gelu", "dgelu", "bias gradient")  # work of which cuBLASLt has an epilogue
+EPILOGUES = ("gelu", "dgelu", "bias gradient")  # work that cuBLASLt can do in an epilogue
 ATTENTION = ("attention", "attention backward")
-BFLOAT16_ONLY = ("gelu", "dgelu", *ATTENTION)  # elsewhere GELU's digits are too few, and cuDNN has no float32
+BFLOAT16_ONLY = (
+    "gelu",
+    "dgelu",
+    *ATTENTION,
+)  # in float32, the epilogue's GELU is too inexact, and cuDNN has no attention
 
 
 class FasterOf:
-    """device.faster_of. time_ms(run) is how long run() takes on the stream.
+    """device.faster_of. time_ms(run) returns how long run() takes on the stream.
 
     epilogues: "faster", "always" or "never". attention: "faster", "cudnn" or "own".
     """
@@ -25,21 +28,21 @@ class FasterOf:
         taken = {"cudnn": "always", "own": "never"}.get(attention, attention)
         self._taken = dict.fromkeys(EPILOGUES, epilogues) | dict.fromkeys(ATTENTION, taken)
         self.times_ms = {}  # (work, out's shape, storage): (theirs, ours)
-        self._given = {}  # by the same: whether it is theirs
+        self._given = {}  # {the same key: whether theirs is faster}
 
     def choices(self) -> dict[tuple, bool]:
-        """What is chosen by now: whether it is theirs, by (work, out's shape, storage)."""
+        """Return the choices so far: {(work, out's shape, storage): whether theirs is faster}."""
         return {key: theirs_ms <= ours_ms for key, (theirs_ms, ours_ms) in self.times_ms.items()} | self._given
 
     def give(self, choices: dict[tuple, bool]) -> None:
-        """Take these from now on, in place of what is timed by now and of what would be."""
+        """Use these choices from now on, instead of timing."""
         self._given |= choices
 
     def __call__(self, work: str, out, theirs, ours, repeatable: bool = True) -> None:
-        """Run theirs() or ours(): both do `work` and give `out` the same values, but for rounding.
+        """Run theirs() or ours(). Both do `work`, and write the same values to `out`, up to rounding.
 
-        repeatable: either may run many times without harm, so they can be timed; until then it is ours(). Where theirs
-        does not exist, or cannot do it, it raises an exception; that is ours() then, unless theirs was asked for.
+        repeatable: both may run many times, so that they can be timed; if not, ours() runs until they were timed. If
+        theirs() raises an exception, ours() is chosen, unless theirs was requested with "always".
         """
         key, taken = (work, out.shape, storage(out)), self._taken[work]
         if taken == "never" or (work in BFLOAT16_ONLY and key[-1] != "bfloat16"):
@@ -58,5 +61,5 @@ class FasterOf:
     def _theirs_ms(self, theirs) -> float:
         try:
             return self._time_ms(theirs)
-        except Exception:  # cuDNN's Python layer raises whatever it likes; ours is always there
+        except Exception:  # cuDNN's Python layer may raise anything
             return math.inf

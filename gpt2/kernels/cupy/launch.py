@@ -1,23 +1,23 @@
-"""The launches of the elementwise kernels and reductions: arrays to kernel arguments, grids and blocks.
+"""Launches of the elementwise kernels and reductions: arguments, grids and blocks.
 
-Written once for whatever runs kernels. `device` (device.py; tests/gpu/cuda_shim on a CPU) has
+`device` (device.py, or tests/gpu/cuda_shim on a CPU) has
 
-    launch(source, storage, kernel, grid, block, arguments, shared_bytes)   a kernel of compile.py's SOURCES, its
-                                         arguments arrays, NumPy scalars and None (null)
-    matmul(out, left, right, ...)        a matrix product: see matmul.py
-    faster_of(work, out, theirs, ours)   by a library or by kernels of ours: see faster_of.py
+    launch(source, storage, kernel, grid, block, arguments, shared_bytes)   runs a kernel of compile.py's SOURCES;
+                                         arguments are arrays, NumPy scalars and None (null)
+    matmul(out, left, right, ...)        a matrix product (matmul.py)
+    faster_of(work, out, theirs, ours)   the faster of a library's way and ours (faster_of.py)
     empty(shape, dtype)                  zeros
-    scratch(name, shape, dtype)          uninitialized, the caller's until the same name is asked for again
-    workspace(name, byte_count)          uninitialized bytes for one kernel, in `spare` where they fit
-    spare                                None, or a large array whose contents nobody needs now
-    multiprocessors, multiprocessor_bytes    how many there are, and the shared memory of one
-    upload(name, array)                  an int32 copy of a host array, until the same name is uploaded again
-    constant(array)                      a copy of a small host array, for good
-    download(array)                      a NumPy copy, made when all work before it is done
-    cudnn_attention                      cuDNN's attention, which may be faster than ours, or None
+    scratch(name, shape, dtype)          an uninitialized array, valid until the same name is asked for again
+    workspace(name, byte_count)          uninitialized bytes for one kernel, in `spare` if they fit
+    spare                                None, or a large array whose contents are not needed now
+    multiprocessors, multiprocessor_bytes    their number, and the shared memory of one
+    upload(name, array)                  an int32 copy of a host array, valid until the same name is uploaded again
+    constant(array)                      a copy of a small host array, kept until the process ends
+    download(array)                      a NumPy copy, made after all work queued before
+    cudnn_attention                      cuDNN's attention, or None
 
-Arrays are C-contiguous, of float32 or two-byte bfloat16 alike in one call where nothing else is said; all but those of
-adamw and sum_of_squares start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py.
+Arrays are C-contiguous. Unless stated otherwise, the arrays of a call are all float32 or all bfloat16. Except in adamw
+and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py.
 """
 
 import math
@@ -30,20 +30,20 @@ from gpt2.rounding import SPLITMIX64_STEP
 WARP = 32
 THREADS = 256
 ACCESS_BYTES = 16
-ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: 16 bytes in either storage
-# Blocks of the first of two phases of sums that read each number once.
+ALIGNED_ELEMENTS = 8  # tensors in a flat buffer begin at multiples of it: at least 16 bytes
+# Blocks in the first of two phases of a sum.
 PARTIAL_BLOCKS = 512
 COLUMN_SUM_BLOCKS = 128
-# Of dynamic shared memory that a block gets without asking the driver for more, and what CUDA takes of it for itself.
-SHARED_BYTES, RESERVED_BYTES = 48 << 10, 1 << 10
-WARPS_AT_ONCE = 32  # of a multiprocessor: as many as LayerNorm's backward has registers for
+SHARED_BYTES = 48 << 10  # dynamic shared memory that a block gets without a request to the driver
+RESERVED_BYTES = 1 << 10  # shared memory of a block that CUDA takes for itself
+WARPS_AT_ONCE = 32  # warps of LayerNorm's backward for which a multiprocessor has registers
 
 
 def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
     """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C).
 
-    Of a part of the vocabulary, from first_token on, its terms of that sum: 0 for other parts' tokens, and wpe is None
-    where another part adds it.
+    With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: other
+    shards' tokens count 0, and wpe is None if another tp rank adds it.
     """
     B, T, C = out.shape
     arguments = (out, device.upload("tokens", tokens - first_token), wte, wpe, *int32(len(wte), B * T, T, C))
@@ -51,10 +51,10 @@ def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
 
 
 def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token=0):
-    """dwte[token] += the sum of dout (B, T, C) where it stood; dwpe[t] = or += the sum over b.
+    """dwte[token] += the sum of dout (B, T, C) over the token's positions; dwpe[t] = or += the sum over b.
 
-    dwte is always added to: it is tied to the head, whose gradient is written first. The host sorts its tokens, while
-    the device is still busy with what backward launched before. Parts of the vocabulary as in embedding_forward.
+    dwte is always added to: the tied head's gradient is written first. The host sorts tokens while the device is busy
+    with backward's earlier kernels. Vocabulary shards as in embedding_forward.
     """
     B, T, C = dout.shape
     order = np.argsort(tokens, axis=None, kind="stable")
@@ -72,8 +72,10 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
 
 
 def add(device, out, first, second, bias=None):
-    """out = first + second, of one shape, which out may be; with a bias (width,) out (N, width) is another array, and
-    first + (second + bias)."""
+    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias).
+
+    Without a bias, out may be one of the two.
+    """
     arguments = (out, first, second, bias, np.int64(out.size), np.int32(out.shape[-1]))
     device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
 
@@ -99,9 +101,9 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 def layernorm_backward(
     device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """dinputs (N, C) += gradient (the residual stream's is already there); dweight, dbias (C,) = or +=.
+    """dinputs (N, C) += the gradient, on top of the residual stream's; dweight, dbias (C,) = or +=.
 
-    column_sums (C,), unless None, = those of dinputs then: the gradient of the branch_bias.
+    column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
     """
     N, C = dinputs.shape
     kinds = 2 if column_sums is None else 3
@@ -117,13 +119,13 @@ def layernorm_backward(
 
 
 def bias_gelu_forward(device, out, saved, bias):
-    """saved (N, width) += bias (width,), out (N, width) = gelu(saved): the rest of a linear_gelu_forward."""
+    """saved (N, width) += bias (width,); out (N, width) = gelu(saved): the rest of a linear_gelu_forward."""
     arguments = (out, saved, bias, np.int64(saved.size), np.int32(len(bias)))
     device.launch("gelu", storage(out), "bias_gelu_forward", _grid(out), (THREADS,), arguments)
 
 
 def gelu_backward(device, dinputs, saved):
-    """dinputs (N, width) holds the gradient of GELU's output before, of its input after."""
+    """Replace dinputs (N, width), the gradient of GELU's output, by that of its input."""
     arguments = (dinputs, saved, np.int64(saved.size))
     device.launch("gelu", storage(dinputs), "gelu_backward", _grid(dinputs), (THREADS,), arguments)
 
@@ -146,11 +148,10 @@ def adamw(
     device, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
     master=None, first=0, rounding_seed=None,
 ):  # fmt: skip
-    """One step, in place, on flat arrays of one length: all float32 but the gradients; `step` counts from 1.
+    """Update flat arrays of one length in place: all float32 except the gradients. `step` counts from 1.
 
-    decaying: the ranges [(start, stop), ...] that weight decay is for, in order.
-    master: the float32 copy of bfloat16 parameters. The step is made on it, and the parameters are it rounded, as
-    round_parameters does.
+    decaying: the ranges [(start, stop), ...] that weight decay applies to, in order.
+    master: the float32 copy of bfloat16 parameters. It is updated, and rounded into them as round_parameters does.
     """
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in kernels/numpy/adamw.py
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
@@ -163,29 +164,29 @@ def adamw(
 
 
 def round_parameters(device, rounded, values, rounding_seed=None, first=0):
-    """rounded (n,) bfloat16 = values (n,) float32: to nearest, ties to even; with a rounding_seed up or down at random,
-    so that the mean is exact. What is drawn for an element depends on the seed and its place `first` + i alone."""
+    """rounded (n,) bfloat16 = values (n,) float32, to nearest, ties to even; with a rounding_seed stochastically.
+
+    The draw of an element depends only on the seed and its index `first` + i (gpt2/rounding.py).
+    """
     if len(values):
         arguments = (rounded, values, np.int64(len(values)), *_rounding(rounding_seed, first))
         device.launch("adamw", storage(values), "round_parameters", _grid(values), (THREADS,), arguments)
 
 
 def _rounding(seed, first):
-    """The kernels' `stochastic` and `state`: splitmix64's where the range's elements draw (gpt2/rounding.py)."""
+    """Return the kernels' `stochastic` and `state`, the splitmix64 state of the range's first element."""
     if seed is None:
         return np.int32(False), np.uint64(0)
     return np.int32(True), np.uint64((seed + (first + 1) * SPLITMIX64_STEP) % 2**64)
 
 
 def sum_of_squares(device, flat) -> float:
-    """Sum of squares of a flat range; waits for it."""
+    """Return the sum of squares of a flat range. Waits for the device."""
     blocks = min(_grid(flat)[0], PARTIAL_BLOCKS)
     if blocks == 0:
         return 0.0
-    partial_sums, total = (
-        device.scratch("partial_sums", (blocks,), np.float32),
-        device.scratch("total", (1,), np.float64),
-    )
+    partial_sums = device.scratch("partial_sums", (blocks,), np.float32)
+    total = device.scratch("total", (1,), np.float64)
     arguments = (partial_sums, flat, np.int64(len(flat)))
     device.launch("sum_of_squares", storage(flat), "sum_of_squares", (blocks,), (THREADS,), arguments)
     arguments = (total, partial_sums, np.int32(blocks))
@@ -194,22 +195,22 @@ def sum_of_squares(device, flat) -> float:
 
 
 def storage(array) -> str:
-    """Which of compile.py's STORAGES holds this array's values."""
+    """Return which of compile.py's STORAGES an array has."""
     return {4: "float32", 2: "bfloat16"}[array.itemsize]
 
 
 def int32(*numbers):
-    """Kernel arguments of type int."""
+    """Return kernel arguments of type int."""
     return tuple(np.int32(number) for number in numbers)
 
 
 def _grid(array):
-    """Blocks of THREADS threads, a thread for each 16 bytes of the array; the kernels loop where that is too few."""
+    """Return a grid with one thread for each 16 bytes of the array; the kernels loop if that is too few."""
     return (math.ceil(array.size * array.itemsize / (ACCESS_BYTES * THREADS)),)
 
 
 def _warps(row_bytes: int):
-    """(warps, dynamic shared memory in bytes) of a block whose warps each keep so many bytes there."""
+    """Return (warps, dynamic shared memory in bytes) of a block whose warps each take row_bytes of it."""
     warps = min(THREADS // WARP, SHARED_BYTES // row_bytes)
     if warps == 0:
         raise _too_wide(row_bytes, SHARED_BYTES)
@@ -217,8 +218,10 @@ def _warps(row_bytes: int):
 
 
 def _lasting_blocks(device, row_bytes: int):
-    """(blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at once and stay to the end: of
-    as many warps as a multiprocessor has room for, each of which keeps so many bytes there."""
+    """Return (blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at once, to the end.
+
+    They have as many warps as fit on the multiprocessors, each with row_bytes of shared memory.
+    """
 
     def blocks_at_once(warps):
         return min(device.multiprocessor_bytes // (warps * row_bytes + RESERVED_BYTES), WARPS_AT_ONCE // warps)

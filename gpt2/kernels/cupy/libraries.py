@@ -1,6 +1,6 @@
-"""NVIDIA's libraries and headers: from its Python wheels, else from where the machine's CUDA toolkit lies.
+"""NVIDIA's libraries and headers, from its Python wheels or else from the machine's CUDA toolkit.
 
-The second way is cuda-pathfinder's, which comes with CuPy and knows conda, CUDA_HOME and the loader's paths.
+cuda-pathfinder, which comes with CuPy, finds the latter: it knows conda, CUDA_HOME and the loader's paths.
 """
 
 import ctypes
@@ -11,9 +11,9 @@ from gpt2.errors import UserError
 
 
 def find_in_wheels(pattern: str) -> Path | None:
-    """The file of NVIDIA's wheels that matches, of the newest CUDA version that is installed; None if there is none.
+    """Return the matching file of the newest of NVIDIA's installed wheels, or None.
 
-    CUDA 13's wheels lie in nvidia/cu13, those of CUDA 12 in a folder for each library.
+    CUDA 13's wheels install into nvidia/cu13, CUDA 12's into a folder for each library.
     """
     spec = importlib.util.find_spec("nvidia")
     roots = [] if spec is None else spec.submodule_search_locations
@@ -22,7 +22,7 @@ def find_in_wheels(pattern: str) -> Path | None:
 
 
 def open_library(name: str) -> ctypes.CDLL:
-    """NVIDIA's library of that name, such as nvrtc or cublasLt; UserError where there is none."""
+    """Open NVIDIA's library of that name, such as nvrtc or cublasLt. UserError: there is none."""
     path = find_in_wheels(f"lib/lib{name}.so.*")
     if path is not None:
         return ctypes.CDLL(str(path))
@@ -39,7 +39,7 @@ def open_library(name: str) -> ctypes.CDLL:
 
 
 def header_folder() -> Path:
-    """Where cuda_bf16.h lies; UserError where it does not."""
+    """Return the folder of cuda_bf16.h. UserError: there is none."""
     path = find_in_wheels("include/cuda_bf16.h")
     if path is not None:
         return path.parent

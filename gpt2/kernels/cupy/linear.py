@@ -1,6 +1,6 @@
-"""Linear layers on the device: matrix products (device.matmul), and what comes before or after them.
+"""Linear layers on the device: matrix products (device.matmul), with biases and GELU.
 
-What linear_gelu_forward leaves for backward as `saved` is GELU's input.
+linear_gelu_forward stores GELU's input in `saved`.
 """
 
 from gpt2.kernels.cupy.launch import bias_gelu_forward, column_sums, gelu_backward
@@ -31,8 +31,10 @@ def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, a
 
 
 def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward after linear_gelu_forward, but for the bias: inputs are its `out`, and dinputs is the gradient of
-    `saved`."""
+    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of `saved`.
+
+    The bias has no gradient here.
+    """
 
     def in_epilogue():
         device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
@@ -46,7 +48,7 @@ def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weig
 
 
 def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
-    """An epilogue overwrites a bias's gradient, so what is to be added passes through a row of its own."""
+    """An epilogue overwrites the bias gradient. To accumulate, it writes to scratch, which is then added."""
     if dbias is None:
         return device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
 

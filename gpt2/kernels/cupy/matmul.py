@@ -1,7 +1,6 @@
-"""Matrix products on the device by cuBLASLt: row-major arrays, fused epilogues, algorithms chosen by timing,
-or given by a process that has timed them before.
+"""Matrix products on the device by cuBLASLt: row-major arrays, fused epilogues, algorithms chosen by timing or given.
 
-cuBLASLt is column-major, where a row-major matrix is its own transpose: so out = left @ right is asked for as
+cuBLASLt is column-major: to it, a row-major matrix is its transpose. So out = left @ right is computed as
 out^T = right^T left^T, with A = right and B = left. A transposed view (`weight.T`) costs nothing.
 """
 
@@ -19,12 +18,12 @@ LARGEST_ALIGNMENT = 256
 
 
 class NoAlgorithm(RuntimeError):
-    """cuBLASLt has none for a product, or for its epilogue."""
+    """cuBLASLt has no algorithm for a product, or for its epilogue."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in memory as cuBLASLt sees it: column-major (rows, columns), and whether it has to be transposed."""
+    """A matrix as cuBLASLt sees it: column-major (rows, columns), and whether to transpose it."""
 
     rows: int
     columns: int
@@ -34,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One product and its epilogue, all that the choice of an algorithm depends on. D (m, n) = op(A) op(B)."""
+    """A product and its epilogue: all that the choice of an algorithm depends on. D (m, n) = op(A) op(B)."""
 
     a: Operand
     b: Operand
@@ -45,7 +44,7 @@ class Recipe:
 
 
 def name_of(recipe: Recipe, tf32: bool) -> str:
-    """A recipe as one word, for files: "1024x768/1024,768x64/768T,... bfloat16 bias 256,256,256,256"."""
+    """Return a recipe's name, for files: "1024x768/1024,768x64/768T,... bfloat16 bias 256,256,256,256"."""
     operands = ",".join(
         f"{one.rows}x{one.columns}/{one.leading}{'T' * one.transposed}" for one in (recipe.a, recipe.b, recipe.d)
     )
@@ -54,7 +53,7 @@ def name_of(recipe: Recipe, tf32: bool) -> str:
 
 
 def make_recipe(out, left, right, epilogue: str) -> Recipe:
-    """out (M, N) = left (M, K) @ right (K, N), each row-major or a transposed view of that; out row-major."""
+    """Describe out (M, N) = left (M, K) @ right (K, N): left and right row-major or transposed views, out row-major."""
     if left.shape[1] != right.shape[0] or out.shape != (left.shape[0], right.shape[1]):
         raise ValueError(f"{left.shape} @ {right.shape} does not make {out.shape}")
     alignments = tuple(_alignment(address(array)) for array in (right, left, out, out))
@@ -62,18 +61,21 @@ def make_recipe(out, left, right, epilogue: str) -> Recipe:
 
 
 def address(array) -> int:
-    """Where a device array begins: 0 for None."""
+    """Return the address of a device array; 0 for None."""
     return 0 if array is None else array.data.ptr
 
 
 class Plan:
-    """A recipe's descriptors, and the algorithm once it is chosen."""
+    """A recipe's cuBLASLt descriptors, and its algorithm once that is chosen."""
 
     def __init__(self, library: CublasLt, recipe: Recipe, tf32: bool, workspace_bytes: int):
         data_type = cublaslt.DATA_TYPES[recipe.storage]
         tf32 = tf32 and recipe.storage == "float32"
         compute = cublaslt.COMPUTE_TF32 if tf32 else cublaslt.COMPUTE_FLOAT32
-        self.recipe, self._library, self.algorithm, self.times_ms = recipe, library, None, []
+        self.recipe = recipe
+        self.algorithm = None
+        self.times_ms = []
+        self._library = library
         self.descriptor = Described(library, "MatmulDesc", compute, cublaslt.DATA_TYPES["float32"])
         self.descriptor.set(cublaslt.TRANSPOSE_A, recipe.a.transposed, ctypes.c_int32)
         self.descriptor.set(cublaslt.TRANSPOSE_B, recipe.b.transposed, ctypes.c_int32)
@@ -91,15 +93,16 @@ class Plan:
             self.preference.set(attribute, alignment, ctypes.c_uint32)
 
     def set_pointers(self, bias: int, aux: int) -> None:
-        """Of the epilogue: `bias` is what is added, or where its gradient goes; `aux` is GELU's input."""
+        """Set the epilogue's addresses: of the bias or its gradient, and (aux) of GELU's input."""
         if bias:
             self.descriptor.set(cublaslt.BIAS_POINTER, bias, ctypes.c_uint64)
         if aux:
             self.descriptor.set(cublaslt.AUX_POINTER, aux, ctypes.c_uint64)
 
     def candidates(self, handle) -> list[HeuristicResult]:
-        """What cuBLASLt takes for the fastest, best first; none where it has no such epilogue."""
-        results, found = (HeuristicResult * CANDIDATES)(), ctypes.c_int()
+        """Return the algorithms that cuBLASLt expects to be fastest, best first; [] if it has no such epilogue."""
+        results = (HeuristicResult * CANDIDATES)()
+        found = ctypes.c_int()
         layouts = (layout.pointer for layout in (self.a, self.b, self.d, self.d))
         try:
             self._library.cublasLtMatmulAlgoGetHeuristic(
@@ -114,17 +117,22 @@ class Plan:
 
 
 class Matmul:
-    """device.matmul. time_ms(run) is how long run() takes on the stream; workspace an array of bytes of its own."""
+    """device.matmul. time_ms(run) returns how long run() takes on the stream. workspace: an array of bytes."""
 
     def __init__(self, library: CublasLt, stream_pointer: int, workspace, scratch, time_ms, tf32: bool):
-        self._library, self._stream, self._workspace = library, stream_pointer, workspace
-        self._scratch, self._time_ms, self._tf32 = scratch, time_ms, tf32
-        self._zero, self._one = ctypes.c_float(0.0), ctypes.c_float(1.0)
+        self._library = library
+        self._stream = stream_pointer
+        self._workspace = workspace
+        self._scratch = scratch
+        self._time_ms = time_ms
+        self._tf32 = tf32
+        self._zero = ctypes.c_float(0.0)
+        self._one = ctypes.c_float(1.0)
         self.plans: dict[Recipe, Plan] = {}
         self._given: dict[str, bytes] = {}
 
     def algorithms(self) -> dict[str, bytes]:
-        """What is chosen or given by now: an algorithm's 64 bytes by name_of."""
+        """Return {name_of(recipe): the algorithm's 64 bytes} of the choices so far."""
         return self._given | {
             name_of(plan.recipe, self._tf32): bytes(plan.algorithm.algorithm)
             for plan in self.plans.values()
@@ -132,7 +140,7 @@ class Matmul:
         }
 
     def give(self, algorithms: dict[str, bytes]) -> None:
-        """Take these from now on, in place of what is chosen by now and of what would be timed."""
+        """Use these algorithms from now on, instead of earlier choices and of timing."""
         chosen = self.algorithms()
         self._given |= algorithms
         for plan in self.plans.values():
@@ -147,11 +155,11 @@ class Matmul:
     def __call__(
         self, out, left, right, *, bias=None, gelu_input=None, dgelu_input=None, left_sums=None, accumulate=False
     ) -> None:
-        """out (M, N) = or += left (M, K) @ right (K, N), and at most one of these epilogues.
+        """out (M, N) = or += left (M, K) @ right (K, N), with at most one of these epilogues.
 
-        bias (N,): is added. bias and gelu_input (M, N): gelu_input = product + bias, out = gelu(gelu_input).
-        dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = left's row sums, a bias's gradient.
-        NoAlgorithm where cuBLASLt has none for it.
+        bias (N,) is added to the product. bias and gelu_input (M, N): gelu_input = product + bias,
+        out = gelu(gelu_input). dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = left's row sums,
+        a bias's gradient. NoAlgorithm: cuBLASLt has no algorithm for it.
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
         plan = self.plans.get(recipe) or self._new_plan(recipe)
@@ -167,8 +175,7 @@ class Matmul:
         return plan
 
     def _choose(self, plan, out, left, right, accumulate):
-        """Take the given algorithm; else time the candidates on these very operands. Either tries it on another output
-        where it would be added to."""
+        """Use the given algorithm, or time the candidates, on these operands. Trial runs never add to `out`."""
         if accumulate:
             out = self._scratch("matmul", out.shape, out.dtype)
         if self._take_given(plan, out, left, right, accumulate):
@@ -177,7 +184,7 @@ class Matmul:
         for candidate in plan.candidates(self._handle):
             try:
                 ms = self._time_ms(lambda: self._run(plan, candidate, out, left, right, accumulate))  # noqa: B023
-            except CublasError:  # proposed, and refused after all
+            except CublasError:  # proposed by cuBLASLt, and then refused
                 ms = math.inf
             plan.times_ms.append(ms)
             if ms < best_ms:
@@ -218,7 +225,7 @@ def _epilogue(bias, gelu_input, dgelu_input, left_sums) -> str:
 
 
 def _operand(matrix) -> Operand:
-    """A row-major (rows, columns) matrix is column-major (columns, rows); a transposed view has to be turned back."""
+    """Describe a row-major matrix, or a transposed view of one, as cuBLASLt sees it: column-major."""
     (rows, columns), (row_bytes, column_bytes) = matrix.shape, matrix.strides
     if column_bytes == matrix.itemsize:
         return Operand(columns, rows, row_bytes // matrix.itemsize)
@@ -228,5 +235,5 @@ def _operand(matrix) -> Operand:
 
 
 def _alignment(pointer: int) -> int:
-    """The largest power of two that divides the address, as far as anyone asks."""
+    """Return the largest power of two that divides the address, at most LARGEST_ALIGNMENT."""
     return min(pointer & -pointer, LARGEST_ALIGNMENT) if pointer else LARGEST_ALIGNMENT
