@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, whenever the writer is interrupted.
+"""Write files and folders atomically: after an interruption they are complete, or as before.
 
-They take the place of regular files only, or of nothing. A link to a regular file stays: what it points to is replaced.
+They only replace regular files. A link to a regular file stays, and its target is replaced.
 """
 
 import errno
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 
-TEMPORARY = ".*.tmp"  # matches what is being written and has not got its name yet
+TEMPORARY = ".*.tmp"  # matches files that are being written
 CANNOT_WRITE = "cannot write it: choose a folder that exists, is writable and has room"
-LOOK_S = 0.005  # between two looks whether a lock is free
+LOOK_S = 0.005  # between two attempts to take a lock
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -32,29 +32,28 @@ KINDS = {
 
 
 def regular(path, flags: int) -> int:
-    """An opener, as open() takes one, that opens no pipe and no device: such a one may wait for ever for its writer."""
+    """Opener for open() that refuses pipes and devices, which could wait for a writer forever."""
     refusal = OSError(errno.EINVAL, "not a regular file", str(path))
     try:
         handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        raise refusal if error.errno == errno.ENXIO else error from None  # a pipe without a reader, a socket
-    if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # of a folder open() complains
+        raise refusal if error.errno == errno.ENXIO else error from None  # a pipe without a reader, or a socket
+    if not stat.S_ISREG(mode := os.fstat(handle).st_mode) and not stat.S_ISDIR(mode):  # open() itself refuses folders
         os.close(handle)
         raise refusal
     return handle
 
 
 def read_bytes(path) -> bytes:
-    """Of a regular file. OSError: it is none, or cannot be read."""
+    """Read a regular file. OSError: it is not one, or cannot be read."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
 
 
 def user_cache_folder() -> Path | None:
-    """Where this user's programs keep what they would otherwise make again; made where missing. Anybody may empty it.
+    """Return this user's cache folder, created if missing, or None if none can be written.
 
-    In XDG_CACHE_HOME, or ~/.cache (the XDG Base Directory Specification); where that cannot be written, in the
-    machine's folder for temporary files; None where that cannot be written either.
+    It lies in XDG_CACHE_HOME, or ~/.cache (XDG Base Directory Specification), or among the temporary files.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(cache, "gpt2-mpi")
@@ -62,15 +61,14 @@ def user_cache_folder() -> Path | None:
 
 
 def machine_folder() -> Path | None:
-    """A folder of this user that no other machine sees, made where missing: among the temporary files. None where they
-    cannot be written."""
+    """Return this user's folder among the machine's temporary files, created if missing, or None."""
     place = temporary_files()
     folder = place and place / f"gpt2-mpi-{os.getuid()}"
     return folder if folder and _can_keep(folder) else None
 
 
 def temporary_files() -> Path | None:
-    """The machine's folder for temporary files; None where none can be written, as all are full or read-only."""
+    """Return the machine's folder for temporary files, or None if all are full or read-only."""
     try:
         return Path(tempfile.gettempdir())
     except OSError:
@@ -78,11 +76,11 @@ def temporary_files() -> Path | None:
 
 
 def _can_keep(folder: Path) -> bool:
-    """Whether files can be written there: tried, as root may write everywhere but to a disk that is read-only."""
+    """Try to write a file: permissions do not tell about read-only disks."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            # Anybody may have made a folder of that name among the temporary files, or a link to one of this user's.
+            # Among the temporary files, another user may have made a folder or a link of that name.
             return folder.lstat().st_uid == os.getuid() or folder.parent != temporary_files()
     except OSError:
         return False
@@ -90,9 +88,9 @@ def _can_keep(folder: Path) -> bool:
 
 @contextmanager
 def alone(lock: Path, wait_s: float):
-    """The block alone among the processes of a machine that come here with this file, which is made where missing.
+    """Run the block while holding a lock file, created if missing, against other processes of this machine.
 
-    The lock ends with its process. At the latest after wait_s seconds the block begins anyway.
+    The lock ends with its process. After wait_s seconds without the lock, the block runs anyway.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -103,7 +101,7 @@ def alone(lock: Path, wait_s: float):
 
 
 def _take(file) -> bool:
-    """Whether waiting has an end: the lock is this process's, or the file system has none."""
+    """Return whether to stop waiting: this process has the lock, or the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -114,13 +112,13 @@ def _take(file) -> bool:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody else uses, also on another node that shares the disk."""
+    """Return a unique name beside `path`, also among nodes that share the disk."""
     return path.with_name(f".{uuid.uuid4().hex}.tmp")
 
 
 @contextmanager
 def new_file(path: Path):
-    """A new binary file, on disk when the block ends well. OSError: it exists, or cannot be written."""
+    """Open a new binary file, and flush it to disk if the block succeeds. OSError: it exists, or cannot be written."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -129,13 +127,13 @@ def new_file(path: Path):
 
 @contextmanager
 def replacing(path: Path):
-    """A binary file to write. It takes the place of `path` when the block ends well, and disappears otherwise.
+    """Open a binary file to write. It replaces `path` if the block succeeds, and is removed otherwise.
 
-    Readers see the old file or the whole new one, which has the old one's permissions. An OSError (disk full, no
-    permission) becomes a UserError, as what place_of_file refuses.
+    Readers see the old file or the complete new one, which gets the old one's permissions. UserError: an OSError (disk
+    full, no permission), or place_of_file refuses the path.
     """
     place = place_of_file(path)
-    temporary = temporary_name(place)  # not tempfile's: only their owner may read those
+    temporary = temporary_name(place)  # not from tempfile, whose files only their owner can read
     with file_errors(path, CANNOT_WRITE):
         try:
             with new_file(temporary) as file:
@@ -147,10 +145,9 @@ def replacing(path: Path):
 
 @contextmanager
 def replacing_in(folder: Path):
-    """A folder to fill with files. Each takes the place of its name in `folder`, as with `replacing`, when the block
-    ends well.
+    """Create a folder to fill. If the block succeeds, each file in it replaces its name in `folder`, as in `replacing`.
 
-    `folder` is made where missing. For writers who open their files themselves, and for files that belong together.
+    For writers that open files themselves, and for files that belong together. Creates `folder` if missing.
     """
     folder = Path(folder)
     with file_errors(folder, "cannot write there: choose a folder that is writable and has room"):
@@ -163,23 +160,23 @@ def replacing_in(folder: Path):
             for path, place in places.items():
                 beside = path if place.parent == folder else temporary_name(place)
                 if beside != path:
-                    shutil.move(path, beside)  # a link's target may lie on another disk
+                    shutil.move(path, beside)  # a link's target may be on another disk
                 _take_place(beside, place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, value) -> None:
-    """The value as indented JSON, by `replacing`. UserError."""
+    """Write the value as indented JSON, by `replacing`."""
     with replacing(path) as file:
         file.write(f"{as_json(value, indent=1)}\n".encode())
 
 
 def place_of_file(path: Path) -> Path:
-    """Where a file is written that gets the name `path`: there, or where the link of that name leads.
+    """Return where to write a file named `path`: there, or at the target of a link.
 
-    UserError: nothing may be written there, as it is no regular file, leads nowhere, is this program's own output, is
-    protected, or lies in no folder that can be written.
+    UserError: it is not a regular file, a broken link, this program's own output, protected, or in a folder that cannot
+    be written.
     """
     path = Path(path)
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -203,19 +200,19 @@ def place_of_file(path: Path) -> Path:
 
 
 def _is_own_output(found: os.stat_result) -> bool:
-    """Whether it is the file to which standard output or error goes, as /dev/stdout behind `> FILE`."""
+    """Return whether standard output or error goes to this file, as /dev/stdout does with `> FILE`."""
     for stream in (sys.__stdout__, sys.__stderr__):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+        with suppress(OSError, ValueError, AttributeError):  # closed or missing
             if os.path.samestat(found, os.fstat(stream.fileno())):
                 return True
     return False
 
 
 def _take_place(new: Path, place: Path) -> None:
-    """Rename a file to a name whose file, if there is one, it replaces, with that one's owner and permissions."""
+    """Rename a file to `place`, with owner and permissions of the file that it replaces, if any."""
     with suppress(FileNotFoundError):
         old = place.stat()
-        with suppress(PermissionError):  # only root may give a file away
+        with suppress(PermissionError):  # only root may change the owner
             os.chown(new, old.st_uid, old.st_gid)
         os.chmod(new, stat.S_IMODE(old.st_mode))
     os.replace(new, place)
@@ -223,12 +220,12 @@ def _take_place(new: Path, place: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path):
-    """A folder to fill. It gets its name when the block ends well, and disappears otherwise.
+    """Create a folder to fill. It gets its name if the block succeeds, and is removed otherwise.
 
-    UserError: something of that name exists already, other than an empty folder or a link to one, or it cannot be
-    written.
+    UserError: the name exists, other than as an empty folder or a link to one, or it cannot be written.
     """
-    path, place = Path(path), Path(os.path.realpath(path))
+    path = Path(path)
+    place = Path(os.path.realpath(path))
     with file_errors(path, "cannot write it: choose a place that exists, is writable and has room"):
         if os.path.lexists(path) and not (place.is_dir() and not any(place.iterdir())):
             raise UserError(f"{path}: exists already, expected the name of a new folder: choose another, or remove it")
@@ -242,7 +239,7 @@ def new_folder(path: Path):
 
 
 def as_json(value, indent: int | None = None, default=None) -> str:
-    """The value as JSON. A number that JSON has no word for, nan or infinite, becomes null. default: as json.dumps'."""
+    """Return the value as JSON, with null for nan and infinity. default: as in json.dumps."""
     return json.dumps(_with_null(value), indent=indent, default=default, allow_nan=False)
 
 
@@ -255,7 +252,7 @@ def _with_null(value):
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk: a file's name is there only when its folder is."""
+    """Flush a folder to disk: this makes the names of its files durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

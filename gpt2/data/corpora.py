@@ -1,10 +1,8 @@
-"""The text to train on where the user gives none.
+"""The default training text, shakespeare.txt: the same bytes on every machine, so that losses can be compared.
 
-It is the file shakespeare.txt beside this one: the same bytes on every machine, so that losses can be compared. It
-holds the speeches of six plays by William Shakespeare (1564-1616): Coriolanus, Richard III, Richard II, Romeo and
-Juliet, Henry VI part 3 and The Winter's Tale. It is the beginning of tinyshakespeare (Andrej Karpathy's char-rnn,
-data/tinyshakespeare/input.txt), cut where the sixth play ends. The plays are in the public domain: their author died
-more than four hundred years ago, and nothing was added to his words but the speakers' names.
+It holds six plays by William Shakespeare (1564-1616): Coriolanus, Richard III, Richard II, Romeo and Juliet, Henry VI
+part 3 and The Winter's Tale. It is the beginning of tinyshakespeare (Andrej Karpathy's char-rnn,
+data/tinyshakespeare/input.txt), up to the end of the sixth play. The plays are in the public domain.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ OR_ANOTHER = "or give a text of your own to --text"
 
 
 def shakespeare(path: Path = SHAKESPEARE) -> str:
-    """846,170 characters of ASCII. UserError: the file is missing, unreadable or another one."""
+    """Return the text, 846,170 ASCII characters. UserError: the file is missing, unreadable or another one."""
     with file_errors(path, f"it comes with this project: install it again, {OR_ANOTHER}"):
         content = read_bytes(path)
     found = hashlib.sha256(content).hexdigest()

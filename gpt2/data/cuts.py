@@ -1,20 +1,19 @@
-"""Where a text may be cut so that the pieces' tokens, one after another, are the tokens of the whole text.
+"""Cut a text into pieces whose tokens, concatenated, are the tokens of the whole text.
 
 GPT-2's tokenizer divides a text by a regular expression (encoder.py in the openai/gpt-2 repository) and encodes each
 match on its own. So a text may be cut where a match always ends, whatever surrounds it:
 
-- between a character that is no white space and white space of any kind;
-- between a letter, a digit and any other sign, in any order. An apostrophe is an exception: with the letters behind it,
-  as in "it's", it is one match. Only characters that have had their class in every version of Unicode count here. "|"
-  is left out, so that no cut divides <|endoftext|>;
-- before the last of several white-space characters in a row, if no white space follows: this one belongs to what
-  follows. Here the text must go on behind the cut. So this rule is for a text that is complete.
+- between a character that is not white space and white space;
+- between two of a letter, a digit and another sign. An apostrophe is an exception: "'s" in "it's" is one match. Only
+  characters that have the same class in every version of Unicode count. "|" is left out, to keep <|endoftext|> whole;
+- before the last of several white-space characters, if a character that is not white space follows, since that match
+  includes the last one. This rule needs the text after the cut, so it is for complete texts only.
 """
 
 import re
 from collections.abc import Iterator
 
-PIECE_CHARACTERS = 1 << 18  # some 25 ms of tokenizing
+PIECE_CHARACTERS = 1 << 18  # takes 25 ms to tokenize
 
 WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Unicode's White_Space
 DIGITS = "0-9"
@@ -29,18 +28,19 @@ IN_COMPLETE_TEXT = f"{ANYWHERE}|[{WHITE}](?=[{WHITE}][^{WHITE}])"
 
 
 class Cutter:
-    """Finds the ends of pieces: each is the last place to cut in `characters` characters, else the first one beyond.
+    """Finds where pieces end: at the last possible cut within `characters` characters, or else the first one after.
 
     places: the regular expression of the character before a cut, ANYWHERE or IN_COMPLETE_TEXT.
     """
 
     def __init__(self, places: str):
-        self._last, self._next = re.compile(f"(?s:.*)(?:{places})"), re.compile(places)
+        self._last = re.compile(f"(?s:.*)(?:{places})")
+        self._next = re.compile(places)
 
     def end_of_piece(self, text: str, start: int, characters: int) -> int:
-        """Where the piece that begins at `start` ends; 0 if it needs no cut, or more text to find one.
+        """Return where the piece that begins at `start` ends, or 0 if the text is short or has no cut yet.
 
-        More text behind changes no place that was found.
+        Appending text does not change a cut that was found.
         """
         stop = start + characters
         if len(text) <= stop:
@@ -53,7 +53,7 @@ complete_text = Cutter(IN_COMPLETE_TEXT)
 
 
 def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """A complete text in pieces of about `characters` characters at most, where it has places to cut."""
+    """Yield a complete text in pieces of at most about `characters` characters, as far as it can be cut."""
     start = 0
     while end := complete_text.end_of_piece(text, start, characters):
         yield text[start:end]

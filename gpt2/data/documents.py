@@ -1,8 +1,8 @@
-"""The documents in a file of text, as chunks.
+"""Read the documents of a text file as chunks.
 
-A chunk is (begins, text): `begins` is true for a document's first. A .txt file is one document. It comes in several
-chunks, so that its size does not matter. A document of a .jsonl or .parquet file comes in one. (True, "") is an empty
-document. A byte order mark at the beginning of a .txt file or of a line of .jsonl is skipped.
+A chunk is (begins, text); `begins` is true for the first chunk of a document. A .txt file is one document in several
+chunks, so that it need not fit in memory. A document of a .jsonl or .parquet file is one chunk. (True, "") is an empty
+document. A byte order mark at the beginning of a .txt file or of a .jsonl line is skipped.
 """
 
 import codecs
@@ -16,22 +16,22 @@ from gpt2.errors import UserError
 
 Chunk = tuple[bool, str]
 
-SAMPLE_BYTES = 1 << 10  # from a file's beginning, to tell its encoding
-OTHER_MARKS = {  # in this order: the mark of UTF-32LE begins with that of UTF-16LE
+SAMPLE_BYTES = 1 << 10  # read from a file's beginning to detect its encoding
+OTHER_MARKS = {  # the order matters: the mark of UTF-32LE begins with that of UTF-16LE
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-LONGEST_LINE = 1 << 28  # bytes: what a .jsonl without line ends may take of the memory before it is refused
+LONGEST_LINE = 1 << 28  # bytes: a .jsonl file with a longer line is refused, to limit memory
 PARQUET_ROWS = 64  # decoded together
 
 
 def read_chunks(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
-    """The file's documents in order; `field` is the .jsonl's field, the .parquet's column.
+    """Yield the chunks of the file's documents. field: the field of .jsonl, the column of .parquet.
 
-    splits: end a document also at each <|endoftext|> in it.
-    UserError: unreadable, damaged, not UTF-8 (which byte, line or row), a line that is no JSON or lacks the field.
+    splits: each <|endoftext|> in the text ends a document, too.
+    UserError: unreadable, damaged, not UTF-8 (which byte, line or row), a line that is not JSON or lacks the field.
     """
     if source.kind == ".txt":
         chunks = read_text(source)
@@ -42,12 +42,14 @@ def read_chunks(source: Input, field: str, splits: bool = False) -> Iterator[Chu
 
 
 def read_text(source: Input) -> Iterator[Chunk]:
-    decoder, position, begins = codecs.getincrementaldecoder("utf-8")(), 0, True
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    begins = True
     for block in chain(utf8_blocks(source), [b""]):
         if not position and block.startswith(codecs.BOM_UTF8):
             position = len(codecs.BOM_UTF8)
             block = block[position:]
-        held = decoder.getstate()[0]  # the first bytes of a character whose others are in this block
+        held = decoder.getstate()[0]  # the first bytes of a character that ends in this block
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -62,8 +64,9 @@ def read_text(source: Input) -> Iterator[Chunk]:
 
 
 def utf8_blocks(source: Input) -> Iterator[bytes]:
-    """The file's bytes in blocks; the first has SAMPLE_BYTES, if the file has. UserError: it is UTF-16 or UTF-32."""
-    beginning, others = b"", blocks(source)
+    """Yield the file's bytes in blocks, the first of at least SAMPLE_BYTES. UserError: it is UTF-16 or UTF-32."""
+    beginning = b""
+    others = blocks(source)
     for block in others:
         beginning += block
         if len(beginning) >= SAMPLE_BYTES:
@@ -76,11 +79,12 @@ def utf8_blocks(source: Input) -> Iterator[bytes]:
 
 
 def other_encoding(beginning: bytes) -> str | None:
-    """What iconv calls the encoding of a text in UTF-16 or UTF-32. UTF-16 without a mark is known by its zeros."""
+    """Return iconv's name of UTF-16 or UTF-32, or None. UTF-16 without a mark is detected by its zeros."""
     for mark, name in OTHER_MARKS.items():
         if beginning.startswith(mark):
             return name
-    even, odd = beginning[::2], beginning[1::2]
+    even = beginning[::2]
+    odd = beginning[1::2]
     for name, high, low in (("UTF-16LE", odd, even), ("UTF-16BE", even, odd)):
         if 2 * high.count(0) > len(high) and 2 * low.count(0) < len(low):
             return name
@@ -98,14 +102,16 @@ def read_jsonl(source: Input, field: str) -> Iterator[str]:
 
 
 def read_lines(source: Input) -> Iterator[bytes]:
-    """The lines without their ends; only what has no end yet is held."""
-    begun, size = [], 0
+    """Yield the lines without their ends, holding only one line in memory."""
+    begun = []
+    size = 0
     for block in utf8_blocks(source):
         *complete, rest = block.split(b"\n")
         if complete:
             yield b"".join([*begun, complete[0]])
             yield from complete[1:]
-            begun, size = [], 0
+            begun = []
+            size = 0
         begun.append(rest)
         size += len(rest)
         if size > LONGEST_LINE:
@@ -117,7 +123,7 @@ def read_lines(source: Input) -> Iterator[bytes]:
 
 
 def text_of_line(line: bytes, field: str) -> str:
-    """The text in a line of JSON. UserErrors go on from "line 1 "."""
+    """Return the text in a line of JSON. Messages of UserErrors continue "line 1 "."""
     try:
         found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -130,7 +136,7 @@ def text_of_line(line: bytes, field: str) -> str:
         raise UserError(f"holds {kind_of(found)}, expected an object with the field {field!r}")
     if line.count(f'"{field}"'.encode()) > 1:
         objects = []
-        json.loads(line, object_pairs_hook=objects.append)  # the outermost is the last
+        json.loads(line, object_pairs_hook=objects.append)  # the last one is the outermost
         if [name for name, _ in objects[-1]].count(field) > 1:
             raise UserError(f"holds the field {field!r} more than once, expected it once: correct the line")
     if field not in found:
@@ -141,7 +147,7 @@ def text_of_line(line: bytes, field: str) -> str:
         raise UserError(f"has as {field!r} {kind_of(text)}, expected text: name the text's with prepare.py --field")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:  # an escape has put half a pair of surrogates there: UTF-8 has no place for it
+    except UnicodeEncodeError as error:  # an escape of half a surrogate pair, which UTF-8 cannot encode
         half = f"\\u{ord(text[error.start]):04x}"
         raise UserError(f"holds half a character ({half}), expected UTF-8 text: correct the line") from error
     return text
@@ -167,7 +173,7 @@ def read_parquet(source: Input, field: str) -> Iterator[str]:
             check_column(source, file.schema_arrow, field, pyarrow.types)
             row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[field], use_threads=False):
-                # Not column 0: a column "a.b" is read together with the fields b of a column of structures, a.
+                # Not column 0: for "a.b", pyarrow also reads the field b of a column of structures, a.
                 for value in batch.column(batch.schema.get_field_index(field)):
                     row += 1
                     yield value.as_py() or ""

@@ -1,6 +1,6 @@
-"""GPT-2's end-of-text written out in a text, as in TinyStories. It is ordinary text, unless --split-documents is given.
+"""GPT-2's end-of-text written out in a text, as in TinyStories: ordinary text, unless --split-documents is given.
 
-Then a document ends there. The end-of-text itself is no part of either document.
+Then a document ends there, and the end-of-text belongs to neither document.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,16 +14,18 @@ OF_THE_FILES = "of the files"  # for Remarks
 
 
 def split_documents(chunks: Iterable[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
-    """Begin a document after each end-of-text. chunks: as gpt2/data/documents.py describes them.
+    """Begin a new document after each end-of-text. chunks: as in gpt2/data/documents.py.
 
-    What may be the beginning of an end-of-text is held back until the next chunk.
+    A possible beginning of an end-of-text is held back until the next chunk.
     """
-    begins, held = False, ""
+    begins = False
+    held = ""
     for begins_document, chunk in chunks:
         if begins_document:
             if begins or held:
                 yield begins, held
-            begins, held = True, ""
+            begins = True
+            held = ""
         *ended, held = (held + chunk).split(END_OF_TEXT)
         for text in ended:
             yield begins, text
@@ -31,12 +33,13 @@ def split_documents(chunks: Iterable[tuple[bool, str]]) -> Iterator[tuple[bool, 
         complete = len(held) - unfinished(held)
         if complete:
             yield begins, held[:complete]
-            begins, held = False, held[complete:]
+            begins = False
+            held = held[complete:]
     if begins or held:
         yield begins, held
 
 
 def unfinished(text: str) -> int:
-    """How many characters at the end of the text an end-of-text may begin with."""
+    """Return how many characters at the end of the text may begin an end-of-text."""
     longest = min(len(text), len(END_OF_TEXT) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(END_OF_TEXT[:size])), 0)

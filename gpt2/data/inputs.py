@@ -1,6 +1,6 @@
-"""The files of text that programs read: which they are, and their bytes, unpacked, without holding a file in memory.
+"""Find text files, and read their unpacked bytes block by block.
 
-prepare.py, train.py --text and evaluate.py --text find and read the same files, by these functions.
+prepare.py, train.py --text and evaluate.py --text use these functions, so they find and read the same files.
 """
 
 import gzip
@@ -18,16 +18,16 @@ KINDS = (".txt", ".jsonl", ".parquet")
 PACKINGS = (".gz", ".zst")
 KNOWN = "expected .txt, .jsonl or .parquet, the first two also with .gz or .zst behind it"
 EMPTY = "without text"  # why a file is left out
-NAMED_AT_MOST = 3  # of the paths that are left out for one reason
+NAMED_AT_MOST = 3  # paths named for each reason to leave them out
 BLOCK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 16  # of a zstd file at a time: what they unpack to is held at once
+PACKED_BYTES = 1 << 16  # of a zstd file that are unpacked at once
 LARGEST_ZSTD_WINDOW = 1 << 31  # what `zstd --long=31` writes
 
 
 class Input(NamedTuple):
-    """A file, what is in it (one of KINDS), and how it is packed (one of PACKINGS, or an empty text).
+    """A file, its kind (one of KINDS) and its packing (one of PACKINGS, or "").
 
-    bytes, changed_ns: its size, and when its content was last changed, when it was found.
+    bytes, changed_ns: its size and the time of its last change, when it was found.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Input(NamedTuple):
 
 
 class Remarks:
-    """What the user should know of the files that were found, for one line: what is left out, and why."""
+    """A one-line remark to the user about the files that were found: what was left out, and why."""
 
     def __init__(self):
         self._paths: dict[str, dict[str, list[Path]]] = {}
@@ -47,7 +47,7 @@ class Remarks:
         self._paths.setdefault(what, {}).setdefault(reason, []).append(path)
 
     def __str__(self) -> str:
-        """As in "left out: 2 hidden (a/.git, a/.b.txt), 1 of unknown extension (a/b.csv)"; empty without a remark."""
+        """Such as "left out: 2 hidden (a/.git, a/.b.txt), 1 of unknown extension (a/b.csv)"; "" without a remark."""
         parts = (
             f"{what}: " + ", ".join(f"{len(paths)} {reason} ({names_of(paths)})" for reason, paths in reasons.items())
             for what, reasons in self._paths.items()
@@ -56,17 +56,17 @@ class Remarks:
 
 
 def names_of(paths: list[Path]) -> str:
-    """The first paths, on one line whatever signs they hold."""
+    """Return the first paths as one line, with unprintable characters replaced."""
     text = ", ".join(map(str, paths[:NAMED_AT_MOST])) + (", ..." if len(paths) > NAMED_AT_MOST else "")
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 class InputChanged(UserError):
-    """A file is not what it was when it was found: what was read of it is part old, part new."""
+    """A file has changed since it was found: what was read may be partly old and partly new."""
 
 
 def check_unchanged(source: Input) -> None:
-    """InputChanged unless the file has the size and the time of its last change that it had when it was found."""
+    """Raise InputChanged if the file's size or the time of its last change differs from when it was found."""
     with file_errors(source.path, "expected the file that was there at the start; put it back and start again"):
         status = os.stat(source.path)
     if (status.st_size, status.st_mtime_ns) != (source.bytes, source.changed_ns):
@@ -78,18 +78,19 @@ def check_unchanged(source: Input) -> None:
 
 
 def clock(changed_ns: int) -> str:
-    """A time since 1970 as a clock shows it, to the millisecond."""
+    """Return a time since 1970 as local HH:MM:SS.mmm."""
     seconds, rest = divmod(changed_ns, 10**9)
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03}"
 
 
 def find_inputs(paths: list[Path]) -> tuple[list[Input], Remarks]:
-    """The given files in the given order; of a folder, those of known extension at any depth, sorted by path.
+    """Return the given files in order, with those of a folder at any depth, sorted by path.
 
-    A given file of unknown extension is read as plain text. In a folder, links are followed, each folder is read once,
-    and what is hidden is left out. UserError: missing, no file, nothing known in a folder.
+    A given file of unknown extension is read as plain text. In a folder, files of known extension are read, links are
+    followed, each folder is read once, and hidden files are left out. UserError: missing, not a file, an empty folder.
     """
-    found, remarks = [], Remarks()
+    found = []
+    remarks = Remarks()
     for path in paths:
         if os.path.isdir(path):  # unlike Path.is_dir, no error where permission is missing: file_of reports it
             found += files_of(path, remarks)
@@ -130,7 +131,7 @@ def files_of(folder: Path, remarks: Remarks) -> list[Input]:
 
 
 def paths_in(folder: Path, remarks: Remarks) -> Iterator[Path]:
-    """What is not hidden in the folder and in those below it. Each is entered once, however many links lead to it."""
+    """Yield what is not hidden in the folder and in those below it. Each is entered once, also with links to it."""
 
     def refuse(error: OSError):
         raise error
@@ -150,7 +151,7 @@ def paths_in(folder: Path, remarks: Remarks) -> Iterator[Path]:
 
 
 def is_known_file(path: Path, remarks: Remarks) -> bool:
-    """Whether a path found in a folder is one to read. Else a remark says why not."""
+    """Return whether to read a path found in a folder. If not, a remark says why."""
     if not path.exists():
         remarks.add("a link to nothing", path)
     elif not path.is_file():
@@ -163,23 +164,25 @@ def is_known_file(path: Path, remarks: Remarks) -> bool:
 
 
 def classify(path: Path) -> Input | None:
-    """What the path's extensions say, in capitals or not; None where they say nothing."""
+    """Return kind and packing by the path's extensions, in capitals or not; None if they are unknown."""
     inner, packing = os.path.splitext(path.name.lower())
     if packing not in PACKINGS:
-        inner, packing = path.name.lower(), ""
+        inner = path.name.lower()
+        packing = ""
     kind = os.path.splitext(inner)[1]
     return Input(path, kind, packing) if kind in KINDS else None
 
 
 def bare_name(path: Path) -> str:
-    """The path's last part without the extensions that say how to read it. A link has the name of what it leads to."""
-    name, found = path.resolve().name, classify(path)
+    """Return the file's name without the extensions that say how to read it. Links are resolved."""
+    name = path.resolve().name
+    found = classify(path)
     extension = found.kind + found.packing if found else ""
     return name[: len(name) - len(extension)] if name.lower().endswith(extension) else name
 
 
 def blocks(source: Input) -> Iterator[bytes]:
-    """The file's bytes, unpacked, about BLOCK_BYTES at a time, never none. UserError: unreadable or damaged."""
+    """Yield the file's unpacked bytes in nonempty blocks of about BLOCK_BYTES. UserError: unreadable or damaged."""
     with file_errors(source.path, "expected a sound file that can be read; check its permissions, or write it again"):
         if source.packing and not os.path.getsize(source.path):
             raise UserError(f"{source.path}: 0 bytes, expected a packed file, even of nothing: write or copy it again")
@@ -195,12 +198,13 @@ def blocks(source: Input) -> Iterator[bytes]:
 
 
 def zstd_blocks(path: Path) -> Iterator[bytes]:
-    """Every frame of the file, one by one: zstandard's own reader takes a file cut short for a whole one."""
+    """Unpack frame by frame: zstandard's own reader accepts a truncated file."""
     try:
         import zstandard
     except ImportError as error:
         raise UserError(f"{path}: reading zstd needs the package zstandard: pip install zstandard") from error
-    decompressor, frame = zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW), None
+    decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW)
+    frame = None
     with open(path, "rb") as file:
         while packed := file.read(PACKED_BYTES):
             while packed:

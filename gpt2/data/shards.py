@@ -1,4 +1,4 @@
-"""Token shards: files of token ids in llm.c's format, read part by part and never loaded whole.
+"""Token shards: files of token ids in llm.c's format, read slice by slice.
 
 The format (llm.c, dev/data/data_common.py), little-endian throughout:
 
@@ -25,7 +25,7 @@ START_AGAIN = "and start again, train.py with --resume"
 
 
 def write_shard(path: Path, tokens) -> None:
-    """Write token ids (n,), any integer dtype, as a shard; an existing file is replaced whole or not at all.
+    """Write token ids (n,), any integer dtype, as a shard. An existing file is replaced atomically.
 
     UserError: no tokens, too many for the header, ids beyond uint16, or the file cannot be written.
     """
@@ -34,7 +34,8 @@ def write_shard(path: Path, tokens) -> None:
         raise UserError(
             f"{path}: {tokens.size} tokens to write, expected 1 to {MAX_COUNT}: give more text, or split it"
         )
-    low, high = int(tokens.min()), int(tokens.max())
+    low = int(tokens.min())
+    high = int(tokens.max())
     if low < 0 or high > MAX_TOKEN:
         wrong = low if low < 0 else high
         raise UserError(f"{path}: token id {wrong} to write, expected 0 to {MAX_TOKEN}: use a smaller tokenizer")
@@ -46,14 +47,14 @@ def write_shard(path: Path, tokens) -> None:
 class Shard:
     """An open shard: a sequence of tokens whose slices are read from the file.
 
-    It stays what it was when it was opened. A file that is removed, or replaced by a rename, is read on as it was. One
-    that was cut or written to is refused: mapped into memory, it would end the process with SIGBUS, or give other
-    tokens without a word.
+    A file that is removed or renamed over stays readable. One that is truncated or written to is refused: as a memory
+    map it would end the process with SIGBUS, or silently give other tokens.
     """
 
     def __init__(self, path: Path, count: int):
-        """count: its tokens, which are all there. OSError: it cannot be opened."""
-        self.path, self._count = path, count
+        """count: how many tokens the file holds. OSError: it cannot be opened."""
+        self.path = path
+        self._count = count
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (open as long as the shard is)
         self._size, self._changed_ns = self._state()
 
@@ -69,7 +70,7 @@ class Shard:
         size = 2 * max(0, stop - start)
         with file_errors(self.path, f"cannot read its tokens: see to the disk, {START_AGAIN}"):
             content = os.pread(self._file.fileno(), size, HEADER_BYTES + 2 * start)
-            found, changed_ns = self._state()  # afterwards: what changed while it was read counts, too
+            found, changed_ns = self._state()  # after reading, to detect changes meanwhile
         if found != self._size or len(content) < size:
             change = f"{found} bytes, expected the {self._size} that it had when it was opened: it was cut or added to"
             raise UserError(f"{self.path}: {change} meanwhile: put it back, {START_AGAIN}")
@@ -82,13 +83,13 @@ class Shard:
         return np.frombuffer(content, "<u2")
 
     def _state(self) -> tuple[int, int]:
-        """The file's size in bytes and when its content was last changed, in ns. Half a microsecond."""
+        """Return the file's size in bytes and the time of its last change in ns. Takes half a microsecond."""
         status = os.fstat(self._file.fileno())
         return status.st_size, status.st_mtime_ns
 
 
 def open_shard(path: Path) -> Shard:
-    """UserError: missing, unreadable, not a shard, another version, or a size that its header contradicts."""
+    """Open a shard. UserError: missing, unreadable, not a shard, another version, or not of the header's size."""
     header, size = read_header(path, SHARD_MAGIC)
     _, version, count = header[:3]
     if version != SHARD_VERSION:
@@ -101,7 +102,7 @@ def open_shard(path: Path) -> Shard:
 
 
 def open_shards(pattern: str) -> list[Shard]:
-    """The shards that a path or a glob pattern matches, sorted by path: see open_shard. UserError if there is none."""
+    """Open the shards that a path or glob pattern matches, sorted by path. UserError: none, or open_shard's."""
     paths = shard_paths(pattern)
     if not paths:
         raise UserError(
@@ -112,14 +113,14 @@ def open_shards(pattern: str) -> list[Shard]:
 
 
 def shard_paths(pattern: str) -> list[Path]:
-    """The paths that a path or a glob pattern matches, sorted. One that exists is no pattern, whatever its brackets."""
-    pattern = os.path.expanduser(pattern)  # a quoted pattern reaches us with its ~
+    """Return the paths that a path or glob pattern matches, sorted. An existing path is not taken for a pattern."""
+    pattern = os.path.expanduser(pattern)  # the shell leaves ~ in a quoted pattern
     paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     return [Path(path) for path in paths]
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit as far as it may itself: the usual 1,024 are few for a file a shard."""
+    """Raise this process's limit of open files to the hard limit: the usual 1,024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 2 * count > soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

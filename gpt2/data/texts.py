@@ -1,6 +1,6 @@
-"""Text to token shards: tokenized once, kept in a folder under a name that carries the content's hash.
+"""Tokenize a text into token shards, once: their names contain the content's hash.
 
-The first 90 % of the characters are for training, the rest for validation, each tokenized on its own (as in nanoGPT).
+The first 90 % of the characters are for training, the rest for validation, each tokenized separately (as in nanoGPT).
 """
 
 import hashlib
@@ -30,30 +30,32 @@ def prepare(
     splits: bool = False,
     remark: Callable | None = None,
 ) -> tuple[Path, Path]:
-    """Paths of the training and the validation shard of a text; to be called by one rank.
+    """Return the paths of a text's training and validation shards. Only one rank may call this.
 
-    `text`: a file or a folder, as prepare.py reads it, or None for the embedded corpus (corpora.py). The
-    tokenizer's end-of-text token goes between documents, or a newline where it has none. Everything is held in memory
-    once. The shards <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones are there.
-    splits: as read_chunks takes it. remark: called with a line about what the user should know of the files, if there
-    is anything. UserError: unreadable, not UTF-8, empty or too short text; unwritable folder.
+    text: a file or a folder, as prepare.py reads it, or None for the default text (corpora.py). Documents are separated
+    by the tokenizer's end-of-text token, or a newline if it has none. The text is held in memory. The shards
+    <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones exist. splits: as in read_chunks.
+    remark: called with Remarks' line, if any. UserError: unreadable, not UTF-8, empty or too short text; unwritable
+    folder.
     """
     encoding = load_tokenizer(tokenizer_name)
     if text is None:
-        name, documents = "shakespeare", [shakespeare()]
+        name = "shakespeare"
+        documents = [shakespeare()]
     else:
-        name, (documents, _, remarks) = bare_name(Path(text)), read_documents(Path(text), splits)
+        name = bare_name(Path(text))
+        documents, _, remarks = read_documents(Path(text), splits)
         if remark and str(remarks):
             remark(str(remarks))
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
     paths = tuple(Path(folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
-    with suppress(UserError):  # one is missing or damaged: both are written below
+    with suppress(UserError):  # one is missing or damaged: write both below
         for path in paths:
             open_shard(path)
         return paths
     with file_errors(folder, "expected a writable folder for token shards; choose another"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    # Both are made before either is written: a text that is too short leaves no shard behind.
+    # Tokenize both before writing either: a text that is too short leaves no shard behind.
     parts = [join_tokens(part, encoding) for part in split(documents)]
     for kind, tokens in zip(("training", "validation"), parts, strict=True):
         if len(tokens) < 2:
@@ -67,17 +69,17 @@ def prepare(
 
 
 def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:
-    """Token ids (n,) uint16 of a text; what looks like a special token in it is ordinary text."""
+    """Return the token ids (n,) uint16 of a text. Special tokens in it count as ordinary text."""
     if encoding.name == "bytes":
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
-    # In pieces: a million white-space characters in a row, with a word behind them, are too many for tiktoken.
-    # encode_to_numpy gives encode_ordinary's result without a Python integer for each token.
+    # In pieces: tiktoken fails on a million white-space characters before a word. encode_to_numpy does the same as
+    # encode_ordinary without a Python integer for each token.
     pieces = (encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces_of(text))
     return np.concatenate([tokens.astype(np.uint16) for tokens in pieces])
 
 
 def join_tokens(documents: list[str], encoding: tiktoken.Encoding) -> np.ndarray:
-    """Token ids (n,) uint16 of the documents, end-of-text or newline between them."""
+    """Return the token ids (n,) uint16 of the documents, separated by end-of-text or newline."""
     end_of_text = encoding.special_tokens_set and [encoding.eot_token]
     separator = np.array(end_of_text or tokens_of("\n", encoding), np.uint16)
     pieces = []
@@ -87,9 +89,10 @@ def join_tokens(documents: list[str], encoding: tiktoken.Encoding) -> np.ndarray
 
 
 def split(documents: list[str]) -> tuple[list[str], list[str]]:
-    """The first 90 % of the characters and the rest, both as documents; the one at the border is cut in two."""
+    """Split documents after 90 % of the characters. The document at the border is cut in two."""
     left = sum(map(len, documents)) * TRAIN_PERCENT // 100
-    train, validation = [], []
+    train = []
+    validation = []
     for document in documents:
         train.append(document[:left])
         validation.append(document[left:])
@@ -98,10 +101,10 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
 
 
 def read_documents(text: Path, splits: bool = False) -> tuple[list[str], list[Path], Remarks]:
-    """The documents of a file or a folder, in order and without empty ones; their files; and what is left out.
+    """Return the documents of a file or a folder, without empty ones; their files; and remarks about them.
 
-    Of a .jsonl file its field "text" is read, of a .parquet file its column. splits: as read_chunks takes it.
-    UserError: as find_inputs and read_chunks, or there is no text.
+    Reads the field or column "text" of .jsonl and .parquet files. splits: as in read_chunks. UserError: as find_inputs
+    and read_chunks, or there is no text.
     """
     inputs, remarks = find_inputs([text])
     documents = []
@@ -118,7 +121,7 @@ def read_documents(text: Path, splits: bool = False) -> tuple[list[str], list[Pa
 
 
 def documents_of(source: Input, splits: bool) -> list[str]:
-    """The documents of one file without empty ones."""
+    """Return the documents of one file, without empty ones."""
     documents = []
     for begins, chunk in read_chunks(source, "text", splits):
         if begins:
@@ -128,7 +131,7 @@ def documents_of(source: Input, splits: bool) -> list[str]:
 
 
 def content_hash(documents: list[str], tokenizer_name: str) -> str:
-    """SHA-256 (hex) of all that decides the shards: the documents, where one ends, the tokenizer and the split."""
+    """Return the SHA-256 (hex) of the documents, the tokenizer's name and the split."""
     digest = hashlib.sha256(f"{tokenizer_name} {TRAIN_PERCENT}".encode())
     for document in documents:
         content = document.encode("utf-8")

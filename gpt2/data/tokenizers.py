@@ -13,7 +13,7 @@ from gpt2.files import temporary_files
 DOWNLOAD_LIMIT_S = 60.0
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's name of the token that separates documents
 
-# What tiktoken calls GPT-2's files in its cache folder: the SHA-1 of the address each is downloaded from.
+# Names of GPT-2's files in tiktoken's cache folder: the SHA-1 of each download address.
 GPT2_FILES = {
     "vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
     "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
@@ -21,9 +21,9 @@ GPT2_FILES = {
 
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
-    """The tokenizer of that name; `.n_vocab` is its vocabulary size.
+    """Return a tokenizer by name; `.n_vocab` is its vocabulary size.
 
-    UserError: unknown name, or GPT-2's files are neither cached nor to be had within a minute.
+    UserError: unknown name, or GPT-2's files are neither cached nor downloaded within a minute.
     """
     if name not in TOKENIZERS:
         raise UserError(f"tokenizer {name!r} is unknown, expected one of {', '.join(TOKENIZERS)}: change --tokenizer")
@@ -31,10 +31,10 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 
 
 def byte_encoding() -> tiktoken.Encoding:
-    """Every byte of the UTF-8 text is a token, its value the id."""
+    """Return the tokenizer whose tokens are the bytes of the UTF-8 text."""
     return tiktoken.Encoding(
         name="bytes",
-        pat_str=r"(?s:.)",  # one character at a time: nothing is merged anyway
+        pat_str=r"(?s:.)",  # one character at a time, as nothing is merged
         mergeable_ranks={bytes([value]): value for value in range(256)},
         special_tokens={},
         explicit_n_vocab=256,
@@ -42,16 +42,16 @@ def byte_encoding() -> tiktoken.Encoding:
 
 
 def gpt2_encoding(limit_s: float = DOWNLOAD_LIMIT_S) -> tiktoken.Encoding:
-    """GPT-2's own tokenizer (Radford et al. 2019), from tiktoken's cache folder or downloaded into it."""
+    """Return GPT-2's tokenizer (Radford et al. 2019), from tiktoken's cache folder or downloaded into it."""
     outcome = {}
 
     def load():
         try:
             outcome["encoding"] = tiktoken.get_encoding("gpt2")
-        except Exception as error:  # whatever the download meets: no network, proxy, damaged file, full disk
+        except Exception as error:  # no network, proxy, damaged file, full disk
             outcome["error"] = error
 
-    # tiktoken downloads without a time limit: behind a firewall that drops packets it would hang for many minutes.
+    # tiktoken downloads without a time limit, and hangs for minutes behind a firewall that drops packets.
     thread = Thread(target=load, daemon=True)
     thread.start()
     thread.join(limit_s)
@@ -74,7 +74,7 @@ def missing_files_message(reason: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where tiktoken looks for its files, by its own rules; None when it is told to cache nothing, or has no place."""
+    """Return tiktoken's cache folder, by its own rules; None if it is told not to cache, or has no place."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None

@@ -1,13 +1,12 @@
-"""A rank's file of a checkpoint: ranges of flat arrays, each with its checksum.
+"""A rank's file of a checkpoint: ranges of flat arrays, each with a checksum.
 
-It is safetensors (safetensors.py), so other programs can look into it; its metadata hold the checksums:
+It is a safetensors file (safetensors.py), so other programs can read it. Its metadata hold the checksums:
 
     {"run": "the number of the start of the run that wrote it", "m[0:1048576]": "crc32 of step, name and data", ...}
 
-A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that a reader of
-a part reads and checks little more than it needs. The checksum also shows when a range was moved to another place, or a
-file to another checkpoint. The number of the run, which checkpoint.json has, too, shows when two runs have written into
-one folder.
+A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that readers
+read little more than they need. The checksum also detects ranges that were moved, and files of another checkpoint. The
+run number, which checkpoint.json also has, detects two runs that wrote into one folder.
 """
 
 import os
@@ -23,7 +22,7 @@ from gpt2.files import new_file, regular
 from gpt2.formats.safetensors import StoredTensor, make_header, read_header
 
 RUN = "run"
-LONGEST = 1 << 20  # elements of a range: 4 MiB
+LONGEST = 1 << 20  # elements in a range: 4 MiB
 AT_ONCE = 1 << 22  # bytes
 RANGE = re.compile(r"(\w+)\[(0|[1-9]\d{0,15}):([1-9]\d{0,15})\]", re.ASCII)
 RANGE_CHECKSUM = re.compile(r"\d{1,10}", re.ASCII)
@@ -36,8 +35,8 @@ def rank_file(rank: int) -> str:
 def write_part(folder: Path, step: int, rank: int, ranges, run: str) -> int:
     """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
-    run: the number of the run, which the facts for `complete` hold, too. Returns the file's bytes when it is on disk.
-    The folder is made; the one around it exists. OSError: the file cannot be written; then nothing of it stays.
+    run: the run's number, also in the facts for `complete`. Creates the folder. Returns the file's size when it is on
+    disk. OSError: the file cannot be written; it is removed.
     """
     pieces = {
         f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
@@ -61,7 +60,7 @@ def write_part(folder: Path, step: int, rank: int, ranges, run: str) -> int:
 
 
 def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
-    """UserError unless a .part folder has these files {name: bytes}, all by the run of these facts."""
+    """Raise a UserError unless a .part folder has these files {name: bytes}, all written by the facts' run."""
     for name, size in files.items():
         if name.endswith(".safetensors"):
             read_index(part / name, size, facts[RUN])
@@ -71,7 +70,7 @@ def check_parts(part: Path, facts: dict, files: dict[str, int]) -> None:
 
 @dataclass(frozen=True)
 class StoredRange:
-    """Elements [start, stop) of `array`: the tensor that holds them, and the checksum that they must have."""
+    """Elements [start, stop) of `array`: the tensor that holds them, and their checksum."""
 
     array: str
     start: int
@@ -81,7 +80,7 @@ class StoredRange:
 
 
 def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
-    """The ranges of a rank's file. UserError: it has not `size` bytes, is no such file, or of another run."""
+    """Return the ranges of a rank's file. UserError: another size, not such a file, or of another run."""
     _check_size(path, size)
     tensors, checksums = read_header(path)
     if checksums.get(RUN) != run:
@@ -92,8 +91,9 @@ def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
 
 
 def read_range(stored: StoredRange, step: int) -> np.ndarray:
-    """The elements of a range of that step's checkpoint, float32. UserError: unreadable, or not what was written."""
-    count, tensor = stored.stop - stored.start, stored.tensor
+    """Read a range of the checkpoint of `step`, float32. UserError: unreadable, or not what was written."""
+    count = stored.stop - stored.start
+    tensor = stored.tensor
     with file_errors(tensor.path, "cannot read it; check the disk"):
         values = np.fromfile(tensor.path, "<f4", count, offset=tensor.offset)
     if len(values) != count or _range_checksum(step, tensor.name, values) != stored.checksum:
@@ -102,7 +102,7 @@ def read_range(stored: StoredRange, step: int) -> np.ndarray:
 
 
 def file_checksum(path: Path) -> int:
-    """The CRC-32 of a file's bytes. OSError."""
+    """Return the CRC-32 of a file. OSError: it cannot be read."""
     found = 0
     with open(path, "rb", opener=regular) as file:
         while block := file.read(AT_ONCE):

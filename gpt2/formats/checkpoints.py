@@ -1,18 +1,18 @@
-"""Checkpoints: folders from which training goes on. All ranks write them together; they are complete or not there.
+"""Checkpoints: folders to resume training from. All ranks write one together; it appears complete or not at all.
 
-    checkpoints/step-00000100/checkpoint.json            which step, whose model, which files of how many bytes
+    checkpoints/step-00000100/checkpoint.json            the step, the model, and the files with their sizes
                               rank-00000.safetensors...  flat ranges of "parameters", "m" and "v"
-                              model.bin                  of a finished run: the parameters as llm.c has them
+                              model.bin                  after the last step: the parameters in llm.c's format
 
-Ranks write into step-00000100.part. When all of it is on disk, checkpoint.json is written, and then the folder gets its
-name. What a rank's file holds: checkpoint_files.py. Ranges are numbered along the flat buffer without its pad, so any
+Ranks write into step-00000100.part. When all files are on disk, checkpoint.json is written, and then the folder is
+renamed. checkpoint_files.py describes a rank's file. Ranges are numbered along the flat buffer without its pad, so any
 number of ranks can read what any other number wrote.
 
-Where several ranks share one model (format 2), ranges are numbered along the flat buffer of a shard, and the names of
-its arrays begin with its stage and part, as s1t0_m. checkpoint.json says how the model was cut. It is read in any other
-shards, too, or as a whole (boxes.py).
+If several ranks share one model (format 2), ranges are numbered along the flat buffer of a model shard, and the names
+of its arrays begin with its stage and tp rank, as in s1t0_m. checkpoint.json says how the model was cut. Any other cut,
+or a whole model, can read it (boxes.py).
 
-Only folders of exactly these names are ever removed, and nothing through a symbolic link.
+Only folders with exactly these names are ever removed, and nothing behind a symbolic link.
 """
 
 import json
@@ -38,13 +38,16 @@ from gpt2.formats.stored_numbers import check_config
 from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
-MARKER, MODEL = "checkpoint.json", "model.bin"
-WHOLE, IN_PIECES = "gpt2-mpi checkpoint 1", "gpt2-mpi checkpoint 2"
+MARKER = "checkpoint.json"
+MODEL = "model.bin"
+WHOLE = "gpt2-mpi checkpoint 1"
+IN_SHARDS = "gpt2-mpi checkpoint 2"
 CUT = "cut"
 STATE = ("parameters", "m", "v")
 NAME = re.compile(r"step-(\d{8,})(\.part)?", re.ASCII)
 FILE = re.compile(r"checkpoint\.json|rank-\d{5,}\.safetensors|model\.bin|\..*\.tmp", re.ASCII)
-CHECKSUM, MODEL_CHECKSUM = "crc32", "model_crc32"
+CHECKSUM = "crc32"
+MODEL_CHECKSUM = "model_crc32"
 
 
 def folder_name(step: int) -> str:
@@ -52,7 +55,7 @@ def folder_name(step: int) -> str:
 
 
 def not_finite(layout: Layout, ranges) -> str | None:
-    """Says what is no number in ranges like write_part's, in which array and tensor; None if all are numbers."""
+    """Return the first nan or infinity in ranges like write_part's, with its array and tensor, as text; or None."""
     for array, start, values in ranges:
         place = first_not_finite(values)
         if place is not None:
@@ -61,59 +64,59 @@ def not_finite(layout: Layout, ranges) -> str | None:
 
 
 def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[], None] = lambda: None) -> Path:
-    """Make a .part folder a checkpoint, once all its files {name: bytes} are on disk; returns the checkpoint's path.
+    """Turn a .part folder into a checkpoint, once all its files {name: bytes} are on disk; return its path.
 
-    facts: "step", those of model_facts and cut_facts, and what else the reader wants.
-    check: called when the disk has it all, before anything else than the part is touched; what it raises comes through.
-    OSError: it cannot be done. ValueError: a number in the facts is not finite, and a run could not go on with it.
+    facts: "step", model_facts, cut_facts, and anything else that the reader needs. check: called when everything is on
+    disk, before other folders are touched; its exceptions are passed on. OSError: it cannot be written. ValueError: a
+    number in the facts is not finite, so no run could resume.
     """
-    marker = {"format": IN_PIECES if CUT in facts else WHOLE} | facts | {"files": files}
+    marker = {"format": IN_SHARDS if CUT in facts else WHOLE} | facts | {"files": files}
     marker[CHECKSUM] = _marker_checksum(marker)
     with new_file(part / MARKER) as file:
         file.write(json.dumps(marker, indent=1, allow_nan=False).encode())
     final = part.with_name(folder_name(facts["step"]))
-    sync_folder(part)  # before the rename: a folder that has its name is complete
+    sync_folder(part)  # before the rename: a folder with this name is complete
     check()
     if final.is_symlink():
-        final.unlink()  # what it leads to stays
+        final.unlink()  # its target stays
     elif final.exists():
-        shutil.rmtree(final)  # the run was here once before, and was resumed from an earlier step
+        shutil.rmtree(final)  # the run was resumed from an earlier step and is here again
     part.rename(final)
     sync_folder(part.parent)
     return final
 
 
 def remove_old(folder: Path, keep: int, every: int = 0) -> None:
-    """Leave only the newest `keep` checkpoints of a folder, and those of steps that are multiples of `every` (0: none).
+    """Remove all checkpoints but the newest `keep` and those of steps that are multiples of `every` (0: none).
 
-    Those elsewhere, behind symbolic links, do not count.
+    Symbolic links to other checkpoints are ignored.
     """
     for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
         if every and _step_of(path) % every == 0:
             continue
-        (path / MARKER).unlink(missing_ok=True)  # first, so that what is half removed is no checkpoint
+        (path / MARKER).unlink(missing_ok=True)  # first, so that a half-removed folder is no checkpoint
         shutil.rmtree(path)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what writers that were interrupted have left."""
+    """Remove what interrupted writers have left."""
     for path in folder.glob("step-*"):
         if _step_of(path) is None or path.is_symlink() or not path.is_dir():
             continue
-        # One that has its name, but no marker, is half removed: `remove_old` was interrupted.
+        # A folder without a marker is half removed: `remove_old` was interrupted.
         is_left = not (path / MARKER).exists() and all(FILE.fullmatch(file.name) for file in path.iterdir())
         if path.suffix == ".part" or is_left:
             shutil.rmtree(path)
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The complete checkpoints in a run's checkpoints folder."""
+    """Return the complete checkpoints in a run's checkpoints folder, the newest first."""
     found = [path for path in folder.glob("step-*") if not path.suffix and (path / MARKER).is_file()]
     return sorted((path for path in found if _step_of(path) is not None), key=_step_of, reverse=True)
 
 
 def _step_of(path: Path) -> int | None:
-    """The step of a folder that has the name of a checkpoint, complete or not; None if it has another name."""
+    """Return the step of a folder with a checkpoint's name, complete or not; None for other names."""
     named = NAME.fullmatch(path.name)
     if named is None or folder_name(int(named[1])) != f"step-{named[1]}":  # step-000000010 would be a second step 10
         return None
@@ -121,16 +124,16 @@ def _step_of(path: Path) -> int | None:
 
 
 class Checkpoint:
-    """A complete checkpoint, open to be read; `facts` are what `complete` was given.
+    """A complete checkpoint, open for reading. `facts`: as given to `complete`.
 
-    UserError: it is damaged, as far as one sees without the data. Those are checked when they are read.
+    UserError: it is damaged. The arrays are only checked when they are read.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.facts = read_marker(path / MARKER)
         self.step = self.facts["step"]
-        self._layouts, counts = _pieces_in(path / MARKER, self.facts)
+        self._layouts, counts = _shards_in(path / MARKER, self.facts)
         self._ranges: dict[str, list[StoredRange]] = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
@@ -145,16 +148,16 @@ class Checkpoint:
 
     @property
     def arrays(self) -> list[str]:
-        """The names of the arrays in its files."""
+        """The names of the arrays in the files."""
         return [*self._ranges]
 
     def read(self, array: str, start: int, out: np.ndarray, layout: Layout | None = None) -> None:
-        """Fill out (n,) float32 with elements [start, start + n); 0 beyond the last. UserError: damaged, unreadable.
+        """Fill out (n,) float32 with elements [start, start + n) of an array; 0 beyond its end.
 
-        array: one of STATE, in the numbering of the layout, of any shard of the model or, without one, of the whole of
-        it; or the name of another array, in its own numbering.
+        array: one of STATE, as the flat buffer of `layout`, which may be any model shard (None: the whole model); or
+        the name of another array. UserError: damaged or unreadable.
         """
-        # What ends within a range and what begins there, of each part of a tensor, is read from the disk once.
+        # Neighbouring reads share a stored range, one for each tensor-parallel shard: read each from the disk once.
         parts = max(layout.shard.tp_size for layout in self._layouts.values())
         read = lru_cache(2 * parts)(partial(checkpoint_files.read_range, step=self.step))
         if array not in STATE:
@@ -167,17 +170,18 @@ class Checkpoint:
         return read_range(wanted, start, out, [(self._layouts[begin], read) for begin, read in stored.items()])
 
     def _read_stored(self, name: str, read: Callable, start: int, out: np.ndarray) -> None:
-        """The same of an array of a rank's file, in its own numbering. read(a range): its values."""
+        """The same for an array as it is stored. read(stored range) returns its values."""
         out.fill(0.0)
         ranges = self._ranges.get(name, [])
         for stored in ranges[bisect_right(ranges, start, key=attrgetter("stop")) :]:
-            low, high = max(start, stored.start), min(start + len(out), stored.stop)
+            low = max(start, stored.start)
+            high = min(start + len(out), stored.stop)
             if low >= high:
                 break
             out[low - start : high - start] = read(stored)[low - stored.start : high - stored.start]
 
     def read_parameters(self, parameters: Parameters, filled=no_hook) -> None:
-        """Fill `parameters`, as weights.py says. UserError as in `read`, or if the model is another."""
+        """Fill `parameters`, as in weights.py. UserError as in `read`, or if the model has another shape."""
         layout = parameters.layout
         check_config(self.path, self.config, layout.config)
         for start, stop in layout.held_ranges:
@@ -185,11 +189,12 @@ class Checkpoint:
             filled(start, stop)
 
     def check(self, part: int, parts: int) -> None:
-        """Read part number `part` of `parts` of it all; UserError where it is not what was written, or no run can go on
-        from it, as what is in STATE is nan or infinite."""
+        """Read and check the part-th of `parts` shares of the checkpoint. UserError: it is damaged, or a number in
+        STATE is not finite, so that no run can resume."""
         state = {begin + name: layout for begin, layout in self._layouts.items() for name in STATE}
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
-            values, layout = checkpoint_files.read_range(stored, self.step), state.get(stored.array)
+            values = checkpoint_files.read_range(stored, self.step)
+            layout = state.get(stored.array)
             if layout and (found := not_finite(layout, [(stored.array, stored.start, values)])):
                 raise UserError(f"{self.path}: holds {found}, expected finite numbers: use another checkpoint")
 
@@ -199,22 +204,22 @@ class Checkpoint:
 
 
 def read_config(folder: Path) -> GPT2Config:
-    """The shape of the model in a checkpoint. UserError: none is there, or it is damaged."""
+    """Return the shape of a checkpoint's model. UserError: there is none, or it is damaged."""
     return Checkpoint(folder).config
 
 
 def read_parameters(folder: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters` from a checkpoint, as weights.py says."""
+    """Fill `parameters` from a checkpoint, as in weights.py."""
     Checkpoint(folder).read_parameters(parameters, filled)
 
 
 def model_facts(layout: Layout) -> dict:
-    """What a checkpoint's facts say of the model, the same whichever shard of it the layout is of."""
+    """Return a checkpoint's facts about the model, the same for the layout of any of its shards."""
     return {"model": asdict(layout.config), "count": Layout(layout.config).count}
 
 
 def cut_facts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict:
-    """What they say beside that of a model that several ranks share, and nothing else: {} if each holds all of it.
+    """Return a checkpoint's facts about how ranks share a model; {} if each holds a whole one.
 
     layers: how many each stage has. Ranks name their arrays by array_prefix.
     """
@@ -225,21 +230,21 @@ def cut_facts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict:
 
 
 def array_prefix(stage: int, part: int) -> str:
-    """What the names of a shard's arrays begin with, where several ranks share a model."""
+    """Return the prefix of a model shard's array names."""
     return f"s{stage}t{part}_"
 
 
 def _layouts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict[str, Layout]:
-    """By the prefix of their arrays: those of all shards of a model."""
+    """Return {array_prefix: layout} of all shards of a model."""
     places = [(stage, part) for stage in range(len(layers)) for part in range(parts)]
     cut = model_shards((*layers,), parts)
     return {array_prefix(*place): Layout(config, 1, shard) for place, shard in zip(places, cut, strict=True)}
 
 
-def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, int]]:
-    """By the prefix of their arrays: the layouts of the shards in a checkpoint, and the elements of each one's arrays.
+def _shards_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, int]]:
+    """Return {array_prefix: layout} and {array_prefix: elements of its arrays} of a checkpoint's model shards.
 
-    path: the marker's. UserError: it says what no cut of this model is.
+    path: the marker's. UserError: it does not describe a cut of this model.
     """
     config = GPT2Config(**facts["model"])
     if facts["format"] == WHOLE:
@@ -257,7 +262,7 @@ def _pieces_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
 
 
 def marker_of(path: Path) -> Path | None:
-    """Find the marker of a checkpoint, or of its model.bin, which links may lead to. None: `path` is another file."""
+    """Return the marker of a checkpoint, or of its model.bin, also through links. None: `path` is another file."""
     if path.is_dir():
         return path / MARKER
     places = [place.with_name(MARKER) for place in (path, path.resolve()) if place.name == MODEL]
@@ -265,7 +270,7 @@ def marker_of(path: Path) -> Path | None:
 
 
 def check_model(path: Path) -> None:
-    """Check a checkpoint's model.bin, but no other file, against its marker's checksum. UserError: they differ."""
+    """Check a checkpoint's model.bin against the checksum in its marker. UserError: they differ."""
     marker = marker_of(path)
     if path.is_dir() or not marker:
         return
@@ -280,14 +285,14 @@ def check_model(path: Path) -> None:
 
 
 def read_marker(path: Path) -> dict:
-    """The facts that a checkpoint.json holds. UserError: unreadable, damaged, or of another format."""
+    """Read the facts in a checkpoint.json. UserError: unreadable, damaged, or of another format."""
     with file_errors(path, "cannot read it; check the disk"):
         text = read_bytes(path)
     try:
         marker = json.loads(text)
         if marker[CHECKSUM] != _marker_checksum(marker):
             raise ValueError("another checksum")
-        if marker["format"] not in (WHOLE, IN_PIECES):
+        if marker["format"] not in (WHOLE, IN_SHARDS):
             raise UserError(
                 f"{path}: a {marker['format']}, expected a {WHOLE} or 2: read it with the release that wrote it"
             )

@@ -1,13 +1,13 @@
-"""GPT-2 folders of Hugging Face's transformers: parameters in from them, and out to them.
+"""Read GPT-2 folders of Hugging Face's transformers. huggingface_export.py writes them.
 
     config.json                         the model's shape (huggingface_config.py)
     model.safetensors                   all tensors (safetensors.py), or, of a large model:
     model-00001-of-00002.safetensors    some tensors each, and
     model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {tensor name: file}}
 
-A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte has no pad there. The head is
-the token embedding: a lm_head.weight of its own must equal it. Old files also hold the causal mask, which is skipped.
-Names may still have the words of what a model was wrapped in when it was saved, as _orig_mod.transformer.wte.weight.
+A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte is not padded there. The head
+is the token embedding: if there is a lm_head.weight, it must be equal. Causal masks in old files are skipped. Names may
+include those of wrappers that the saved model was in, as in _orig_mod.transformer.wte.weight.
 """
 
 import math
@@ -25,8 +25,10 @@ from gpt2.formats.stored_numbers import AT_ONCE, NUMPY_DTYPES, check_config, fil
 from gpt2.model_shards import layer_shapes
 from gpt2.parameters import Parameters, no_hook
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIX, HEAD = "transformer.", "lm_head.weight"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PREFIX = "transformer."
+HEAD = "lm_head.weight"
 OUTER = {"wte": "wte.weight", "wpe": "wpe.weight", "lnf_weight": "ln_f.weight", "lnf_bias": "ln_f.bias"}
 LAYER = {
     "ln1_weight": "ln_1.weight", "ln1_bias": "ln_1.bias",
@@ -37,8 +39,8 @@ LAYER = {
     "fcproj_weight": "mlp.c_proj.weight", "fcproj_bias": "mlp.c_proj.bias",
 }  # fmt: skip
 SKIPPED = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|n_averaged", re.ASCII)  # causal masks; AveragedModel's count
-# Words that wrappers put into the names, anywhere: torch.compile; DataParallel, DDP, DeepSpeed and AveragedModel; FSDP;
-# activation checkpointing; Lightning's Fabric; a module that has the model as self.model.
+# Words that wrappers add to names: torch.compile; DataParallel, DDP, DeepSpeed and AveragedModel; FSDP; activation
+# checkpointing; Lightning's Fabric; a module with the model as self.model.
 WRAPPERS = {
     "_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "model"
 }  # fmt: skip
@@ -50,20 +52,21 @@ CONVERT = (
 
 
 def read_config(path: Path) -> GPT2Config:
-    """The shape of the model in a folder, or in a .safetensors file beside its config.json.
+    """Return the shape of the model in a folder, or in a .safetensors file beside its config.json.
 
-    UserError: another architecture; a tensor or file missing, damaged, too many, of another shape or dtype; a pickle.
+    UserError: another architecture; a missing, damaged or extra tensor or file; another shape or dtype; a pickle.
     """
     return open_source(path)[0]
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, as weights.py says. UserError also if the head is not the token embedding."""
+    """Fill `parameters`, as in weights.py. UserError also if the head is not the token embedding."""
     config, tensors, head = open_source(path)
     check_config(path, config, parameters.layout.config)
 
     def read(tensor, first, rows):
-        stored, stop = tensors[tensor.name], first + len(rows)
+        stored = tensors[tensor.name]
+        stop = first + len(rows)
         if is_transposed(tensor.name, tensor.shape):
             for column, theirs in stored_rows(stored, 0, stored.shape[0]):
                 rows[:, column : column + len(theirs)] = theirs[:, first:stop].T
@@ -77,8 +80,7 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
 
 
 def stored_rows(tensor: StoredTensor, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows [start, stop) of a stored tensor, some at a time, as float32: (number of the first, rows), valid until the
-    next."""
+    """Yield rows [start, stop) of a stored tensor as float32: (first row, some rows), valid until the next."""
     row_shape = tensor.shape[1:]
     row_size = math.prod(row_shape)
     step = max(1, AT_ONCE // row_size)
@@ -92,7 +94,7 @@ def stored_rows(tensor: StoredTensor, start: int, stop: int) -> Iterator[tuple[i
 
 
 def check_head(head: StoredTensor, start: int, wte: np.ndarray) -> None:
-    """UserError unless the head has the token embedding's bits, of which these are rows number `start` and on."""
+    """Raise a UserError unless the head equals the token embedding, bit by bit, in these rows from `start` on."""
     for first, rows in stored_rows(head, start, start + len(wte)):
         if (rows.view(np.uint32) != wte[first - start : first - start + len(rows)].view(np.uint32)).any():
             raise UserError(
@@ -102,14 +104,14 @@ def check_head(head: StoredTensor, start: int, wte: np.ndarray) -> None:
 
 
 def is_transposed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the tensor of our name is a Conv1D's there."""
+    """Return whether the tensor with our name is a Conv1D's there."""
     return name.startswith("layer.") and len(shape) == 2
 
 
 def names_and_shapes(config: GPT2Config) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Our name, theirs without prefix, and the shape there of each tensor, in our layout's order.
+    """Yield (our name, theirs without prefix, shape there) of each tensor, in our layout's order.
 
-    Not through Layout: a config.json may ask for billions of layers.
+    Does not use Layout, because a config.json may ask for billions of layers.
     """
     shapes = {"wte": (config.vocab_size, config.n_embd), "wpe": (config.context, config.n_embd)}
     yield from ((name, OUTER[name], shape) for name, shape in shapes.items())
@@ -120,13 +122,13 @@ def names_and_shapes(config: GPT2Config) -> Iterator[tuple[str, str, tuple[int, 
 
 
 def open_source(path: Path) -> tuple[GPT2Config, dict[str, StoredTensor], StoredTensor | None]:
-    """(shape, tensors by our names, the head's own tensor if it has one) of a path, all checked but the numbers."""
+    """Return (shape, {our name: tensor}, the head's separate tensor or None), all checked except the values."""
     path = Path(path)
     with file_errors(path, "cannot look into it; check its permissions"):
         is_folder = path.is_dir()
         if is_folder:
             check_holds_tensors(path)
-        # Before the tensors: of another architecture, its name says more than theirs.
+        # Before the tensors: the name of another architecture is the better message.
         config, is_tied = read_config_file((path if is_folder else path.parent) / "config.json")
         stored = read_folder(path) if is_folder else read_header(path)[0]
     found = {}
@@ -159,7 +161,7 @@ def open_source(path: Path) -> tuple[GPT2Config, dict[str, StoredTensor], Stored
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the words of wrappers, and without transformer's prefix."""
+    """Return a tensor's name without wrappers and without transformer's prefix."""
     return ".".join(word for word in name.split(".") if word not in WRAPPERS).removeprefix(PREFIX)
 
 
@@ -178,7 +180,7 @@ def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def check_holds_tensors(folder: Path) -> None:
-    """UserError if a folder holds no safetensors, and what it holds instead."""
+    """Raise a UserError if a folder holds no safetensors. It says what the folder holds instead."""
     if (folder / SINGLE).exists() or (folder / INDEX).exists():
         return
     if pickles := sorted(file.name for file in folder.glob("pytorch_model*.bin")):
@@ -187,10 +189,11 @@ def check_holds_tensors(folder: Path) -> None:
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder's single file, or of all files that its index names."""
+    """Return the tensors of a folder's single file, or of all files that its index names."""
     if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)[0]
-    index, tensors = read_index(folder / INDEX), {}
+    index = read_index(folder / INDEX)
+    tensors = {}
     for name in dict.fromkeys(index.values()):
         if not (folder / name).exists():
             raise UserError(f"{folder / INDEX}: names {name}, which is not there: copy the missing file, too")
@@ -205,7 +208,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file name of each tensor."""
+    """Return {tensor: file name} from an index."""
     files = read_json(path, "the index of a model's files").get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise UserError(f"{path}: has no weight_map of file names by tensor, expected an index: copy it again")

@@ -1,4 +1,4 @@
-"""config.json of a GPT-2 as Hugging Face's transformers writes it (GPT2Config there), from and to our five numbers."""
+"""Read and write the config.json of a GPT-2 of Hugging Face's transformers (GPT2Config there)."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ NUMBERS = {
     "n_positions": "context",
     "vocab_size": "vocab_size",
 }
-# What changes the mathematics, and the values that mean ours; one that is not there has the first.
+# Settings that change the computation: {name: the values that we support}. The first one is the default.
 MEANINGS = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
@@ -27,7 +27,7 @@ LONGEST_FILE = 1 << 24  # bytes
 
 
 def read_config_file(path: Path) -> tuple[GPT2Config, bool]:
-    """The model's shape, and whether its head is tied to its token embedding. UserError: missing, or not our GPT-2."""
+    """Return the model's shape, and whether its head is tied. UserError: missing, or another kind of model."""
     found = read_json(path, "the config.json of a GPT-2")
     if found.get("model_type") != "gpt2":
         raise UserError(
@@ -46,12 +46,12 @@ def read_config_file(path: Path) -> tuple[GPT2Config, bool]:
 
 
 def end_of_text(config: GPT2Config) -> int | None:
-    """The id of GPT-2's token at the end of a text; None in a vocabulary that is smaller."""
+    """Return the id of GPT-2's end-of-text token; None if the vocabulary is smaller."""
     return GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
 
 
 def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
-    """Write what transformers' GPT2LMHeadModel needs to be this model."""
+    """Write the config.json from which transformers' GPT2LMHeadModel makes this model."""
     described = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -59,7 +59,7 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
         **{name: values[0] for name, values in MEANINGS.items()},
         "n_inner": None,
         "tie_word_embeddings": True,
-        # Trained without dropout; theirs is 0.1 where nothing is said.
+        # Trained without dropout; the default there is 0.1.
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,
@@ -71,7 +71,7 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
 
 
 def read_json(path: Path, expected: str) -> dict:
-    """The object that a JSON file holds. UserError: missing, too long, not JSON, not an object."""
+    """Read the object in a JSON file. UserError: missing, too long, not JSON, not an object."""
     advice = f"expected {expected}; check the path and its permissions"
     with file_errors(path, advice), open(path, "rb", opener=regular) as file:
         content = file.read(LONGEST_FILE + 1)

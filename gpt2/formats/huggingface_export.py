@@ -1,4 +1,4 @@
-"""Writing a GPT-2 folder that Hugging Face's transformers loads: see huggingface.py for what lies in it."""
+"""Write a GPT-2 folder that Hugging Face's transformers loads. huggingface.py describes its files."""
 
 import json
 from collections.abc import Iterable
@@ -29,9 +29,9 @@ def write_parameters(
 ) -> None:
     """Write float32 parameters in host memory as a folder, in float32 or, rounded, in bfloat16.
 
-    ranges: as in llmc.py. shard_bytes: of tensors in one file, where a tensor is not larger. tokenizer: the model's,
-    whose files are written, too, or None. The folder is there once complete, or not at all. UserError:
-    it exists and holds something, or cannot be written.
+    ranges: as in llmc.py. shard_bytes: the most bytes of tensors in one file, unless a tensor is larger. tokenizer:
+    also write its files, unless None. The folder appears complete or not at all. UserError: it exists and is not empty,
+    or cannot be written.
     """
     layout = parameters.layout
     names = {ours: (PREFIX + name, shape) for ours, name, shape in names_and_shapes(layout.config)}
@@ -65,8 +65,10 @@ def write_parameters(
 
 
 def plan_files(shapes: dict[str, tuple[int, ...]], stored: str, shard_bytes: int) -> dict[str, dict]:
-    """{file name: {tensor name: shape}}, the tensors in order, each file filled before the next."""
-    sizes, plan, filled = tensor_sizes(shapes, stored), [{}], 0
+    """Return {file name: {tensor name: shape}}: tensors in order, each file filled before the next."""
+    sizes = tensor_sizes(shapes, stored)
+    plan = [{}]
+    filled = 0
     for name, shape in shapes.items():
         if plan[-1] and filled + sizes[name] > shard_bytes:
             plan.append({})

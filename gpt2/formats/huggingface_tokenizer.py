@@ -1,11 +1,11 @@
-"""The files by which transformers' AutoTokenizer is a model's tokenizer: a byte-level BPE, made of tiktoken's ranks.
+"""Write the files that transformers' AutoTokenizer needs: a byte-level BPE, from tiktoken's ranks.
 
-    vocab.json, merges.txt    of the slow tokenizers: tokens with their ids; pairs that are merged, the first ones first
-    tokenizer.json            the same and what is done around it, for the package tokenizers
-    tokenizer_config.json     which class reads them, and the special tokens; special_tokens_map.json the latter again
+    vocab.json, merges.txt    for the slow tokenizers: {token: id}; the merged pairs in order
+    tokenizer.json            for the package tokenizers: the same, with all settings
+    tokenizer_config.json     the tokenizer's class and special tokens; special_tokens_map.json repeats the latter
 
-A token's bytes are written as text, each byte as a character of its own that can be printed (GPT-2's encoder.py,
-bytes_to_unicode, https://github.com/openai/gpt-2/blob/master/src/encoder.py).
+A token's bytes are written as text, with a printable character for each byte (GPT-2's encoder.py, bytes_to_unicode,
+https://github.com/openai/gpt-2/blob/master/src/encoder.py).
 """
 
 import hashlib
@@ -19,9 +19,9 @@ import tiktoken
 from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.formats.huggingface_config import read_json
 
-# One token a character: merges are none, so it does not matter where a text is cut, and nothing is cut.
-BYTES_CLASS, GPT2_CLASS = "PreTrainedTokenizerFast", "GPT2Tokenizer"
-# By vocabulary_hash: comparing hashes needs none of tiktoken's files.
+BYTES_CLASS = "PreTrainedTokenizerFast"  # merges nothing
+GPT2_CLASS = "GPT2Tokenizer"
+# {vocabulary_hash: tokenizer}. Comparing hashes needs none of tiktoken's files.
 NAMES = {
     "8f1c046ab87201d64780f75892556c8a0697aeb493efec91776b0cdf2e411d7b": "gpt2",
     "5b0e580d1091a86a8c230d29b98703beccc25719040803bd98cde9e182b943aa": "bytes",
@@ -31,16 +31,16 @@ OTHER = "other"
 
 @cache
 def byte_characters() -> dict[int, str]:
-    """{byte: the character that stands for it}: itself where it can be printed and is no space, else one beyond 255."""
+    """Return {byte: its character}: itself if it is printable and no space, else one beyond 255."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pairs that are merged, in the order of the ranks of what they make. ranks: {token: its rank}.
+    """Return the merged pairs, in the order of the merged tokens' ranks. ranks: {token: rank}.
 
-    Each longer token was made of two earlier ones: those that remain of its bytes when all earlier merges are done.
+    Each longer token was merged from two earlier ones: those that all earlier merges make of its bytes.
     """
     pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -64,10 +64,12 @@ def _split(token: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes, byt
 
 
 def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> None:
-    """Write the files into a folder that is there. encoding: as gpt2/data/tokenizers.py makes them. context: how
-    many tokens the model reads. Where the encoding merges nothing, slow tokenizers, which want merges, have no files.
+    """Write the files into an existing folder. encoding: from gpt2/data/tokenizers.py. context: the model's.
+
+    Slow tokenizers need merges, so they get no files if the encoding has none.
     """
-    vocabulary, special = vocabulary_of(encoding), encoding._special_tokens
+    vocabulary = vocabulary_of(encoding)
+    special = encoding._special_tokens
     merges = [f"{as_text(left)} {as_text(right)}" for left, right in merges_of(encoding._mergeable_ranks)]
     with_special = vocabulary | special
     if merges:
@@ -86,15 +88,15 @@ def as_text(token: bytes) -> str:
 
 
 def vocabulary_of(encoding: tiktoken.Encoding) -> dict[str, int]:
-    """{token as text: its id}, in the order of the ids, without the special ones."""
+    """Return {token as text: id}, in the order of ids, without special tokens."""
     return {as_text(token): rank for token, rank in sorted(encoding._mergeable_ranks.items(), key=itemgetter(1))}
 
 
 def tokenizer_of_folder(folder: Path) -> str | None:
-    """Name the tokenizer whose vocabulary lies in a folder: "gpt2", "bytes", or OTHER; None if there is none.
+    """Return the name of the tokenizer in a folder: "gpt2", "bytes", or OTHER; None if there is none.
 
-    Many a GPT-2 of another language has as many tokens as the English one, so each token and its id count. UserError:
-    the file is damaged.
+    All tokens and ids are compared: a GPT-2 of another language often has as many tokens. UserError: the file is
+    damaged.
     """
     for name, within in (("tokenizer.json", ["model", "vocab"]), ("vocab.json", [])):
         if (folder / name).is_file():
@@ -106,13 +108,13 @@ def tokenizer_of_folder(folder: Path) -> str | None:
 
 
 def vocabulary_hash(vocabulary: dict[str, int]) -> str:
-    """SHA-256 (hex) of the tokens and their ids, without end-of-text, which only some of the files list."""
+    """Return the SHA-256 (hex) of tokens and ids, without end-of-text, which some files do not list."""
     ordinary = sorted((token, number) for token, number in vocabulary.items() if token != END_OF_TEXT)
     return hashlib.sha256(json.dumps(ordinary).encode()).hexdigest()
 
 
 def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, int]) -> dict:
-    """tokenizer.json, as the package tokenizers reads it."""
+    """Return the content of tokenizer.json."""
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": bool(merges)}
     model = {
@@ -136,7 +138,7 @@ def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, 
 
 
 def write_generation_config(path: Path, end_of_text: int | None) -> None:
-    """generation_config.json: what `generate` begins and ends with; null where the vocabulary has no such token."""
+    """Write generation_config.json: the tokens that begin and end a text; null if the vocabulary has none."""
     _write(path, {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text})
 
 

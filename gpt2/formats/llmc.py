@@ -1,4 +1,4 @@
-"""llm.c's model checkpoints (.bin): parameters in from GPT-2 weights exported by llm.c, and out to it.
+"""Read and write llm.c's model checkpoints (.bin).
 
 The format (llm.c, write_model in train_gpt2.py, versions 3 and 5), little-endian throughout:
 
@@ -8,7 +8,7 @@ The format (llm.c, write_model in train_gpt2.py, versions 3 and 5), little-endia
                 wte (Vp, C), wpe (context, C), then each kind of layer tensor for all layers, (L, ...), in the order of
                 LAYER_TENSORS, then lnf_weight (C,), lnf_bias (C,)
 
-Weights are (outputs, inputs) there and here; only the order differs, because here a layer's tensors lie together.
+Weights are (outputs, inputs), as here. Only the order differs: here, each layer's tensors are adjacent.
 """
 
 import math
@@ -28,7 +28,7 @@ VERSIONS = {"float32": 3, "bfloat16": 5}
 OTHER_VERSIONS = {1: "float32 without padded vocabulary, llm.c's first format"}
 HEADER_FIELDS = ("context", "vocab_size", "n_layer", "n_head", "n_embd", "padded_vocab_size")
 
-# Written out, not taken from gpt2.parameters: a file's order must not follow ours when ours changes.
+# Not derived from gpt2.parameters: the order in files must not change with ours.
 LAYER_TENSORS = (
     "ln1_weight", "ln1_bias", "qkv_weight", "qkv_bias", "attproj_weight", "attproj_bias",
     "ln2_weight", "ln2_bias", "fc_weight", "fc_bias", "fcproj_weight", "fcproj_bias",
@@ -36,12 +36,12 @@ LAYER_TENSORS = (
 
 
 def read_config(path: Path) -> GPT2Config:
-    """The model's shape. UserError: missing, not a checkpoint, unsupported version, impossible numbers, wrong size."""
+    """Return the model's shape. UserError: missing, not a checkpoint, unsupported version, damaged."""
     return read_shape(path)[0]
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """Fill `parameters`, as weights.py says, from a file that may be padded to another multiple than ours."""
+    """Fill `parameters`, as in weights.py. The file's vocabulary may be padded to another multiple."""
     config, padded_vocab_size, stored = read_shape(path)
     check_config(path, config, parameters.layout.config)
     offsets = tensor_offsets(config, padded_vocab_size, stored)
@@ -63,11 +63,11 @@ def write_parameters(
 ) -> None:
     """Write float32 parameters in host memory as a checkpoint of float32 or, rounded, of bfloat16.
 
-    ranges: the layout's, from an iterator that makes each range's parameters available while it is that range's turn:
-    a range is written before the next is asked for. An existing file is replaced whole or not at all. UserError: the
-    file cannot be written.
+    ranges: yields the layout's ranges; each is written before the next is taken, so that parameters need not be in
+    memory all at once. An existing file is replaced atomically. UserError: the file cannot be written.
     """
-    layout, config = parameters.layout, parameters.layout.config
+    layout = parameters.layout
+    config = layout.config
     numbers = [getattr(config, field) for field in HEADER_FIELDS]
     offsets = tensor_offsets(config, config.padded_vocab_size, stored)
     with replacing(path) as file:
@@ -79,8 +79,9 @@ def write_parameters(
 
 
 def tensor_offsets(config: GPT2Config, padded_vocab_size: int, stored: str) -> dict[str, int]:
-    """Where each tensor begins in the file, in bytes, by our names."""
-    C, layer = config.n_embd, layer_shapes(config)
+    """Return {our name: where the tensor begins in the file, in bytes}."""
+    C = config.n_embd
+    layer = layer_shapes(config)
     shapes = {"wte": (padded_vocab_size, C), "wpe": (config.context, C)}
     for name in LAYER_TENSORS:
         shapes |= {f"layer.{index}.{name}": layer[name] for index in range(config.n_layer)}
@@ -91,7 +92,7 @@ def tensor_offsets(config: GPT2Config, padded_vocab_size: int, stored: str) -> d
 
 
 def read_shape(path: Path) -> tuple[GPT2Config, int, str]:
-    """(model's shape, wte's rows, type of the numbers), after checking the header against the file's size."""
+    """Return (the model's shape, wte's rows, type of the numbers), after checking the file's size."""
     header, size = read_header(path, MODEL_MAGIC)
     stored = {version: name for name, version in VERSIONS.items()}.get(header[1])
     if stored is None:

@@ -1,4 +1,4 @@
-"""The header that llm.c's files begin with: 256 little-endian int32, the first of which says what the file is.
+"""The header of llm.c's files: 256 little-endian int32. The first one, the magic number, identifies the kind of file.
 
 Token shards (gpt2/data/shards.py), model checkpoints (llmc.py) and evaluations (evaluation_choices.py) share it.
 """
@@ -13,9 +13,11 @@ from gpt2.errors import UserError, file_errors
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
-SHARD_MAGIC, MODEL_MAGIC, CHOICES_MAGIC = 20240520, 20240326, 20240522
+SHARD_MAGIC = 20240520
+MODEL_MAGIC = 20240326
+CHOICES_MAGIC = 20240522
 
-# What llm.c's files say they are: a wrong file usually is one of its neighbours.
+# A wrong file is usually another of llm.c's.
 KNOWN_FILES = {
     SHARD_MAGIC: "an llm.c token shard: give it to --train-data or --val-data",
     MODEL_MAGIC: "an llm.c model checkpoint: give it to --init",
@@ -27,14 +29,14 @@ KNOWN_FILES = {
 
 
 def make_header(*numbers: int) -> np.ndarray:
-    """The header (256,) int32 that begins with `numbers`, the rest 0."""
+    """Return a header (256,) int32 that begins with `numbers`, the rest 0."""
     header = np.zeros(HEADER_INTS, "<i4")
     header[: len(numbers)] = numbers
     return header
 
 
 def read_header(path: Path, magic: int) -> tuple[list[int], int]:
-    """The 256 numbers of a file's header, and the file's size in bytes. UserError: unreadable, another `magic`."""
+    """Return the 256 numbers of a file's header, and its size in bytes. UserError: unreadable, another `magic`."""
     expected = KNOWN_FILES[magic].split(":")[0]
     with file_errors(path, f"expected {expected}; check the path and its permissions"):
         status = os.stat(path)
@@ -53,7 +55,7 @@ def read_header(path: Path, magic: int) -> tuple[list[int], int]:
 
 
 def check_size(path: Path, size: int, expected: int, contents: str) -> None:
-    """UserError unless the file's size in bytes is what its header promises."""
+    """Raise a UserError unless the file has the size in bytes that its header promises."""
     if size != expected:
         difference = f"{abs(expected - size)} too {'few' if size < expected else 'many'}"
         raise UserError(

@@ -1,4 +1,4 @@
-"""The safetensors file format: named tensors behind a JSON header, without code in it (unlike a pickle).
+"""The safetensors file format: a JSON header and named tensors. Unlike a pickle it cannot hold code.
 
 The format (https://github.com/huggingface/safetensors, "Format"), little-endian throughout:
 
@@ -7,8 +7,8 @@ The format (https://github.com/huggingface/safetensors, "Format"), little-endian
                 "__metadata__": {"format": "pt"}}, padded with spaces
     the data    the tensors, without gaps or overlaps; data_offsets count from here
 
-We do not use the package of that name: under NumPy it reads no bfloat16, and it writes only tensors that are all in
-memory at once.
+The package safetensors is not used: with NumPy it does not read bfloat16, and it writes only tensors that are in memory
+all at once.
 """
 
 import json
@@ -23,17 +23,17 @@ from gpt2.errors import UserError, file_errors
 from gpt2.formats.stored_numbers import NUMPY_DTYPES
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-DTYPE_WORD = re.compile(r"\w{1,40}", re.ASCII)  # the format's are all of this kind, those not read here, too
+DTYPE_WORD = re.compile(r"\w{1,40}", re.ASCII)  # every dtype of the format matches, also those not read here
 CODES = {stored: code for code, stored in DTYPES.items()}
 LONGEST_HEADER = 100_000_000
 METADATA = "__metadata__"
-FOR_PYTORCH = {"format": "pt"}  # what its programs look for
+FOR_PYTORCH = {"format": "pt"}  # PyTorch programs expect it
 GIT_LFS = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor's place in a file: `offset` bytes from its beginning; `dtype` is the format's own word, like BF16."""
+    """A tensor's place in a file: `offset` and `size` in bytes; `dtype` is the format's name, such as BF16."""
 
     path: Path
     name: str
@@ -44,7 +44,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """(tensors by name, in the order of their data; metadata: texts by name). UserError: no such file, or damaged."""
+    """Return {name: tensor}, in the order of the data, and {name: text} of the metadata. UserError: damaged."""
     with file_errors(path, "cannot read it; check the path and its permissions"):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -66,10 +66,13 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
 def make_header(
     shapes: dict[str, tuple[int, ...]], stored: str, metadata: dict[str, str] = FOR_PYTORCH
 ) -> tuple[bytes, dict[str, int]]:
-    """A file's first bytes for tensors of these shapes, one after another, and where each begins in the file."""
-    header, sizes, stop = {METADATA: metadata}, tensor_sizes(shapes, stored), 0
+    """Return a file's first bytes for tensors of these shapes, and the offset of each tensor in the file."""
+    header = {METADATA: metadata}
+    sizes = tensor_sizes(shapes, stored)
+    stop = 0
     for name, shape in shapes.items():
-        start, stop = stop, stop + sizes[name]
+        start = stop
+        stop += sizes[name]
         header[name] = {"dtype": CODES[stored], "shape": list(shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -79,7 +82,7 @@ def make_header(
 
 
 def tensor_sizes(shapes: dict[str, tuple[int, ...]], stored: str) -> dict[str, int]:
-    """Bytes of each tensor."""
+    """Return the size of each tensor in bytes."""
     return {name: NUMPY_DTYPES[stored].itemsize * math.prod(shape) for name, shape in shapes.items()}
 
 
@@ -93,7 +96,7 @@ def _header_length(path: Path, begin: bytes, size: int) -> int:
 
 
 def _entries(path: Path, header: bytes) -> tuple[dict[str, dict], dict[str, str]]:
-    """The header's entry of each tensor by name, and its metadata."""
+    """Return the header's {name: entry} of tensors, and its metadata."""
     try:
         names = json.loads(header, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -127,13 +130,15 @@ def _tensor(path: Path, name: str, entry, begin: int) -> StoredTensor:
 
 
 def _check_cover(path: Path, tensors: list[StoredTensor], begin: int, size: int) -> None:
-    """Tensors lie one behind another and end with the file."""
-    stop, before = begin, "its header"
+    """Raise a UserError unless tensors follow each other without gaps to the end of the file."""
+    stop = begin
+    before = "its header"
     for tensor in tensors:
         if tensor.offset != stop:
             what = "overlap" if tensor.offset < stop else f"are {tensor.offset - stop} bytes apart"
             raise _damaged(path, f"{before} and {tensor.name!r} {what}")
-        stop, before = tensor.offset + tensor.size, repr(tensor.name)
+        stop = tensor.offset + tensor.size
+        before = repr(tensor.name)
     if stop != size:
         difference = f"{abs(stop - size)} too {'few' if size < stop else 'many'}"
         raise _damaged(path, f"{size} bytes, {difference} for its header's {len(tensors)} tensors")

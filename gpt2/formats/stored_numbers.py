@@ -1,6 +1,6 @@
-"""Parameters as files hold them: float32, float16 or bfloat16, little-endian. In memory they are float32.
+"""Parameters in files: float32, float16 or bfloat16, little-endian. In memory they are float32.
 
-Reading is exact. Writing bfloat16 rounds to the nearest, ties to even; what is too large becomes infinite.
+Reading is exact. Writing bfloat16 rounds to nearest, ties to even; numbers that are too large become infinite.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from gpt2.parameters import Parameters, no_hook
 
 NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 WRITTEN = ("float32", "bfloat16")
-AT_ONCE = 1 << 18  # numbers that are converted at once: what they need beside the file stays small, and in cache
+AT_ONCE = 1 << 18  # numbers that are converted at once, so that the buffer stays in cache
 
 
 def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
-    """Fill float32 parameters in host memory, one range of the layout after another; filled(start, stop) follows each.
+    """Fill float32 parameters in host memory, range by range of the layout; filled(start, stop) follows each.
 
-    read(tensor, first, rows) fills rows number `first` and on of a tensor as the kernels see it. A shard that has rows
-    of a tensor reads these alone; of one that is cut otherwise it reads all, and keeps its box. wte's pad rows become 0
-    and are not read.
+    read(tensor, first, rows) fills `rows` with those of a tensor, as the kernels see it, from row `first` on. A model
+    shard that holds rows of a tensor reads only these. If its box is cut otherwise, it reads the whole tensor. wte's
+    pad rows are set to 0.
     """
     layout = parameters.layout
     for start, stop in layout.held_ranges:
@@ -43,22 +43,22 @@ def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
 
 
 def check_config(path: Path, found: GPT2Config, expected: GPT2Config) -> None:
-    """UserError unless the model at `path` has the expected shape."""
+    """Raise a UserError unless the model at `path` has the expected shape."""
     if found != expected:
         raise UserError(f"{path}: holds {found}, expected {expected}: choose its --model, or give another model")
 
 
 def read_numbers(file, out: np.ndarray, stored: str) -> None:
-    """Fill `out`, contiguous float32 of any shape, with numbers of type `stored` from where the binary file stands.
+    """Fill `out`, contiguous float32, with numbers of type `stored` from the binary file's current position.
 
-    OSError: the file ends before.
+    OSError: the file ends too early.
     """
     flat = out.reshape(-1)
     buffer = np.empty(min(flat.size, AT_ONCE), NUMPY_DTYPES[stored])
     for start in range(0, flat.size, AT_ONCE):
         part = flat[start : start + AT_ONCE]
         numbers = buffer[: part.size]
-        count = file.readinto(numbers.view(np.uint8))  # as bytes: Python's buffers know no bfloat16
+        count = file.readinto(numbers.view(np.uint8))  # as bytes: Python's buffers have no bfloat16
         if count != numbers.nbytes:
             raise OSError(f"ends {numbers.nbytes - count} bytes too early")
         part[:] = numbers
@@ -69,5 +69,5 @@ def write_numbers(file, values: np.ndarray, stored: str) -> None:
     flat = values.reshape(-1)
     for start in range(0, flat.size, AT_ONCE):
         part = flat[start : start + AT_ONCE]
-        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, and a NaN stays one
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow and NaN are expected
             file.write(part.astype(NUMPY_DTYPES[stored], copy=False).view(np.uint8))

@@ -1,11 +1,11 @@
-"""Parameters of a GPT-2 from whatever holds them, as far as memory allows:
+"""Read the parameters of a GPT-2 in any of these formats:
 
     model.bin            llm.c's file, float32 or bfloat16 (llmc.py)
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-Each format's module has a read_config and a read_parameters; those here choose the module. A read_parameters fills
-`parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0. It calls
+Each format's module has a read_config and a read_parameters; the functions here choose the module. read_parameters
+fills `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0. It calls
 filled(start, stop) after each range of the layout.
 """
 
@@ -20,17 +20,17 @@ from gpt2.formats import checkpoints, huggingface, llmc
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
 STEP = re.compile(r"step-(\d+)", re.ASCII)
-PICKLES = (b"\x80", b"PK\x03\x04")  # of torch.save: before 1.6, and since
+PICKLES = (b"\x80", b"PK\x03\x04")  # torch.save's first bytes: before version 1.6, and since
 
 
 def read_config(path: Path) -> GPT2Config:
-    """The model's shape. UserError: nothing is there that can be read, or it is damaged."""
+    """Return the model's shape. UserError: nothing readable is there, or it is damaged."""
     form, place = find(path)
     return form.read_config(place)
 
 
 def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
-    """UserError as in read_config, or if the shapes differ, or a parameter is nan or infinite."""
+    """Fill `parameters`. UserError as in read_config, or if shapes differ, or a parameter is nan or infinite."""
     form, place = find(path)
     checkpoints.check_model(place)
 
@@ -42,7 +42,7 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
 
 
 def check_finite(path: Path, parameters: Parameters, start: int, stop: int) -> None:
-    """UserError if one of parameters [start, stop), in host memory, from or for the model at `path`, is no number."""
+    """Raise a UserError about the model at `path` if one of parameters [start, stop) is nan or infinite."""
     values = parameters.flat[start:stop]
     place = first_not_finite(values)
     if place is not None:
@@ -54,10 +54,10 @@ def check_finite(path: Path, parameters: Parameters, start: int, stop: int) -> N
 
 
 def trained_lengths(path: Path) -> tuple[int, int] | None:
-    """(tokens of a sequence, positions of the context that are trained) of the run that made the model at `path`.
+    """Return (sequence length, trained positions of the context) of the run that made the model at `path`.
 
-    The second is the larger one where the run began with a model that had been trained on longer sequences. None: the
-    model is not in a run's checkpoint, so nothing says it. UserError: nothing is there, or it is damaged.
+    More positions are trained if the run began with a model trained on longer sequences. None: the model is not in a
+    checkpoint. UserError: nothing is there, or it is damaged.
     """
     form, place = find(path)
     marker = checkpoints.marker_of(place)
@@ -70,7 +70,7 @@ def trained_lengths(path: Path) -> tuple[int, int] | None:
 
 
 def load(path: Path) -> Parameters:
-    """All parameters, newly allocated, for a program of one process. UserError also if the memory is too small."""
+    """Read all parameters into new memory, in one process. UserError also if the memory is too small."""
     config = read_config(path)
     check_memory(path, config)
     parameters = Parameters.zeros(Layout(config))
@@ -79,19 +79,21 @@ def load(path: Path) -> Parameters:
 
 
 def files(path: Path) -> list[Path]:
-    """The files that parameters and shape are read from, or could be. UserError: nothing is there that can be read."""
+    """Return the files that hold parameters and shape. UserError: nothing readable is there."""
     form, place = find(path)
     if form is llmc:
         return [place]
     with file_errors(place, "cannot look into it; check its permissions"):
-        folder, tensors = (place, sorted(place.glob("*.safetensors*"))) if place.is_dir() else (place.parent, [place])
+        folder = place if place.is_dir() else place.parent
+        tensors = sorted(place.glob("*.safetensors*")) if place.is_dir() else [place]
         described = [folder / name for name in ("config.json", checkpoints.MARKER)]
         return [*filter(Path.is_file, described), *filter(Path.is_file, tensors)]
 
 
 def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
-    """UserError if so many float32 vectors of all parameters do not fit into what memory is available."""
-    count, available = llmc.parameter_count(config, config.padded_vocab_size), available_bytes()
+    """Raise a UserError if so many float32 vectors of all parameters do not fit into the available memory."""
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    available = available_bytes()
     if available is not None and 4 * count * vectors > available:
         raise UserError(
             f"{path}: {count / 1e6:.0f}M parameters take {4 * count * vectors / 1e9:.1f} GB of memory in float32, "
@@ -100,11 +102,11 @@ def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Host memory that this process can still have, under Linux; None where nothing says it.
+    """Return the host memory that this process can still allocate under Linux; None if unknown.
 
-    It is what the machine has available, or less where a limit is set for the process's control group (cgroup version
-    1 or 2), as SLURM and containers do. root: that of the file system; tests have their own. Files: the Linux kernel's
-    Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    This is the machine's available memory, or less if SLURM or a container limits the process's control group (version
+    1 or 2). root: of the file system, for tests. See the Linux kernel's Documentation/admin-guide/cgroup-v2.rst and
+    cgroup-v1/memory.rst.
     """
     available = re.findall(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     found = [1024 * int(number) for number in available]
@@ -119,9 +121,9 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str) -> list[int]:
-    """What is left of the limits of a control group and those around it, up to `top`.
+    """Return what is left of the limits of a control group and its parents, up to `top`.
 
-    Cached pages of files do not count: they give way. Those of shared memory, which are among them, do not.
+    Cached file pages do not count as used, as the kernel frees them; cached pages of shared memory do.
     """
     left = []
     for folder in (top / own, *(top / own).parents):

@@ -1,7 +1,7 @@
-"""A trained model at work.
+"""Inference with a trained model.
 
-cached_model.py         a GPT-2 to which one more token costs one row
-generated_text.py       from a prompt to text, one drawn token after another
+cached_model.py         a GPT-2 with a key-value cache
+generated_text.py       sampling text after a prompt
 evaluation.py           losses of rows of tokens, and of long texts
 evaluation_choices.py   multiple-choice evaluations such as HellaSwag
 """

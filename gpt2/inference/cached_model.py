@@ -1,7 +1,7 @@
-"""A GPT-2 that keeps the keys and values of the tokens it has read, so that one more token costs one row.
+"""A GPT-2 with a key-value cache: the forward pass of a new token computes only that token's row.
 
-The prompt is one pass over all its rows. Each later token is the same pass with one row: its products are then
-matrix-vector products, which read every weight once. It runs on the kernels of any set.
+The prompt is one forward pass over all its tokens. Each later token is one with a single row, whose matrix-vector
+products read every weight once. Runs on any kernel set.
 """
 
 from types import SimpleNamespace
@@ -12,17 +12,20 @@ from gpt2.parameters import Parameters
 
 
 class CachedGPT2:
-    """A GPT-2 that reads one sequence; `length` tokens of it are in the cache.
+    """A GPT-2 that reads one sequence, `length` tokens of which are in the cache.
 
-    sequence_length: T, the most tokens that it reads, at most the model's context, which is the default. All memory is
-    allocated here: the cache (3 L T C numbers) and one layer's activations for T tokens.
+    sequence_length: T, how many tokens the cache holds, at most the model's context (the default). The constructor
+    allocates all memory: the cache (3 L T C numbers) and one layer's activations for T tokens.
     """
 
     def __init__(self, kernels, parameters: Parameters, sequence_length: int | None = None):
-        self.kernels, self.parameters, self.length = kernels, parameters, 0
+        self.kernels = kernels
+        self.parameters = parameters
+        self.length = 0
         self.config = config = parameters.layout.config
         self.sequence_length = T = sequence_length or config.context
-        C, dtype = config.n_embd, parameters.flat.dtype
+        C = config.n_embd
+        dtype = parameters.flat.dtype
 
         def new(*shape):
             return kernels.empty(shape, dtype)
@@ -31,7 +34,8 @@ class CachedGPT2:
             return kernels.empty(shape, np.promote_types(dtype, np.float32))
 
         self._cache = [new(T, 3 * C) for _ in range(config.n_layer)]  # queries, keys, values, as attention reads them
-        self._attention, self._logsumexp = new(T, C), of_rows(config.n_head * T)
+        self._attention = new(T, C)
+        self._logsumexp = of_rows(config.n_head * T)
         self._logits = new(1, config.padded_vocab_size)
         self._no_bias = new(C)
         self._buffers = {
@@ -40,17 +44,19 @@ class CachedGPT2:
         }  # fmt: skip
 
     def forward(self, tokens) -> np.ndarray:
-        """Logits (V,) of the token that follows `tokens` (n,), n >= 1, which follow those in the cache and join them.
+        """Append `tokens` (n,), n >= 1, to the cache and return the logits (V,) of the next token.
 
-        In host memory, float32 at least, valid until the next call. ValueError: more than T tokens in the cache.
+        The logits are in host memory, float32 at least, and valid until the next call. ValueError: the cache is full.
         """
         tokens = np.asarray(tokens, np.int32)
-        n, k, p = len(tokens), self.kernels, self.parameters
+        n = len(tokens)
+        k = self.kernels
+        p = self.parameters
         if not 0 < n <= self.sequence_length - self.length:
             raise ValueError(f"{n} tokens after {self.length}, expected at most {self.sequence_length} in all")
         a = SimpleNamespace(**{name: buffer[:n] for name, buffer in self._buffers.items()})
         k.embedding_forward(a.stream[None], tokens[None], p.wte, p.wpe[self.length :])
-        a.branch[:] = 0.0  # no branch comes before the first layer
+        a.branch[:] = 0.0  # the first layer has no branch before it
         bias = self._no_bias
         for w, cache in zip(p.layers, self._cache, strict=True):
             self._normalize(a, bias, w.ln1_weight, w.ln1_bias)
@@ -76,8 +82,10 @@ class CachedGPT2:
         )
 
     def _attend(self, cache, n: int):
-        """(n, C): causal attention of the n newest rows of the cache (T, 3C) to all that it holds."""
-        seen, H = self.length + n, self.config.n_head
-        out, logsumexp = self._attention[:seen], self._logsumexp[: H * seen].reshape(1, H, seen)
+        """Return causal attention (n, C) of the n newest rows of the cache (T, 3C) to all its rows."""
+        seen = self.length + n
+        H = self.config.n_head
+        out = self._attention[:seen]
+        logsumexp = self._logsumexp[: H * seen].reshape(1, H, seen)
         self.kernels.attention_forward(out[None], logsumexp, cache[None, :seen], H, self.length)
         return out[self.length :]

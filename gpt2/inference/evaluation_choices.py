@@ -1,4 +1,4 @@
-"""Multiple-choice evaluations, like HellaSwag (Zellers et al. 2019), from llm.c's files of tokens.
+"""Multiple-choice evaluations such as HellaSwag (Zellers et al. 2019), from llm.c's token files.
 
 The format (llm.c, dev/data/data_common.py, write_evalfile), little-endian throughout:
 
@@ -7,7 +7,7 @@ The format (llm.c, dev/data/data_common.py, write_evalfile), little-endian throu
                 65535, bytes of this example, its index (0, 1, ...), its label, number of endings E (llm.c: always 4),
                 n and the n tokens of the context, then E times n and the n tokens of an ending
 
-The label is the number of the right ending. Contexts and endings are GPT-2's tokens in the files that llm.c makes.
+The label is the number of the correct ending. llm.c's files hold GPT-2's tokens.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ FIXED = 6  # uint16 before the context's tokens
 
 @dataclass(frozen=True)
 class Example:
-    """Tokens (n,) uint16 of a context and of each possible ending; label: which ending is right."""
+    """Tokens (n,) uint16 of a context and of each possible ending; label: which ending is correct."""
 
     index: int
     label: int
@@ -36,7 +36,7 @@ class Example:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """All examples of a file. UserError: missing, another kind of file, another version, truncated, damaged."""
+    """Read all examples of a file. UserError: missing, another kind of file or version, truncated, damaged."""
     header, size = read_header(path, CHOICES_MAGIC)
     _, version, count = header[:3]
     if version != CHOICES_VERSION:
@@ -50,7 +50,8 @@ def read_examples(path: Path) -> list[Example]:
         raise _damaged(path, f"{size} bytes, which end within a token")
     with file_errors(path, "cannot read it; check the disk"):
         stream = np.fromfile(path, "<u2", offset=HEADER_BYTES)
-    examples, place = [], 0
+    examples = []
+    place = 0
     for index in range(count):
         if place == len(stream):
             raise _damaged(path, f"ends after {index} examples of the {count} that its header promises")
@@ -62,7 +63,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def _read_example(path: Path, stream: np.ndarray, place: int, index: int) -> tuple[Example, int]:
-    """The example that begins at `place`, and where the next one does."""
+    """Return the example that begins at `place`, and where the next one begins."""
     head = stream[place : place + FIXED].tolist()
     if head[0] != START:
         raise _damaged(path, f"example {index} begins with {head[0]}, expected {START}")
@@ -72,7 +73,8 @@ def _read_example(path: Path, stream: np.ndarray, place: int, index: int) -> tup
     example = stream[place : place + length // 2]
     if found_index != index:
         raise _damaged(path, f"example {index} says that it is number {found_index}")
-    parts, at = [], FIXED - 1
+    parts = []
+    at = FIXED - 1
     for _ in range(1 + ending_count):
         stop = at + 1 + (int(example[at]) if at < len(example) else 0)
         parts.append(example[at + 1 : stop])
@@ -88,8 +90,7 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def check_examples(path: Path, examples: list[Example], config: GPT2Config, most: int) -> None:
-    """UserError unless the model can read them all. most: tokens of an example; beyond that, the rest of the model's
-    context is untrained."""
+    """Raise a UserError unless the model can read all examples. most: the positions of its context that are trained."""
     for example in examples:
         longest = len(example.context) + max(map(len, example.endings))
         if longest > most:
@@ -107,12 +108,11 @@ def check_examples(path: Path, examples: list[Example], config: GPT2Config, most
 
 
 def count_correct(scorer: Scorer, examples: list[Example]) -> tuple[int, int]:
-    """(right, right with normalization): how many of the examples the model gets right.
+    """Return (correct, correct with normalization): how many examples the model answers correctly.
 
-    The model chooses the ending with the lowest sum of losses after the context, which is the most probable one. With
-    normalization it is the ending with the lowest mean loss of a token. Of equal endings it takes the first. So do
-    acc and acc_norm of llm.c's hellaswag.py. (EleutherAI's harness has the same acc, but its acc_norm divides by an
-    ending's characters.)
+    The model chooses the ending with the lowest sum of losses, the most probable one; with normalization, the one with
+    the lowest mean loss per token. Ties go to the first ending. These are acc and acc_norm of llm.c's hellaswag.py.
+    (EleutherAI's harness has the same acc, but its acc_norm divides by an ending's characters.)
     """
     rows = [np.concatenate([each.context, ending]) for each in examples for ending in each.endings]
     losses = iter(scorer.losses(rows))

@@ -1,4 +1,4 @@
-"""Text from a model: the prompt's tokens, one drawn token after another, and their text as it comes."""
+"""Generate text: the prompt's tokens, sampling one token after another, and decoding them to text."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
@@ -18,11 +18,11 @@ CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPL
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: the k likeliest (Fan et al. 2018), the nucleus (Holtzman et al. 2020), temperature.
+    """How the next token is drawn: temperature, top-k (Fan et al. 2018) and nucleus sampling (Holtzman et al. 2020).
 
-    temperature: the logits are divided by it; 0 always takes the likeliest token (of equals the lowest id).
-    top_k: only the k likeliest tokens may be drawn (of equals the lowest ids); 0 allows all.
-    top_p: of these, only the likeliest may be drawn, as few as have a probability of top_p together; 1 allows all.
+    temperature: divides the logits; 0 always takes the likeliest token. top_k: only the k likeliest tokens may be
+    drawn; 0 allows all. top_p: of these, only the likeliest, as few as have a probability of top_p together; 1 allows
+    all. Ties go to the lowest ids.
     """
 
     temperature: float = 0.8
@@ -38,7 +38,7 @@ class Sampling:
             raise UserError(f"--top-p is {self.top_p}, expected above 0 and at most 1 (1: all tokens)")
 
     def choose(self, logits: np.ndarray, random: np.random.Generator) -> int:
-        """A token, drawn with one number of `random` (with none at temperature 0). UserError: a logit is not finite."""
+        """Draw a token with one number of `random`, with none at temperature 0. UserError: a logit is not finite."""
         if not np.isfinite(logits).all():
             raise UserError("the model's logits are not finite: the weights are damaged, or their training diverged")
         if self.temperature == 0:
@@ -47,11 +47,11 @@ class Sampling:
         drawable = np.flatnonzero(probabilities)
         reached = np.cumsum(probabilities[drawable])
         place = np.searchsorted(reached, random.random() * reached[-1], side="right")
-        return int(drawable[min(place, len(drawable) - 1)])  # the product may round up to the whole
+        return int(drawable[min(place, len(drawable) - 1)])  # random * sum may round up to the sum
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """The probabilities (V,) float64 with which tokens are drawn; logits (V,), temperature above 0."""
-        with np.errstate(over="ignore"):  # the smallest temperatures overflow to -inf, and exp(-inf) is right
+        """Return the probabilities (V,) float64 of all tokens from logits (V,); temperature above 0."""
+        with np.errstate(over="ignore"):  # small temperatures overflow to -inf, and exp(-inf) is correct
             weights = np.exp((logits.astype(np.float64) - float(logits.max())) / self.temperature)
         if not (0 < self.top_k < len(weights) or self.top_p < 1):
             return weights / weights.sum()
@@ -71,15 +71,13 @@ def sample_text(
     count: int,
     sampling: Sampling,
     seed: int | tuple[int, ...],
-    sequence_length: int | None = None,
     splits: bool = False,
 ) -> Iterator[str]:
-    """Pieces of text that follow `prompt`, together at most `count` tokens. They end early at an end-of-text.
+    """Yield pieces of text after `prompt`: at most `count` tokens, or up to an end-of-text token.
 
-    splits: as prompt_tokens takes it. Only tokens that the tokenizer has are drawn, on the host, whatever the model
-    runs on. The same arguments give the same text on one machine with one number of threads. Elsewhere, on a GPU too,
-    products round differently, which can change a draw. UserError, before the first piece: the prompt is not UTF-8, or
-    longer than the model reads at once.
+    splits: as in prompt_tokens. Only tokens of the tokenizer's vocabulary are drawn. The same arguments give the same
+    text on one machine with one number of threads; elsewhere products round differently, which can change a draw.
+    UserError, before the first piece: the prompt is not UTF-8, or too long for the model.
     """
     tokens = prompt_tokens(prompt, encoding, splits)
     check_prompt(tokens, model.config, model.sequence_length)
@@ -92,9 +90,9 @@ def sample_text(
 
 
 def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False) -> np.ndarray:
-    """The prompt's tokens (n,). An empty prompt becomes what stands before a document: end-of-text, or a newline.
+    """Return the prompt's tokens (n,); of an empty prompt the separator of documents: end-of-text, or a newline.
 
-    splits: so does each <|endoftext|> in the prompt, which is ordinary text otherwise.
+    splits: each <|endoftext|> in the prompt is such a separator; otherwise it is ordinary text.
     """
     try:
         prompt.encode("utf-8")
@@ -106,7 +104,7 @@ def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False
 
 
 def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
-    """The tokens (1,) that separate documents in training data."""
+    """Return the token (1,) that separates documents in training data."""
     return join_tokens(["", ""], encoding)
 
 
@@ -129,11 +127,11 @@ def check_prompt(prompt, config, most: int) -> None:
 
 
 def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> Iterator[int]:
-    """Draw `count` tokens after `prompt` (n,), 1 <= n <= T, one at a time; choose(logits (V,)) draws each.
+    """Yield `count` tokens after `prompt` (n,), 1 <= n <= T; choose(logits (V,)) draws each.
 
-    model: a CachedGPT2, which reads T tokens at most. When it is full, it forgets all and reads the newest T/2 tokens
-    again, as if the text began there: positions are learned, so keys and values cannot move to others. Each token is
-    thus drawn from T/2 tokens or more. A token costs one row; T/2 rows are read again once in T/2 tokens.
+    model: a CachedGPT2 for T tokens. When its cache is full, it is emptied, and the newest T/2 tokens are read again as
+    if the text began there: keys and values depend on learned positions and cannot move. So each token is drawn from at
+    least T/2 tokens before it, and costs two rows on average.
     """
     most = model.sequence_length
     newest = unread = [int(token) for token in prompt][-most:]
@@ -148,10 +146,10 @@ def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> 
 
 
 def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:
-    """The text of tokens, one piece for each, up to an end-of-text token; then one more, usually empty.
+    """Yield the text of each token, up to an end-of-text token, and then the rest, which is usually empty.
 
-    A character whose bytes are spread over several tokens comes with the last of them. Bytes that are not UTF-8, or
-    stay incomplete, become U+FFFD.
+    A character whose bytes are spread over several tokens comes with the last of them. Invalid and incomplete bytes
+    become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     end_of_text = encoding.eot_token if encoding.special_tokens_set else None
@@ -163,5 +161,5 @@ def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced: a model of bytes may write what a terminal would obey."""
+    """Return the text with control characters replaced: a terminal would obey those of a model of bytes."""
     return text.translate(CONTROLS)

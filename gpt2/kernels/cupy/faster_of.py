@@ -10,11 +10,8 @@ from gpt2.kernels.cupy.launch import storage
 
 EPILOGUES = ("gelu", "dgelu", "bias gradient")  # work that cuBLASLt can do in an epilogue
 ATTENTION = ("attention", "attention backward")
-BFLOAT16_ONLY = (
-    "gelu",
-    "dgelu",
-    *ATTENTION,
-)  # in float32, the epilogue's GELU is too inexact, and cuDNN has no attention
+# In float32 the epilogue's GELU is too inexact, and cuDNN has no attention.
+BFLOAT16_ONLY = ("gelu", "dgelu", *ATTENTION)
 
 
 class FasterOf:

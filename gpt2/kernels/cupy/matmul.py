@@ -158,8 +158,8 @@ class Matmul:
         """out (M, N) = or += left (M, K) @ right (K, N), with at most one of these epilogues.
 
         bias (N,) is added to the product. bias and gelu_input (M, N): gelu_input = product + bias,
-        out = gelu(gelu_input). dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = left's row sums,
-        a bias's gradient. NoAlgorithm: cuBLASLt has no algorithm for it.
+        out = gelu(gelu_input). dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = the row sums of
+        left, a bias gradient. NoAlgorithm: cuBLASLt has no algorithm for it.
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
         plan = self.plans.get(recipe) or self._new_plan(recipe)
