@@ -100,10 +100,6 @@ class Tensor:
         return len(self.shape) > 1
 
     @property
-    def is_whole(self) -> bool:
-        return self.box == whole_box(self.whole_shape)
-
-    @property
     def is_rows(self) -> bool:
         """Whether the box is whole rows of the tensor, so that it is contiguous there."""
         return self.box[1:] == whole_box(self.whole_shape)[1:]

@@ -233,15 +233,12 @@ def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, de
 
     Drawing rows one after another gives the same numbers as drawing the tensor at once. wte's pad rows become 0.
     """
-    if own and own.is_whole:
-        random.standard_normal(out=parameters.view(own.name), dtype=np.float32)
-    else:
-        rows, *rest = tensor.whole_shape
-        step = max(1, BLOCK_ELEMENTS // math.prod(rest))
-        for low in range(0, rows, step):
-            drawn = random.standard_normal((min(step, rows - low), *rest), dtype=np.float32)
-            if own:
-                _keep_rows(parameters.view(own.name).reshape(own.box_shape), own, low, drawn)
+    rows, *rest = tensor.whole_shape
+    step = max(1, BLOCK_ELEMENTS // math.prod(rest))
+    for low in range(0, rows, step):
+        drawn = random.standard_normal((min(step, rows - low), *rest), dtype=np.float32)
+        if own:
+            _keep_rows(parameters.view(own.name).reshape(own.box_shape), own, low, drawn)
     if own:
         parameters.view(own.name)[:] *= np.float32(deviation)
     if own and tensor.name == "wte":

@@ -11,12 +11,13 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.kernels.cupy import classifier, launch, libraries
-from gpt2.kernels.cupy.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin, parse_log
+from gpt2.kernels.cupy.compile import FOLDER, SOURCES, STORAGES, cached_code, compile_cubin
 from gpt2.kernels.cupy.libraries import open_library
 from gpt2.kernels.numpy import Cores
 from tests.gpu.cuda_shim import cases
 from tests.gpu.cuda_shim.memory import Memory
 from tests.gpu.cuda_shim.shim import KERNEL, Shim, lasting_build
+from tests.gpu.kernel_resources import parse_log
 
 SEEDS = range(3)
 MUTANT_SEEDS = range(10)
@@ -158,12 +159,13 @@ def test_compiles_without_spills(source, storage):
     """For both architectures at once; float32, which uses no tensor cores and takes long, for one."""
     with ThreadPoolExecutor() as pool:
         cubins = pool.map(partial(compile_cubin, source, storage), ARCHITECTURES[storage])
-    for cubin in cubins:
-        assert cubin.code.startswith(b"\x7fELF")
+    for code, log in cubins:
+        assert code.startswith(b"\x7fELF")
+        resources = parse_log(log)
         kernels = KERNEL.findall((FOLDER / f"{source}.cu").read_text())
-        assert set(cubin.resources) == {name for *_, name in kernels}
+        assert set(resources) == {name for *_, name in kernels}
         for threads, blocks, name in kernels:
-            taken = cubin.resources[name]
+            taken = resources[name]
             assert taken.spill_bytes == 0, name
             assert taken.registers * int(threads) * int(blocks or 1) <= 65536, name
 

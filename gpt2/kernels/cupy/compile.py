@@ -7,8 +7,6 @@ NVRTC and the CUDA headers come from `pip install gpt2-mpi[nvrtc]` or the machin
 import ctypes
 import hashlib
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.kernels.cupy.libraries import find_in_wheels, header_folder, open_library
@@ -21,27 +19,11 @@ STORAGES = {"float32": (), "bfloat16": ("-DBFLOAT16",)}  # {how values are store
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What a kernel takes: registers and spilled bytes per thread, static shared memory in bytes per block."""
-
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
-class Cubin:
-    """Machine code (an ELF file) for one architecture, and {kernel: its resources}."""
-
-    code: bytes
-    resources: dict[str, Resources]
-
-
-def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
+def compile_cubin(source: str, storage: str, arch: str) -> tuple[bytes, str]:
     """Compile `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or the like.
 
-    UserError: NVRTC is not installed. RuntimeError: it refuses the source; the text is the compiler's log.
+    Returns the machine code (an ELF file) and the log, with what each kernel takes (ptxas -v). UserError: NVRTC is not
+    installed. RuntimeError: it refuses the source; the text is the compiler's log.
     """
     path = FOLDER / f"{source}.cu"
     options = (*OPTIONS, *STORAGES[storage], f"-arch={arch}", f"-I{header_folder()}")
@@ -54,7 +36,7 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
         log = _output(nvrtc, program, "ProgramLog").decode().rstrip("\0")
         if status:
             raise RuntimeError(f"{path.name} for {storage}, {arch}: NVRTC status {status}\n{log}")
-        return Cubin(_output(nvrtc, program, "CUBIN"), parse_log(log))
+        return _output(nvrtc, program, "CUBIN"), log
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -62,10 +44,10 @@ def compile_cubin(source: str, storage: str, arch: str) -> Cubin:
 def cached_code(source: str, storage: str, arch: str, cache: Path | None) -> bytes:
     """Return compile_cubin's machine code, from the cache folder if these sources were compiled before."""
     if cache is None:
-        return compile_cubin(source, storage, arch).code
+        return compile_cubin(source, storage, arch)[0]
     path = _cached_file(source, storage, arch, cache)
     if not path.exists():
-        keep_code(compile_cubin(source, storage, arch).code, source, storage, arch, cache)
+        keep_code(compile_cubin(source, storage, arch)[0], source, storage, arch, cache)
     return path.read_bytes()
 
 
@@ -89,17 +71,6 @@ def nvrtc_version() -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(nvrtc, nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
-
-
-def parse_log(log: str) -> dict[str, Resources]:
-    """Return {kernel: its resources} from the lines that ptxas prints with -v."""
-    resources = {}
-    for part in log.split("Compiling entry function '")[1:]:
-        registers = int(re.search(r"Used (\d+) registers", part)[1])
-        spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", part))
-        shared = re.search(r"(\d+) bytes smem", part)
-        resources[part.split("'")[0]] = Resources(registers, spilled, int(shared[1]) if shared else 0)
-    return resources
 
 
 def _open_nvrtc():

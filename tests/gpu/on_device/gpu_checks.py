@@ -13,6 +13,7 @@ from gpt2.files import user_cache_folder
 from gpt2.kernels.cupy import Device, launch
 from gpt2.kernels.cupy.compile import SOURCES, STORAGES, compile_cubin, keep_code, nvrtc_version
 from scripts.machine.gpu import PACKAGES, copy_rate, gpu_facts, random_on_gpu
+from tests.gpu.kernel_resources import parse_log
 
 
 def environment(sizes):
@@ -48,10 +49,10 @@ def compile_all(sizes):
     for source in SOURCES:
         for storage in STORAGES:
             start = time.perf_counter()
-            cubin = compile_cubin(source, storage, device.arch)
-            keep_code(cubin.code, source, storage, device.arch, user_cache_folder())
+            code, log = compile_cubin(source, storage, device.arch)
+            keep_code(code, source, storage, device.arch, user_cache_folder())
             lines.append(f"{source} {storage}: {time.perf_counter() - start:.1f} s")
-            for kernel, taken in cubin.resources.items():
+            for kernel, taken in parse_log(log).items():
                 kernels[f"{kernel} {storage}"] = vars(taken)
                 lines.append(f"  {kernel:32} {taken.registers:4} registers {taken.spill_bytes:5} bytes spilled")
     return {"lines": lines, "kernels": kernels, "passed": not any(k["spill_bytes"] for k in kernels.values())}
