@@ -1,19 +1,20 @@
-"""One training step on one rank: how close to the hardware's limit, and how it compares with PyTorch.
+"""Measure one training step on one rank, beside the hardware's limit and beside PyTorch.
 
     python scripts/bench_step.py --model gpt2-124M --batch-size 4 --seq-len 256
     python scripts/bench_step.py --model gpt2-124M --batch-size 4 --seq-len 256 --vs torch --json step.json
     python scripts/bench_step.py --backend cupy --batch-size 64 --seq-len 1024 --vs torch --vs llmc=PATH --json gpu.json
 
-Every contender is a process of its own, so that peak memory is its own too. --vs torch adds PyTorch eager and compiled;
-torch is not a dependency of the project. On CPUs contenders take turns, so that a drift of the machine meets all of
-them.
+Every contender is a process of its own, so that its peak memory can be measured. --vs torch adds PyTorch, eager and
+compiled; torch is not a dependency of the project. On CPUs contenders take turns, so that a drift of the machine
+affects all alike.
 
-On CPUs the floor is the time of all matrix products of the step: same shapes, dtype and threads, attention's included
-and its masked half not skipped. A step in bfloat16 is compared with our own in float32. "peak / it" is the part of each
-step that its products would take by our instruction at its measured peak: the rest is all there is to gain.
-On a GPU (--backend cupy) each contender has the GPU to itself, and every kernel of ours stands beside the time that its
-bytes or floating point operations take at the rates of this GPU, measured in the same run. --vs llmc=PATH runs llm.c's
-train_gpt2cu, which the user has built. Our own figures come first, --json is written after every result, and the whole
+On CPUs the floor is the time of all matrix products of the step: same shapes, dtype and threads, with those of
+attention, whose masked half is not skipped. With --dtype bfloat16 our float32 step is measured, too. "peak / it" is the
+time of a step's products at the measured peak of our instruction, over the contender's step: the rest is the most that
+could be gained.
+On a GPU (--backend cupy) each contender has the GPU to itself. Each of our kernels stands beside the time that its
+bytes or floating point operations take at this GPU's rates, measured in the same run. --vs llmc=PATH runs llm.c's
+train_gpt2cu, which the user has built. Our figures come first, --json is written after every result, and the whole
 run ends within eight minutes.
 """
 
@@ -38,11 +39,11 @@ def main():
     else:
         from scripts.step_bench import cpu as bench
         from scripts.step_bench import cpu_contenders as contenders
-    if settings.contender:  # this is a process that measures when it is asked (step_bench/process.py)
+    if settings.contender:  # this process measures on request (step_bench/process.py)
         return serve(contenders.MAKERS, *settings.contender)
     try:
         if settings.json:
-            place_of_file(settings.json)  # before the minutes that this takes
+            place_of_file(settings.json)  # fail before the minutes of measuring
         raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
     except (ContenderError, UserError) as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
@@ -50,7 +51,7 @@ def main():
 
 
 def rival(text: str) -> tuple[str, Path | None]:
-    """A --vs: ("torch", None), or ("llmc", the program). Raises ArgumentTypeError."""
+    """Parse --vs into ("torch", None) or ("llmc", the program). Raise ArgumentTypeError."""
     name, _, path = text.partition("=")
     if text == "torch" or (name == "llmc" and path):
         return name, Path(path) if path else None
@@ -66,19 +67,19 @@ def parse():
     parser.add_argument("--batch-size", type=int, default=4, help="B: sequences (4)")
     parser.add_argument("--seq-len", type=int, default=256, help="T: tokens of a sequence (256)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(bfloat16 on a GPU, float32 on CPUs)")
-    parser.add_argument("--threads", type=int, help="of each contender on CPUs (all cores)")
+    parser.add_argument("--threads", type=int, help="threads of each contender on CPUs (all cores)")
     parser.add_argument(
-        "--repeat", type=int, default=7, help="turns of each contender (7), of a step on CPUs and five on a GPU"
+        "--repeat", type=int, default=7, help="turns of each contender (7): one step on CPUs, five on a GPU"
     )
     parser.add_argument(
         "--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH",
-        help="also measure PyTorch, eager and compiled; cupy: llm.c, by its train_gpt2cu at PATH",
+        help="also measure PyTorch, eager and compiled; on a GPU also llm.c, by its train_gpt2cu at PATH",
     )  # fmt: skip
     parser.add_argument(
-        "--peak-tflops", type=float, help="cupy: what MFU is a fraction of (this GPU's datasheet, dense bfloat16)"
+        "--peak-tflops", type=float, help="on a GPU: the rate that is 100% MFU (this GPU's datasheet, dense bfloat16)"
     )
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
-    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # what each one's process is given: NAME SHAPE
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # for the contenders' processes: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)
     if settings.backend == "cupy":

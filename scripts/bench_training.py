@@ -1,14 +1,14 @@
-"""Whole training steps: ours beside PyTorch's DistributedDataParallel, its optimizer and FSDP, over gloo on CPUs.
+"""Measure whole training steps: ours beside PyTorch's DistributedDataParallel, ZeRO optimizer and FSDP over gloo.
 
 mpirun -n 2 python scripts/bench_training.py -- --n-layer 2 --n-embd 128 --batch-size 2
 srun -n 16 python scripts/bench_training.py --link 25gbit --json steps.json -- --model gpt2-124M --train-data '...'
 sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 4 --rate 400mbit -- \\
     python scripts/bench_training.py --link 400mbit --json steps.json -- --n-layer 6 --n-embd 384 --batch-size 4
 
-The flags behind -- go to scripts/train.py: model, data, batch, optimizer. What they say of the exchange holds for ours
-alone. Every contender begins with the same parameters and takes the same windows; they take turns, each turn a training
-from its beginning. A step's computing is that of the same library without exchange; what a step is longer shows of its
-exchange. torch is not a dependency of the project: without it ours is measured alone.
+The flags after -- go to scripts/train.py: model, data, batch, optimizer. Those that concern the exchange apply to our
+contenders only. All contenders run on CPUs, begin with the same parameters and read the same windows. They take turns;
+a turn is a training from its beginning. A step's computing is the step of the same library without exchange; the rest
+is the exposed exchange. torch is not a dependency of the project: without it only our contenders are measured.
 """
 
 import gc
@@ -20,15 +20,16 @@ from functools import partial
 from pathlib import Path
 
 from dist.console import open_console
-from dist.probe.links import probe_links, rate_both_ways
 from dist.wire import WIRE_BYTES
-from dist.world import library_name, start_world, threads_per_rank
+from dist.world import start_world, threads_per_rank
 from gpt2.errors import UserError
-from gpt2.files import place_of_file, write_json
+from gpt2.files import place_of_file
 from gpt2.parameters import Layout
+from scripts.bench.job import describe_job
+from scripts.bench.report import ReportFile
+from scripts.bench.turns import in_turns
 from scripts.cluster.program import split_command
 from scripts.exchange_bench.pytorch import has_torch, start_gloo
-from scripts.machine.host import machine, versions
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
 from scripts.settings.training import OneLineParser
@@ -44,7 +45,7 @@ def main():
     world = start_world(None, (UserError,))
     with world.together(UserError):
         if world.rank == 0 and settings.json:
-            place_of_file(settings.json)  # before the minutes that this takes
+            place_of_file(settings.json)  # fail before the minutes of measuring
     try:
         report = bench(settings, training, world)
     finally:
@@ -52,40 +53,53 @@ def main():
             shutil.rmtree(settings.out, ignore_errors=True)
     world.print(f"\n{table(report)}")
     with world.together(UserError):
-        if world.rank == 0 and settings.json:
-            write_json(settings.json, report)
+        if world.rank == 0:
+            ReportFile(settings.json).write(report)
 
 
 def parser() -> OneLineParser:
+    """Return the parser of the flags before --."""
     result = OneLineParser(__doc__)
     add = result.add_argument
-    add("--contenders", default="all", metavar="all|LIST", help="by name, with ; between them (all)")
-    add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each (%(default)s)")
-    add("--steps", type=repetitions, default=4, metavar="S", help="of a turn that count, after one of warm-up (4)")
+    add("--contenders", default="all", metavar="all|LIST", help="names with ; between them (all)")
+    add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each contender (%(default)s)")
+    add(
+        "--steps", type=repetitions, default=4, metavar="S", help="counted steps of a turn, after one of warm-up (4)"
+    )
     add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    add("--out", type=Path, default=Path("runs/bench-training"), help="where run folders lie meanwhile (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/bench-training"),
+        help="folder of run folders, deleted later (%(default)s)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     return result
 
 
 def bench(settings, training: list[str], world) -> dict:
-    """Every contender in turns; what was measured, where, and with what. Collective."""
+    """Measure every contender in turns and return the report. Collective."""
     reference = ours.settings_of("ours", training, settings.steps + 1, settings.out)
     with world.together(UserError):
         s, config = complete(reference, world.size)
     makers = contenders(settings, training, world, s, config)
-    turns, left_out = in_turns(world, makers, settings.turns)
-    layout = Layout(config)
-    report = describe(settings, training, world) | {
-        "parameters": layout.count, "steps": s.steps, "turns": settings.turns, "left_out": left_out,
+    turns, left_out = measure(world, makers, settings.turns)
+    parameters = Layout(config).count
+    packages = ["numpy", "numba", "mpi4py", *(["torch"] if has_torch() else [])]
+    report = describe_job(world, settings.link, *packages) | {
+        "training": training,
+        "parameters": parameters,
+        "steps": s.steps,
+        "turns": settings.turns,
+        "left_out": left_out,
         "tokens": global_batch(s, world.size) * s.seq_len,
-    }  # fmt: skip
-    size_bytes, rate = WIRE_BYTES["float32"] * layout.count, report["link"]["bytes_per_s"]
-    return report | summarize(turns, size_bytes, world.node_count, rate)
+    }
+    size_bytes = WIRE_BYTES["float32"] * parameters
+    return report | summarize(turns, size_bytes, world.node_count, report["link"]["bytes_per_s"])
 
 
 def contenders(settings, training: list[str], world, s, config) -> dict:
-    """By name, what makes a turn: an iterator of (seconds, loss) of its steps. Collective."""
+    """Return by name the function that starts a turn: an iterator of (seconds, loss) of its steps. Collective."""
     makers = {name: partial(ours.train, world, name, training, s.steps, settings.out) for name in ours.FORMS}
     if not has_torch():
         world.print("PyTorch is not installed (pip install torch), so ours is measured alone")
@@ -104,58 +118,42 @@ def contenders(settings, training: list[str], world, s, config) -> dict:
 
 
 def check_names(names: list[str], makers: dict) -> None:
-    """UserError unless each is a contender, and what each library takes without exchange is among them."""
+    """Raise UserError unless all names are known, and each library's step without exchange is among them."""
     if unknown := [name for name in names if name not in makers]:
         raise UserError(f"--contenders: no {unknown[0]!r}, expected all, or some of {'; '.join(makers)}")
     for name in names:
         alone = next(iter(ours.FORMS)) if name.startswith("ours") else "PyTorch, no exchange"
         if alone not in names:
-            raise UserError(f"--contenders: {name!r} without {alone!r}, which says what computing takes: add it")
+            raise UserError(f"--contenders: {name!r} without {alone!r}, which measures computing alone: add it")
 
 
-def in_turns(world, makers: dict, turns: int) -> tuple[dict, dict]:
-    """({contender: for each turn [(seconds, loss), ...]}, {contender that does not run here: why}). Collective."""
-    found, left_out = {name: [] for name in makers}, {}
-    for turn in range(turns):
-        for name in [name for name in makers if name not in left_out]:
-            begun = time.monotonic()
-            steps, problem = one_turn(makers[name]())
-            if why := next((each for each in world.comm.allgather(problem) if each), None):
-                left_out[name] = why
-                del found[name]
-                world.print(f"{name}: left out: {why}")
-                continue
-            found[name].append(steps)
-            step_s, took_s = median_s([steps]), time.monotonic() - begun
-            world.print(f"turn {turn + 1} of {turns}, {name}: {step_s:.3f} s a step ({took_s:.0f} s in all)")
+def measure(world, makers: dict, turns: int) -> tuple[dict, dict]:
+    """Return ({contender: for each turn [(seconds, loss), ...]}, {contender that fails here: why}). Collective."""
+    found = {name: [] for name in makers}
+    left_out = {}
+    remaining = dict(makers)
+    for turn, name, start_turn in in_turns(remaining, turns):
+        begun = time.monotonic()
+        steps, problem = one_turn(start_turn())
+        if why := next((each for each in world.comm.allgather(problem) if each), None):
+            left_out[name] = why
+            del remaining[name], found[name]
+            world.print(f"{name}: left out: {why}")
+            continue
+        found[name].append(steps)
+        took_s = time.monotonic() - begun
+        world.print(f"turn {turn + 1} of {turns}, {name}: {median_s([steps]):.3f} s a step ({took_s:.0f} s in all)")
     return found, left_out
 
 
 def one_turn(steps: Iterator[tuple[float, float]]) -> tuple[list, str | None]:
-    """(the steps, why there are none). What a contender held is free on return."""
+    """Return (the steps, the error that ended them or None). The contender's memory is free on return."""
     try:
         return list(steps), None
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # PyTorch refuses it over gloo
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # PyTorch refuses some over gloo
         return [], f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
     finally:
         gc.collect()
-
-
-def describe(settings, training: list[str], world) -> dict:
-    """What was measured, where, and with what. Collective."""
-    probed = [] if settings.link else probe_links(world)
-    rate = settings.link or rate_both_ways(probed)
-    return {
-        "command": sys.argv,
-        "training": training,
-        "ranks": world.size,
-        "nodes": world.node_count,
-        "places": world.places,
-        "link": {"bytes_per_s": rate, "nominal": settings.link is not None, "probed": probed},
-        "machine": machine(),
-        "versions": versions("numpy", "numba", "mpi4py", *(["torch"] if has_torch() else [])),
-        "mpi_library": library_name(),
-    }
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What bench_exchange.py times, and --strategy auto tries: contenders, rounds, tables."""
+"""Exchanges that bench_exchange.py measures and --strategy auto tries."""

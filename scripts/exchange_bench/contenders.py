@@ -1,7 +1,7 @@
-"""What bench_exchange.py measures: every strategy, and MPI's own collectives, on vectors with known sums.
+"""Contenders of bench_exchange.py: every strategy and MPI's own collectives, on vectors with known sums.
 
-A strategy does its real `update`, with an optimizer that only copies: D bytes of gradients become parameters. Where the
-sums alone travel, as with MPI_Allreduce, the copy is no part of the exchange, and is made after the clock has stopped.
+A strategy runs its real `update` with an optimizer that only copies: D bytes of gradients become parameters. If only
+the sums travel, as with MPI_Allreduce, the copy is not part of the exchange and is made after the clock has stopped.
 """
 
 from contextlib import suppress
@@ -22,31 +22,34 @@ from strategies.checks import check_server, operation_of
 from traces import Tracer
 
 ROOT = 0
-JUNK = -1.0  # no sum has it
+JUNK = -1.0  # no sum has this value
 
 
 class Contender:
-    """One way to exchange. On every rank, in turn: prepare, exchange (which is timed), settle, is_correct; at the end
-    close.
+    """One way to exchange. Every rank calls prepare, exchange (which is timed), finish and is_correct; at last close.
 
-    own_buffers: two vectors of this rank, (size,) each, that all contenders may use, one at a time. whole: it leaves
-    the sums on all ranks; if not, it is half of an exchange. family: "own" (strategies with messages of their own),
-    "strategy" (those that call MPI's collectives), "mpi" or "torch". wire: the dtype that travels.
+    own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. wire_format: how vectors
+    travel, if the contender lets one choose. family: "own" (strategies with messages of their own), "strategy" (those
+    that call MPI's collectives), "mpi" or "torch". wire: the dtype that travels. whole: False for half of an exchange,
+    which does not leave the sums on all ranks.
     """
 
-    family, wire, whole = "mpi", "float32", True
+    family = "mpi"
+    wire = "float32"
+    whole = True
 
     def __init__(self, world: World, own_buffers: OwnBuffers, wire_format: WireFormat = FLOAT32):
-        """wire_format: how vectors travel, where that is up to the contender."""
-        self.world, self.buffers = world, own_buffers
-        self.know_sums([True] * world.size)
+        self.world = world
+        self.buffers = own_buffers
+        self.set_contributors([True] * world.size)
 
-    def know_sums(self, contributors: list[bool]) -> None:
+    def set_contributors(self, contributors: list[bool]) -> None:
+        """Compute this rank's values, and the sums over the ranks that contribute."""
         self.values = rank_values(self.world.rank, self.world.size)
         self.sums = summed_values(contributors)
 
     def prepare(self) -> None:
-        """Put this rank's values in, and junk where the sums shall come."""
+        """Write this rank's values into the gradients, and junk where the sums will be."""
         fill(self.buffers.gradients, self.values)
         if self.buffers.fills_parameters:
             self.buffers.parameters.fill(JUNK)
@@ -54,18 +57,18 @@ class Contender:
     def exchange(self) -> None:
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """What is left to do for the parameters to be the sums."""
+    def finish(self) -> None:
+        """Do what remains, untimed, until the parameters are the sums."""
 
     def is_correct(self) -> bool:
         return is_filled(self.buffers.parameters, self.sums)
 
     def close(self) -> None:
-        """Collective."""
+        """Free what the contender holds. Collective."""
 
 
 class CopyingOptimizer:
-    """Parameters become the sums, in `settle`: the cheapest update that shows them. No state."""
+    """Copies the sums into the parameters, in `finish`: the cheapest update that shows them. It has no state."""
 
     def __init__(self):
         self._copies = []
@@ -73,22 +76,22 @@ class CopyingOptimizer:
     def update(self, parameters, gradients, lr, gradient_scale) -> None:
         self._copies.append((parameters, gradients))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         for parameters, gradients in self._copies:
             parameters[:] = gradients
         self._copies.clear()
 
 
 class CopyingAtOnce(CopyingOptimizer):
-    """For strategies that send on what their update has made."""
+    """Copies in `update`, for strategies that send the updated parameters."""
 
     def update(self, *arguments) -> None:
         super().update(*arguments)
-        self.settle()
+        self.finish()
 
 
 def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> Job:
-    """A job without a model: what its strategy does is its exchange, and what the optimizer copies."""
+    """Return a job without a model: only the strategy's exchange and the optimizer's copies remain."""
     return Job(
         world=world, buffers=buffers, new_optimizer=new_optimizer,
         sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
@@ -96,29 +99,30 @@ def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> J
 
 
 class StrategyContender(Contender):
-    """A strategy's real update. wire, op: instead of wire_format's. server: as Job's."""
+    """A strategy's real update. wire, op: replace those of wire_format. server: as in Job."""
 
     def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, op=None, server="colocated"):
         super().__init__(world, own_buffers)
         wire = wire or wire_format.wire
         wire_format = replace(wire_format, wire=wire, error_feedback=False, operation=operation_of(wire, op))
-        calls_mpi = kind.operations or not kind.overlaps
-        self.wire, self.family = wire, "strategy" if calls_mpi else "own"
-        self.size, self.optimizers = len(own_buffers.gradients), []
+        self.wire = wire
+        self.family = "strategy" if kind.operations or not kind.overlaps else "own"
+        self.size = len(own_buffers.gradients)
+        self.optimizers = []
         self.shares_memory = kind.buffers is not OwnBuffers
-        if self.shares_memory:  # it may count in there what happened before
+        if self.shares_memory:  # new ones, because shared buffers may count the exchanges so far
             self.buffers = kind.buffers(world, self.size)
         self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
         self.operation = kind.new_operation(wire_format)
         job = copying_job(
-            world, self.buffers, self.size, self._remember_optimizer,
+            world, self.buffers, self.size, self._add_optimizer,
             new_exchange=partial(kind.host_exchange, wire_format=wire_format),
             operation=self.operation.op, new_wire=wire_format.new, server=server,
         )  # fmt: skip
         self.strategy = kind(job)
-        self.know_sums(world.comm.allgather(self.strategy.worker is not None))
+        self.set_contributors(world.comm.allgather(self.strategy.worker is not None))
 
-    def _remember_optimizer(self, start, stop):
+    def _add_optimizer(self, start, stop):
         self.optimizers.append(self.new_optimizer())
         return self.optimizers[-1]
 
@@ -126,9 +130,9 @@ class StrategyContender(Contender):
         self.strategy.gradients_final(0, self.size)
         self.strategy.update(1.0)
 
-    def settle(self):
+    def finish(self):
         for optimizer in self.optimizers:
-            optimizer.settle()
+            optimizer.finish()
 
     def close(self):
         self.strategy = None
@@ -138,15 +142,16 @@ class StrategyContender(Contender):
 
 
 class DeviceContender(Contender):
-    """A strategy between GPUs. own_buffers: on this rank's GPU. form: the class that runs there; comm: a DeviceComm;
-    new_exchange: as Job's."""
+    """A strategy between GPUs. own_buffers: on this rank's GPU. form: the class that runs there. comm: a DeviceComm.
+    new_exchange: as in Job."""
 
     def __init__(self, world: World, own_buffers: OwnBuffers, form: type[Strategy], comm, new_exchange):
         super().__init__(world, own_buffers)
-        self.device, self.on_host = comm.device, np.empty(len(own_buffers.gradients), np.float32)
-        places = replace(world, comm=comm)
+        self.device = comm.device
+        self.on_host = np.empty(len(own_buffers.gradients), np.float32)
+        device_world = replace(world, comm=comm)
         job = copying_job(
-            places, own_buffers, len(self.on_host), lambda start, stop: CopyingAtOnce(), new_exchange=new_exchange
+            device_world, own_buffers, len(self.on_host), lambda start, stop: CopyingAtOnce(), new_exchange=new_exchange
         )
         self.strategy = form(job)
 
@@ -167,13 +172,15 @@ class DeviceContender(Contender):
         return is_filled(self.device.download(self.buffers.parameters), self.sums)
 
 
-class Collective(Contender):
-    """MPI's own: gradients of all ranks, parameters the sums."""
+class CollectiveContender(Contender):
+    """Calls of MPI's collectives, which sum the gradients of all ranks into the parameters."""
 
     def __init__(self, world, own_buffers, wire_format=FLOAT32):
         super().__init__(world, own_buffers)
-        self.comm, self.is_root = world.comm, world.rank == ROOT
-        self.gradients, self.parameters = own_buffers.gradients, own_buffers.parameters
+        self.comm = world.comm
+        self.is_root = world.rank == ROOT
+        self.gradients = own_buffers.gradients
+        self.parameters = own_buffers.parameters
 
     def reduce(self):
         self.comm.Reduce(self.gradients, self.parameters if self.is_root else None, root=ROOT)
@@ -182,15 +189,17 @@ class Collective(Contender):
         self.comm.Bcast(self.parameters, root=ROOT)
 
 
-class Reduce(Collective):
-    whole, exchange = False, Collective.reduce
+class ReduceContender(CollectiveContender):
+    whole = False
+    exchange = CollectiveContender.reduce
 
     def is_correct(self):
         return super().is_correct() or not self.is_root
 
 
-class Bcast(Collective):
-    whole, exchange = False, Collective.bcast
+class BcastContender(CollectiveContender):
+    whole = False
+    exchange = CollectiveContender.bcast
 
     def prepare(self):
         super().prepare()
@@ -198,13 +207,13 @@ class Bcast(Collective):
             fill(self.parameters, self.sums)
 
 
-class ReduceAndBcast(Collective):
+class ReduceBcastContender(CollectiveContender):
     def exchange(self):
         self.reduce()
         self.bcast()
 
 
-class ReduceScatterAndAllgather(Collective):
+class ReduceScatterAllgatherContender(CollectiveContender):
     def exchange(self):
         block = len(self.parameters) // self.comm.size
         own = self.parameters[self.comm.rank * block : (self.comm.rank + 1) * block]
@@ -212,24 +221,25 @@ class ReduceScatterAndAllgather(Collective):
         self.comm.Allgather(MPI.IN_PLACE, self.parameters)
 
 
-class Allreduce(Collective):
+class AllreduceContender(CollectiveContender):
     def exchange(self):
         self.comm.Allreduce(self.gradients, self.parameters)
 
 
 COLLECTIVES = {
-    "MPI_Reduce": Reduce,
-    "MPI_Bcast": Bcast,
-    "MPI_Reduce+Bcast": ReduceAndBcast,
-    "MPI_Reduce_scatter_block+Allgather": ReduceScatterAndAllgather,
-    "MPI_Allreduce": Allreduce,
+    "MPI_Reduce": ReduceContender,
+    "MPI_Bcast": BcastContender,
+    "MPI_Reduce+Bcast": ReduceBcastContender,
+    "MPI_Reduce_scatter_block+Allgather": ReduceScatterAllgatherContender,
+    "MPI_Allreduce": AllreduceContender,
 }
 
 
 def strategy_makers(kind: type[Strategy]) -> dict:
-    """{name, name/dedicated, /own, /bfloat16: what makes the contender of (world, own_buffers, wire_format)}.
+    """Return {name: function of (world, own_buffers, wire_format) that makes the contender}.
 
-    Nothing for a control, nor for a strategy that exchanges a layer at a time because no rank holds the whole vector.
+    The names are the strategy's own and those with /dedicated, /own and /bfloat16. The dict is empty for a control, and
+    for a strategy that exchanges layer by layer because no rank holds the whole vector.
     """
     if not kind.exchanges or not kind.keeps_gradients:
         return {}
@@ -241,17 +251,17 @@ def strategy_makers(kind: type[Strategy]) -> dict:
 
 
 def makers() -> dict:
-    """Every contender's maker by name, the strategies in their order first."""
+    """Return every contender's maker by name, the strategies first, in the order of the registry."""
     result = {}
     for kind in STRATEGIES.values():
         result |= strategy_makers(kind)
     return result | COLLECTIVES
 
 
-def chosen(text: str, ranks: int) -> dict:
-    """The makers named in --strategies, by name; "all" are those that so many ranks can run.
+def chosen_makers(text: str, ranks: int) -> dict:
+    """Return the makers that --strategies names; for "all" those that run on so many ranks.
 
-    A name may be the file of a strategy of one's own. UserError for a name that is none.
+    A name may be the file of a user's own strategy. Raise UserError for an unknown name.
     """
     known = makers()
     found = {}
@@ -272,6 +282,6 @@ def chosen(text: str, ranks: int) -> dict:
 
 
 def _check_server(make, ranks: int) -> None:
-    """UserError where too few ranks are there for a strategy's server."""
+    """Raise UserError if there are too few ranks for a strategy's server."""
     if isinstance(make, partial):
         check_server(make.keywords["kind"], make.keywords.get("server", "colocated"), ranks, no_exchange=False)

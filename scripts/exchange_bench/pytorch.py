@@ -1,4 +1,4 @@
-"""PyTorch's all-reduce on CPUs, gloo, as a contender. torch is not a dependency of the project."""
+"""PyTorch's all-reduce over gloo, on CPUs, as a contender. torch is not a dependency of the project."""
 
 import fcntl
 import importlib.util
@@ -39,22 +39,23 @@ class Gloo(Contender):
 
 
 def start_gloo(world):
-    """torch.distributed, its ranks those of the world, over gloo. Collective; UserError ends the job."""
+    """Return torch.distributed, initialized over gloo with the world's ranks. Collective; a UserError ends the job."""
     with world.together(UserError):
         address = address_toward_others(world)
-        # The only way gloo is told: by the host's name it may take the loopback interface.
+        # gloo has no other setting for this. By the host's name it may take the loopback interface.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank would warn of addresses without names
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each rank warns of addresses without names
     from torch import distributed
 
-    store = _meet(world, distributed.TCPStore, world.comm.bcast(address))
+    store = _new_store(world, distributed.TCPStore, world.comm.bcast(address))
     distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
     return distributed
 
 
-def _meet(world, new_store, address: str):
-    """The store at rank 0's address where the ranks find each other."""
-    store, port = None, 0
+def _new_store(world, new_store, address: str):
+    """Return the store through which the ranks find each other; rank 0 serves it at `address`."""
+    store = None
+    port = 0
     if world.rank == 0:
         store = new_store(address, 0, world.size, is_master=True, timeout=TIME_LIMIT, wait_for_workers=False)
         port = store.port
@@ -72,18 +73,18 @@ def check_torch() -> None:
 
 
 def address_toward_others(world) -> str:
-    """This host's IPv4 address on the way to another node, or to itself where there is none. UserError: no way."""
+    """Return this host's IPv4 address on the route to another node, or to itself on one node. Raise UserError."""
     host = next((place["host"] for place in world.places if place["node"] != world.node), "127.0.0.1")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing: it only looks up the route
+            probe.connect((host, 9))  # looks up the route and sends nothing
             return probe.getsockname()[0]
     except OSError as error:
-        raise UserError(f"--vs torch: no way to {host!r} by its name over IPv4 ({error}), which gloo needs") from None
+        raise UserError(f"--vs torch: gloo needs an IPv4 route to {host!r}, and there is none ({error})") from None
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has this IPv4 address. UserError if none has."""
+    """Return the name of the network interface that has this IPv4 address. Raise UserError if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())

@@ -1,12 +1,10 @@
-"""Contenders in turn, round after round: seconds, CPU seconds, bytes through every node's port, sums checked.
+"""Measure exchanges in turns: seconds, CPU seconds, bytes through each node's ports; check the sums.
 
-In turns, so that a drift of the machine meets all of them. Each counted repetition follows one of the same contender
-that is not counted, as in training an exchange follows its like: TCP goes on with the congestion windows that the last
-exchange left, and many senders into one port leave small ones. Between repetitions, and at both ends of one, ranks wait
-asleep: a rank that spins would slow those that still work.
+Before each exchange that counts, the same contender makes one that does not. In training, too, an exchange follows its
+like: TCP keeps the congestion windows of the last exchange, and many senders into one port leave small windows. Between
+exchanges the ranks sleep in a barrier, because a rank that spins slows down those that still work.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -15,57 +13,71 @@ import numpy as np
 from dist.probe.ports import Ports
 from dist.waiting import barrier, gather_everywhere
 from dist.world import World, end_with_one_line
+from scripts.bench.turns import in_turns, spread
 
 
-def nothing(*unused) -> None:
-    """Who has nothing to say of a contender's turns."""
+def ignore(*unused) -> None:
+    """Ignore a turn's begin or end."""
 
 
 def measure(
-    world: World, contenders: dict, repeat: int, ports: Ports, begins: Callable = nothing, ends: Callable = nothing
+    world: World,
+    contenders: dict,
+    repeat: int,
+    ports: Ports,
+    begins: Callable = ignore,
+    ends: Callable = ignore,
 ) -> dict[str, list[dict]]:
-    """{name: its `repeat` repetitions}, the same on every rank. Collective; wrong sums end the job with one line.
+    """Return {name: its `repeat` repetitions}, the same on every rank. Collective.
 
-    begins: called with a contender's name and the number of the round; ends: with its name and its repetitions so far.
+    Wrong sums end the job with one line.
+    begins(turn, name) is called before each turn, ends(name, the contender's repetitions so far) after it.
     """
     results = {name: [] for name in contenders}
-    for round_number in range(repeat):
-        for name, contender in contenders.items():
-            begins(name, round_number)
-            for counts in (False, True):
-                result = repetition(world, contender, ports)
-                if wrong := result.pop("wrong_ranks"):
-                    ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
-                    end_with_one_line(world.comm, f"{name}, round {round_number}: wrong sums on {ranks}")
-                if counts:
-                    results[name].append(result)
-            ends(name, results[name])
+    for turn, name, contender in in_turns(contenders, repeat):
+        begins(turn, name)
+        checked_repetition(world, turn, name, contender, ports)  # does not count
+        results[name].append(checked_repetition(world, turn, name, contender, ports))
+        ends(name, results[name])
     return results
 
 
 def measured_seconds(world: World, contenders: dict, repeat: int) -> dict[str, float]:
-    """Median seconds of each; the same on every rank. Collective."""
+    """Return the median seconds of each contender, the same on every rank. Collective."""
     results = measure(world, contenders, repeat, Ports())
-    return {name: statistics.median(each["seconds"] for each in results[name]) for name in contenders}
+    return {name: spread([one["seconds"] for one in results[name]])["median"] for name in contenders}
+
+
+def checked_repetition(world: World, turn: int, name: str, contender, ports: Ports) -> dict:
+    """Measure one exchange; end the job if a rank has wrong sums. Collective."""
+    result = repetition(world, contender, ports)
+    if wrong := result.pop("wrong_ranks"):
+        ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
+        end_with_one_line(world.comm, f"{name}, round {turn}: wrong sums on {ranks}")
+    return result
 
 
 def repetition(world: World, contender, ports: Ports) -> dict:
-    """seconds: of the slowest rank, from the barrier before to the exchange's end; cpu_s: of all ranks, added.
+    """Measure one exchange. Collective.
 
-    node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: those that do not hold the sums. The barrier
-    after it is not in the time: with sleeping ranks on few cores it takes milliseconds, which no exchange needs. So the
-    seconds are at least those from the last rank's start to the last one's end.
+    Returns seconds: of the slowest rank, from the barrier before the exchange to its end; cpu_s: the sum over all
+    ranks; node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: ranks that do not hold the sums.
+
+    The barrier after the exchange is not timed: with sleeping ranks on few cores it takes milliseconds, which no
+    exchange needs. So the seconds are at least those from the last rank's start to the last rank's end.
     """
     contender.prepare()
     barrier(world.comm)
     before = ports.read()
     barrier(world.comm)  # all ports are read
-    start, cpu_start = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu_start = time.process_time()
     contender.exchange()
-    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-    barrier(world.comm)  # all that was sent has arrived
+    seconds = time.perf_counter() - start
+    cpu_s = time.process_time() - cpu_start
+    barrier(world.comm)  # everything that was sent has arrived
     through = np.subtract(ports.read(), before)
-    contender.settle()
+    contender.finish()
     barrier(world.comm)
     ranks = gather_everywhere(world.comm, seconds, cpu_s, *through, not contender.is_correct())
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0]

@@ -1,33 +1,38 @@
-"""The figures of each contender from its repetitions, and the tables that bench_exchange.py prints."""
+"""Each contender's figures from its repetitions, and the tables that bench_exchange.py prints."""
 
 import statistics
 
 import numpy as np
 
+from scripts.bench.table import aligned
+from scripts.bench.turns import spread
 from traces.units import count_text
 
-MOST_NODES_SHOWN = 8  # beyond, each node's bytes are in the JSON alone
+MOST_NODES_SHOWN = 8  # with more nodes, only the JSON has each node's bytes
 
 
 def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:
-    """2 (M-1)/M D / B: the least time in which each of M nodes can send and receive what an all-reduce of D bytes needs
-    through a port of B bytes/s each way. None on one node."""
+    """Return 2 (M-1)/M D / B, the least time of an all-reduce of D bytes; None on one node.
+
+    Each of M nodes must send and receive 2 (M-1)/M D bytes through a port of B bytes/s each way.
+    """
     return 2 * (nodes - 1) / nodes * size_bytes / rate if nodes > 1 else None
 
 
 def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, bound_s: float | None) -> dict:
-    """A contender's figures, medians where not said otherwise; bytes/s are of the float32 vector, whatever travels.
+    """Return a contender's figures, medians unless their name says otherwise.
 
-    busbw: algbw times 2 (N-1)/N for a whole exchange, times 1 for Reduce and Bcast (nccl-tests, doc/PERFORMANCE.md).
+    algbw: bytes/s of the float32 vector, in any wire format. busbw: algbw times 2 (N-1)/N for a whole exchange, times 1
+    for Reduce and Bcast (nccl-tests, doc/PERFORMANCE.md).
     """
-    seconds = [repetition["seconds"] for repetition in repetitions]
-    median = statistics.median(seconds)
+    seconds = spread([repetition["seconds"] for repetition in repetitions])
+    median = seconds["median"]
     algbw = size_bytes / median
     return {
         "family": contender.family,
         "wire": contender.wire,
         "whole": contender.whole,
-        "seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
+        "seconds": seconds,
         "times_bound": median / bound_s if bound_s else None,
         "algbw": algbw,
         "busbw": algbw * (2 * (ranks - 1) / ranks if contender.whole else 1),
@@ -39,7 +44,7 @@ def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, b
 
 
 def tables(report: dict, size: dict) -> str:
-    """Head line and one line a contender, the fastest first; where there is a network, bytes of each node too."""
+    """Return a header and a line per contender, the fastest first; with several nodes also the bytes of each node."""
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
     parts = [head_lines(report, size), aligned(_rows(size, contenders))]
     if 1 < report["nodes"] <= MOST_NODES_SHOWN:
@@ -69,25 +74,16 @@ def head_lines(report: dict, size: dict) -> str:
 
 
 def _rows(size: dict, contenders: dict) -> list[list[str]]:
-    """The head, and the figures of each contender beneath it."""
-    bound, busiest = (["x bound"], ["max in, MB", "max out"]) if size["bound_s"] else ([], [])
+    """Return the column titles and the cells of each contender."""
+    has_network = size["bound_s"] is not None
+    bound = ["x bound"] if has_network else []
+    busiest = ["max in, MB", "max out"] if has_network else []
     rows = [["", "median, ms", "min", "max", *bound, "algbw, GB/s", "busbw", *busiest, "CPU, ms"]]
     for name, one in contenders.items():
         times = [f"{one['seconds'][key] * 1e3:.1f}" for key in ("median", "min", "max")]
-        if size["bound_s"]:
+        if has_network:
             bound = [f"{one['times_bound']:.3f}"]
             busiest = [f"{max(ways) / 1e6:.2f}" for ways in zip(*one["node_bytes"], strict=True)]
         rates = [f"{one['algbw'] / 1e9:.4f}", f"{one['busbw'] / 1e9:.4f}"]
         rows.append([name, *times, *bound, *rates, *busiest, f"{one['cpu_s'] * 1e3:.0f}"])
     return rows
-
-
-def aligned(rows: list[list[str]]) -> str:
-    """Columns aligned, the first to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )

@@ -1,8 +1,8 @@
 """Vectors whose sum over the ranks is known exactly, in bfloat16 as well.
 
-Each rank fills its vector with a short random table, over and over; the table's length is a prime, so that a value in a
-wrong place is seen. Elements are whole numbers of at least 0 whose sum over all ranks is at most 256: bfloat16 and
-float32 hold each partial sum exactly, whatever the order of the additions.
+Each rank repeats a short table of random numbers. The table's length is a prime, so that a value in a wrong place is
+noticed. Elements are whole numbers whose sum over all ranks is at most 256: bfloat16 and float32 hold each partial sum
+exactly, in any order of the additions.
 """
 
 import numpy as np
@@ -10,37 +10,38 @@ import numpy as np
 PERIOD = 4099
 SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line
 FLOAT32 = 4  # bytes
-LARGEST = 256  # up to here bfloat16, with 8 bits of significand, holds every whole number
+LARGEST = 256  # bfloat16, with 8 bits of significand, holds every whole number up to this one
 
 
 def vector_size(size_bytes: int, ranks: int) -> int:
-    """Elements of a vector of at least so many bytes that ranks can cut into whole shards."""
+    """Return the elements of a vector of at least `size_bytes` bytes that divides into whole shards."""
     multiple = SHARD_MULTIPLE * ranks
     return -(-size_bytes // (FLOAT32 * multiple)) * multiple
 
 
 def rank_values(rank: int, ranks: int) -> np.ndarray:
-    """The table of one rank, (PERIOD,) float32; the same on every machine."""
+    """Return the table of one rank, (PERIOD,) float32; the same on every machine."""
     random = np.random.default_rng([rank, ranks])
     most = max(1, LARGEST // ranks)
     return random.binomial(most, min(0.5, LARGEST / 2 / ranks), PERIOD).astype(np.float32)
 
 
 def summed_values(contributors: list[bool]) -> np.ndarray:
-    """The sum of the tables of the ranks that contribute, (PERIOD,) float32."""
+    """Return the sum of the tables of the ranks that contribute, (PERIOD,) float32."""
     ranks = len(contributors)
     tables = (rank_values(rank, ranks) for rank, contributes in enumerate(contributors) if contributes)
     return sum(tables, np.zeros(PERIOD, np.float32))
 
 
 def fill(flat: np.ndarray, table: np.ndarray) -> None:
+    """Repeat the table over the whole of `flat`."""
     rows, rest = _rows(flat)
     rows[:] = table
     rest[:] = table[: len(rest)]
 
 
 def is_filled(flat: np.ndarray, table: np.ndarray) -> bool:
-    """Whether `flat` holds the table over and over, every element exactly."""
+    """Return whether `flat` repeats the table, every element exactly."""
     rows, rest = _rows(flat)
     return bool((rows == table).all() and (rest == table[: len(rest)]).all())
 

@@ -1,1 +1,1 @@
-"""What bench_step.py measures: contenders in processes of their own, floors, tables."""
+"""Contenders, floors and tables of bench_step.py."""

@@ -1,9 +1,10 @@
-"""What bench_step.py measures on CPUs, each in a process of its own (process.py).
+"""Contenders of bench_step.py on CPUs, each in a process of its own (process.py).
 
     python scripts/bench_step.py --contender NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 64, "threads": 2}'
 
-Answers {"do": "step"} with one step's step_s, parts (seconds by name), peak_memory_bytes, versions, environment: the
-variables that shape its products, and blas: NumPy's in its process (scripts/machine/blas.py), None of PyTorch.
+The answer to {"do": "step"} has step_s, parts (seconds by name), peak_memory_bytes, versions, environment (the
+variables that influence matrix products) and blas (NumPy's BLAS in this process, scripts/machine/blas.py; None for
+PyTorch).
 """
 
 import os
@@ -16,11 +17,11 @@ from types import SimpleNamespace
 from scripts.machine.blas import blas_facts
 from scripts.step_bench.process import import_torch
 
-SHAPING = "OPENBLAS_", "OMP_", "MKL_", "KMP_", "GOMP_"  # what the variables begin with that BLAS and OpenMP look at
+PREFIXES = ("OPENBLAS_", "OMP_", "MKL_", "KMP_", "GOMP_")  # of the variables that BLAS and OpenMP read
 
 
 def ours(shape):
-    """forward, backward, AdamW; with the time of each kernel."""
+    """Measure our forward, backward and AdamW, with the time of each kernel."""
     import numpy as np
 
     from gpt2.config import PRESETS
@@ -55,7 +56,7 @@ def ours(shape):
 
 
 def timed(kernels, spent) -> SimpleNamespace:
-    """The same kernels, adding the seconds of each call to spent[name]."""
+    """Return the kernels, each of whose calls adds its seconds to spent[name]."""
     from gpt2.kernels import KERNELS
 
     def wrap(name, kernel):
@@ -71,7 +72,7 @@ def timed(kernels, spent) -> SimpleNamespace:
 
 
 def floor(shape):
-    """Every matrix product of the step, in its order, and nothing else."""
+    """Measure all matrix products of the step, in its order, and nothing else."""
     import numpy as np
     from threadpoolctl import ThreadpoolController
 
@@ -86,7 +87,8 @@ def floor(shape):
     )
 
     def step():
-        parts, start = defaultdict(float), perf_counter()
+        parts = defaultdict(float)
+        start = perf_counter()
         for part, multiply in products:
             before = perf_counter()
             for library in blas:
@@ -99,12 +101,12 @@ def floor(shape):
 
 
 def peak(shape):
-    """Not a step: the time of the products that every step needs, by our own products' instruction at its peak."""
+    """Measure the instruction of our products at its peak, as the seconds that it takes for the products of a step."""
     from gpt2.config import PRESETS
-    from scripts.step_bench.peak import Peak
+    from scripts.step_bench.peak import InstructionPeak
     from scripts.step_bench.products import least_flops
 
-    measured = Peak(shape["dtype"])
+    measured = InstructionPeak(shape["dtype"])
     flops = least_flops(PRESETS[shape["model"]], shape["batch_size"], shape["seq_len"])
 
     def step():
@@ -115,7 +117,7 @@ def peak(shape):
 
 
 def pytorch(shape, compiled):
-    """forward, backward, fused AdamW; eager or through torch.compile. In bfloat16 as torch.autocast has it."""
+    """Measure PyTorch's forward, backward and fused AdamW, eager or compiled; bfloat16 by torch.autocast."""
     torch, torch_gpt2 = import_torch()
     from gpt2.config import PRESETS
     from gpt2.parameters import Layout
@@ -144,13 +146,13 @@ def pytorch(shape, compiled):
 
 
 def answering(make):
-    """The contender's functions: `step`, with what make(shape) returns."""
+    """Return the maker of a contender whose function `step` calls the step that make(shape) returns."""
 
     def make_functions(shape):
         one_step, versions = make(shape)
         facts = {
             "versions": versions,
-            "environment": {name: value for name, value in os.environ.items() if name.startswith(SHAPING)},
+            "environment": {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)},
             "blas": blas_facts(os.environ) if "numpy" in versions else None,
         }
 

@@ -1,8 +1,8 @@
 """bench_step.py on a GPU: our own figures first, then the other contenders, each with the GPU to itself.
 
 A contender's process has ended, and its memory is free, before the next one starts. A turn is some steps and one wait
-for the GPU; a turn is compared with ours of the same number, as a GPU's clock falls while it is under load. What is
-measured is printed and written at once: it stays when the run is killed.
+for the GPU. A contender's turn is compared with our turn of the same number, because a GPU's clock falls under load.
+Every result is printed and written at once, so that it stays if the run is killed.
 """
 
 import time
@@ -11,25 +11,18 @@ from dataclasses import asdict
 from statistics import fmean
 
 from gpt2.config import flops_per_token
+from scripts.bench.report import ReportFile
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_table import (
-    contender_line,
-    failure_line,
-    has_table,
-    header,
-    kernel_table,
-    notes,
-)
+from scripts.step_bench.gpu_table import TABLE, failure_line, has_table, header, kernel_table, notes
 from scripts.step_bench.llmc import run_llmc
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
-    Contender,
     ContenderError,
-    chosen,
+    ContenderProcess,
+    compare_steps,
     contender_command,
-    statistics_of,
-    write_report,
+    selected,
 )  # fmt: skip
 from scripts.training.utilization import Peak
 
@@ -37,33 +30,39 @@ COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
     "ours": "this project", "apart": "  no work in epilogues", "cudnn": "  attention by cuDNN",
 } | TORCH_CONTENDERS | {"llmc": "llm.c"}  # fmt: skip
-NEEDED = {name: "torch" for name in TORCH_CONTENDERS} | {"llmc": "llmc"}  # by --vs: the command fails without them
+# Contenders that --vs asks for: if one cannot be measured, the command fails.
+ASKED_FOR_BY = {name: "torch" for name in TORCH_CONTENDERS} | {"llmc": "llmc"}
 STEPS_A_TURN = 5
 WARM_UP_STEPS = 3
-LIMIT_S = 450  # of the whole command; what is not begun by then is left out
-FIRST_STEPS_LIMIT_S = 240  # compilers and the choice of algorithms included
+LIMIT_S = 450  # of the whole command; no measurement begins later
+FIRST_STEPS_LIMIT_S = 240  # includes compiling and the choice of algorithms
 RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192, "matmul_s": 2.0}
 
 
 def bench(settings, config, command=COMMAND, rates=RATES) -> int:
-    """Measure, print, write; the exit code. ContenderError if our own step cannot be measured."""
-    session = Session(settings, config, command)
-    session.measure_ours(rates)
+    """Measure, print, write; return the exit code. Raise ContenderError if our own step cannot be measured."""
+    run = GpuBench(settings, config, command)
+    run.measure_ours(rates)
     for name in CONTENDERS:
-        if name != "ours" and (name not in NEEDED or NEEDED[name] in settings.vs):
-            session.measure(name)
-    print(notes(session.report))
-    lacks = [name for name in NEEDED if "error" in session.report["contenders"].get(name, {})]
-    return 1 if lacks or session.report.get("failed") else 0
+        if name != "ours" and (name not in ASKED_FOR_BY or ASKED_FOR_BY[name] in settings.vs):
+            run.measure(name)
+    print(notes(run.report))
+    missing = [name for name in ASKED_FOR_BY if "error" in run.report["contenders"].get(name, {})]
+    return 1 if missing or run.report.get("failed") else 0
 
 
-class Session:
-    """One run of the command: the report as far as it is known, and the time that is left."""
+class GpuBench:
+    """One run of the command: the report so far, and the time that is left."""
 
     def __init__(self, settings, config, command):
-        self.settings, self.config, self.command = settings, config, command
-        self.start, self.first_losses, self.our_turns = time.perf_counter(), {}, []
-        shape = chosen(settings, "batch_size", "seq_len", "dtype")
+        self.settings = settings
+        self.config = config
+        self.command = command
+        self.start = time.perf_counter()
+        self.first_losses = {}
+        self.our_turns = []
+        self.file = ReportFile(settings.json)
+        shape = selected(settings, "batch_size", "seq_len", "dtype")
         self.shape = shape | {"config": asdict(config)}
         counts = {"turns": settings.repeat, "steps_a_turn": STEPS_A_TURN, "warm_up_steps": WARM_UP_STEPS}
         self.report = {
@@ -73,7 +72,7 @@ class Session:
         }
 
     def measure_ours(self, rates) -> None:
-        """Tokens/s, then what this GPU reaches, then each kernel beside its floor."""
+        """Measure tokens/s, then the rates of this GPU, then each kernel beside its floor."""
         with self._started("ours") as ours:
             gpu = ours.ask("gpu", limit_s=self._left())
             self.report["machine"] |= gpu["facts"]
@@ -88,8 +87,8 @@ class Session:
         if has_table(self.report):
             print(kernel_table(self.report), flush=True)
 
-    def _measure_part(self, ours: Contender, part: str, options) -> None:
-        """What the table of kernels is made of. Where it fails, the contenders are measured all the same."""
+    def _measure_part(self, ours: ContenderProcess, part: str, options) -> None:
+        """Measure a part of the table of kernels. If it fails, the other contenders are measured all the same."""
         try:
             self.report[part] = ours.ask(part, limit_s=self._left(), **options)
         except ContenderError as error:
@@ -97,7 +96,7 @@ class Session:
             print(failure_line(f"  its {part}", str(error)), flush=True)
 
     def measure(self, name: str) -> None:
-        """Another contender. A failure is a result too: the report gets it, and a line of the table."""
+        """Measure another contender. A failure goes into the report and the table."""
         try:
             if name == "llmc":
                 turns = self._llmc_turns()
@@ -112,17 +111,17 @@ class Session:
 
     @contextmanager
     def _started(self, name: str):
-        """A new contender, once its steps that do not count are done; it ends with the block."""
+        """Start a contender and run its steps that do not count; it ends with the block."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
-        with closing(Contender(self.command, name, self.shape)) as contender:
+        with closing(ContenderProcess(self.command, name, self.shape)) as contender:
             self.first_losses[name] = contender.ask("steps", limit_s=limit_s, count=WARM_UP_STEPS)["loss"]
             yield contender
 
-    def _turns(self, contender: Contender) -> list[dict]:
+    def _turns(self, contender: ContenderProcess) -> list[dict]:
         return [contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN) for _ in range(self.settings.repeat)]
 
     def _llmc_turns(self) -> list[dict]:
-        """Those of llm.c, which runs all its steps at once."""
+        """Return the turns of llm.c, which runs all its steps at once."""
         steps = WARM_UP_STEPS + STEPS_A_TURN * self.settings.repeat
         found = run_llmc(self.settings.vs["llmc"], self.shape, steps, self._left())
         self.first_losses["llmc"] = found[WARM_UP_STEPS - 1]["loss"]
@@ -130,32 +129,39 @@ class Session:
         return [turn[-1] | {"step_s": fmean(step["step_s"] for step in turn)} for turn in turns]
 
     def _left(self) -> float:
-        """The seconds that are left. ContenderError where none are."""
+        """Return the seconds that are left. Raise ContenderError if there are none."""
         left_s = LIMIT_S - (time.perf_counter() - self.start)
         if left_s <= 0:
             raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")
         return left_s
 
     def _record(self, name: str, turns: list[dict]) -> None:
-        """What its turns come to, printed and written."""
-        ours_s, seconds = ([turn["step_s"] for turn in side] for side in (self.our_turns, turns))
-        entry, last = statistics_of(seconds, ours_s, self.settings.batch_size * self.settings.seq_len), turns[-1]
+        """Summarize the contender's turns, print and write the result."""
+        ours_s = [turn["step_s"] for turn in self.our_turns]
+        seconds = [turn["step_s"] for turn in turns]
+        last = turns[-1]
+        entry = compare_steps(seconds, ours_s, self.settings.batch_size * self.settings.seq_len)
         flops = entry["tokens_per_s"] * self.report["flops_per_token"]
         entry |= {
-            "turns_s": seconds, "flops": flops, **({"mfu": None} | self._mfu(flops)),
-            "memory_bytes": last["memory_bytes"], "loss": self.first_losses[name], "versions": last.get("versions", {}),
-        }  # fmt: skip
+            "turns_s": seconds,
+            "flops": flops,
+            **({"mfu": None} | self._mfu(flops)),
+            "memory_bytes": last["memory_bytes"],
+            "loss": self.first_losses[name],
+            "versions": last.get("versions", {}),
+        }
         self.report["contenders"][name] = entry
-        print(contender_line(CONTENDERS[name], entry), flush=True)
+        print(TABLE.row(CONTENDERS[name], entry), flush=True)
         self._write()
 
     def _mfu(self, flops: float) -> dict:
-        """As Peak.mfu, where what any contender reached so far, and a product alone, is known, too."""
-        tflops, rates = self.report["peak_tflops"], self.report.get("rates", {})
+        """Return Peak.mfu, where the fastest rate so far is that of any contender or of a product alone."""
+        tflops = self.report["peak_tflops"]
+        rates = self.report.get("rates", {})
         seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]
         peak = Peak([tflops] if tflops else None, "--peak-tflops or the datasheet")
         return peak.mfu(flops, max([*seen, rates.get("matmul_burst_flops", 0.0)], default=0.0))
 
     def _write(self) -> None:
         self.report["seconds"] = time.perf_counter() - self.start
-        write_report(self.settings, self.report)
+        self.file.write(self.report)

@@ -1,9 +1,9 @@
-"""What bench_step.py --backend cupy measures, each in a process of its own (process.py).
+"""Contenders of bench_step.py --backend cupy, each in a process of its own (process.py).
 
     python scripts/bench_step.py --backend cupy --contender NAME '{"config": {...}, "batch_size": 64, ...}'
 
-A step is what training does: forward, backward, the gradients clipped to norm 1, AdamW. All start from the same
-parameters and take the same batch every time, so that their losses can be told to be the same.
+A step is that of training: forward, backward, clipping to norm 1, AdamW. All contenders start from the same
+parameters and use the same batch in every step, so that their losses can be compared.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -17,26 +17,28 @@ from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
 from scripts.step_bench.process import ContenderError, import_torch
 
-LR, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.1, 1.0
-DEVICE = "cuda"  # of PyTorch
+LR = 3e-4
+WEIGHT_DECAY = 0.1
+MAX_NORM = 1.0
+DEVICE = "cuda"  # for PyTorch
 
 
 def first_parameters(config) -> Parameters:
-    """GPT-2's initialization on the host, the same for everyone."""
+    """Return GPT-2's initial parameters on the host, the same for every contender."""
     parameters = Parameters.zeros(Layout(config))
     initialize(parameters, seed=1)
     return parameters
 
 
 def first_batch(config, shape):
-    """tokens and targets (B, T) int32, the same for everyone."""
+    """Return tokens and targets, (B, T) int32, the same for every contender."""
     size = (shape["batch_size"], shape["seq_len"] + 1)
     tokens = np.random.default_rng(1).integers(config.vocab_size, size=size, dtype=np.int32)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def timed_steps(one_step, synchronize, facts):
-    """A contender's `steps`: `count` of them, with one wait at the end; one_step() returns the loss."""
+    """Return a contender's function `steps`, which makes `count` steps and waits once. one_step() returns the loss."""
 
     def steps(count):
         synchronize()
@@ -50,7 +52,10 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """This project's kernels. `options` are those of Device. It also answers `kernels`, `rates` and `gpu`."""
+    """Make the contender of this project's kernels, which also answers `kernels`, `rates` and `gpu`.
+
+    options: of Device.
+    """
     from gpt2.errors import UserError
     from gpt2.kernels import bind
     from gpt2.kernels import cupy as cupy_kernels
@@ -58,7 +63,8 @@ def ours(shape, **options):
     from gpt2.optimizer import AdamW, AdamWSettings
     from scripts.machine.gpu import copy_rate, dtype_of, gpu_facts, matmul_rates, on_gpu
 
-    config, storage = GPT2Config(**shape["config"]), shape["dtype"]
+    config = GPT2Config(**shape["config"])
+    storage = shape["dtype"]
     try:
         device = cupy_kernels.Device(**options)
         kernels = bind(cupy_kernels, device)
@@ -70,7 +76,7 @@ def ours(shape, **options):
     optimizer = AdamW(kernels, layout, 0, layout.size, AdamWSettings(weight_decay=WEIGHT_DECAY))
     step = OurStep(device, model, optimizer, first_batch(config, shape))
     pool = device.cupy.get_default_memory_pool()
-    pool.free_all_blocks()  # what brought the parameters here is no part of a step's memory
+    pool.free_all_blocks()  # the buffers that copied the parameters are not part of a step's memory
     return {
         "steps": timed_steps(step, device.synchronize, lambda: {"memory_bytes": pool.total_bytes()}),
         "kernels": step.by_kernel,
@@ -86,16 +92,20 @@ class OurStep:
     """One training step by this project's kernels; calling it returns the loss."""
 
     def __init__(self, device, model, optimizer, batch):
-        self.device, self.model, self.optimizer, self.batch = device, model, optimizer, batch
+        self.device = device
+        self.model = model
+        self.optimizer = optimizer
+        self.batch = batch
 
     def __call__(self):
         return self.run(nullcontext)
 
     def run(self, phase):
-        """One step, each phase of which is queued within phase(name), a context manager; returns the loss."""
+        """Run one step and return its loss. Each phase is queued inside phase(name), a context manager."""
         from gpt2.optimizer import clip_scale
 
-        (tokens, targets), model = self.batch, self.model
+        tokens, targets = self.batch
+        model = self.model
         with phase("forward"):
             loss = model.forward(tokens, targets, 1.0 / tokens.size) / tokens.size
         with phase("backward"):
@@ -107,14 +117,15 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """Milliseconds of the phases and kernels of one step that is run for it, with events around each kernel.
+        """Run one step with events around each kernel; return the milliseconds of its phases and kernels.
 
-        "rows" are those of KernelTimes. "choices" are the times by which the device took cuBLASLt's epilogues and
-        cuDNN's attention, or kernels of ours.
+        "rows" are those of KernelTimes. "choices" are the times by which the device chose between cuBLASLt's epilogues
+        or cuDNN's attention and our own kernels.
         """
         from scripts.step_bench.gpu_kernels import KernelTimes
 
-        device, times = self.device, KernelTimes(self.device)
+        device = self.device
+        times = KernelTimes(device)
         events = [("", device.new_event())]
 
         @contextmanager
@@ -136,13 +147,14 @@ class OurStep:
 
 
 def pytorch(shape, compiled):
-    """PyTorch as nanoGPT trains: float32 parameters, bfloat16 by autocast, fused AdamW, its own choice of attention.
+    """Make the contender PyTorch, as nanoGPT trains: float32 parameters, autocast to bfloat16, fused AdamW.
 
-    The vocabulary is padded as ours is, and its pads count in no softmax, either.
+    PyTorch chooses the attention. The vocabulary is padded like ours, and pads count in no softmax.
     """
     torch, torch_gpt2 = import_torch()
 
-    config, bfloat16 = GPT2Config(**shape["config"]), shape["dtype"] == "bfloat16"
+    config = GPT2Config(**shape["config"])
+    bfloat16 = shape["dtype"] == "bfloat16"
     if bfloat16:
         torch.set_float32_matmul_precision("high")  # nanoGPT's allow_tf32
     start = first_parameters(config)

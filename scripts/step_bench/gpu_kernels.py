@@ -1,8 +1,8 @@
-"""How long each kernel of a step takes on the GPU, and the bytes and operations that it cannot do without.
+"""The time of each kernel of a step on the GPU, and the bytes and operations that it needs at least.
 
-A kernel's bytes are those of the arrays that it is for: once where it reads or writes them, twice where it changes them
-in place. Scratch memory does not count. Floating point operations are those of matrix products; attention's are among
-them, with the half below the diagonal. Kernels that only make sense together are one row, with the sums of both.
+A kernel's bytes count each of its arrays once if it is read or written, twice if it is changed in place. Scratch memory
+does not count. Floating point operations are those of matrix products, attention's included, with the half below the
+diagonal. Kernels that only make sense together share a row.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ def _bytes(*arrays) -> int:
 
 
 def _embedding_rows(stream, table) -> int:
-    """Bytes of the table's rows that B*T tokens can touch."""
+    """Return the bytes of the table's rows that B*T tokens can touch."""
     return min(stream.nbytes, table.nbytes)
 
 
@@ -26,7 +26,7 @@ def _layernorm_rows(dinputs, partial_sums, *others):
     return 2 * dinputs.nbytes + _bytes(*others[:5])
 
 
-# Kernel: its row, then its bytes, from its launch's arguments (gpt2/kernels/cupy/launch.py, attention.py).
+# Kernel: its row, and its bytes from the arguments of its launch (gpt2/kernels/cupy/launch.py, attention.py).
 ROWS = {
     "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, rows, N, T, C: (
         _bytes(out, tokens) + _embedding_rows(out, wte) + int(T) * int(C) * wpe.itemsize)),
@@ -57,12 +57,12 @@ ROWS = {
         _bytes(dqkv, dout, qkv, logsumexp))),
     "attention_backward_keys": ("attention_backward", lambda *_: 0),
 }  # fmt: skip
-# Products of all heads, of 2 T T D operations each and half of them masked; the whole backward's stand at one kernel.
+# Products of all heads, 2 T T D operations each, half of them masked; those of the whole backward stand at one kernel.
 ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 5}
 
 
 def launch_work(kernel: str, arguments) -> tuple[str, int, int]:
-    """(row, bytes, floating point operations) of a launch; an attention kernel's name ends with its head size."""
+    """Return (row, bytes, floating point operations) of a launch. kernel: may end in a head size."""
     kernel = kernel.removesuffix("_64").removesuffix("_128")
     row, count_bytes = ROWS[kernel]
     flops = 0
@@ -72,14 +72,15 @@ def launch_work(kernel: str, arguments) -> tuple[str, int, int]:
 
 
 def attention_flops(products: int, packed_shape) -> int:
-    """Of so many products over all heads, of packed queries, keys and values (B, T, 3C)."""
+    """Return the operations of so many products over all heads, for packed queries, keys and values (B, T, 3C)."""
     B, T, width = packed_shape
     return products * B * T * T * (width // 3)
 
 
 def matmul_work(out, left, right, options) -> tuple[str, int, int]:
-    """(row, bytes, floating point operations) of device.matmul(out, left, right, **options)."""
-    (M, N), K = out.shape, left.shape[1]
+    """Return (row, bytes, floating point operations) of device.matmul(out, left, right, **options)."""
+    M, N = out.shape
+    K = left.shape[1]
     extra = [name for name in ("bias", "gelu_input", "dgelu_input", "left_sums") if options.get(name) is not None]
     accumulates = bool(options.get("accumulate"))
     row = " + ".join([f"product {M} x {N} x {K}", *extra]) + (", added" if accumulates else "")
@@ -88,10 +89,11 @@ def matmul_work(out, left, right, options) -> tuple[str, int, int]:
 
 
 class TimedAttention:
-    """cuDNN's attention, each run of it inside between(row, bytes, floating point operations)."""
+    """cuDNN's attention; each run is inside between(row, bytes, floating point operations)."""
 
     def __init__(self, attention, between):
-        self._attention, self._between = attention, between
+        self._attention = attention
+        self._between = between
 
     def forward(self, out, logsumexp, qkv, head_count):
         with self._between("cudnn_forward", _bytes(out, logsumexp, qkv), attention_flops(2, qkv.shape)):
@@ -103,19 +105,23 @@ class TimedAttention:
 
 
 class KernelTimes:
-    """Events around every kernel of a gpt2.kernels.cupy.Device while `recording()`.
+    """Times every kernel of a gpt2.kernels.cupy.Device with events, inside `recording()`.
 
-    rows: after it, the sums of launches, ms, bytes and flops by the name of a row.
+    rows: afterwards, the sums of launches, ms, bytes and flops by name of the row.
     """
 
     def __init__(self, device):
-        self._device, self._events, self.rows = device, [], defaultdict(Counter)
+        self.rows = defaultdict(Counter)
+        self._device = device
+        self._events = []
 
     @contextmanager
     def recording(self):
-        """Each launch and product inside is timed."""
-        device, cudnn = self._device, self._device.cudnn_attention
-        launch, matmul = device.launch, device.matmul
+        """Time each launch and product inside the block."""
+        device = self._device
+        cudnn = device.cudnn_attention
+        launch = device.launch
+        matmul = device.matmul
 
         def timed_launch(source, storage, kernel, grid, block, arguments, shared_bytes=0):
             with self._between_events(*launch_work(kernel, arguments)):
@@ -130,15 +136,17 @@ class KernelTimes:
         try:
             yield
         finally:
-            del device.launch  # the method shows again
-            device.matmul, device.cudnn_attention = matmul, cudnn
+            del device.launch  # which uncovers the method
+            device.matmul = matmul
+            device.cudnn_attention = cudnn
         device.synchronize()
         for row, start, stop in self._events:
             self.rows[row]["ms"] += device.elapsed_ms(start, stop)
 
     @contextmanager
     def _between_events(self, row: str, byte_count: int, flops: int):
-        start, stop = self._device.new_event(), self._device.new_event()
+        start = self._device.new_event()
+        stop = self._device.new_event()
         start.record(self._device.stream)
         yield
         stop.record(self._device.stream)

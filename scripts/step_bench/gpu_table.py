@@ -1,51 +1,48 @@
-"""What bench_step.py --backend cupy prints: a line a contender, and our step's kernels beside their floors."""
+"""Tables of bench_step.py --backend cupy: a line per contender, and our step's kernels beside their floors."""
 
+from scripts.bench.table import FixedTable
 from traces.units import mfu_text
 
 
-def whole_text(report: dict, contenders: dict[str, str]) -> str:
-    """All that the command printed, made again from what it wrote."""
-    lines = [header(report)]
-    for name, text in contenders.items():
-        if entry := report["contenders"].get(name):
-            lines.append(failure_line(text, entry["error"]) if "error" in entry else contender_line(text, entry))
-    lines += [failure_line(f"  its {part}", error) for part, error in report.get("failed", {}).items()]
-    kernels = [kernel_table(report)] if has_table(report) else []
-    return "\n".join([*lines, *kernels, notes(report)])
+def mfu_cell(entry: dict) -> str:
+    if entry["mfu"] is None:
+        return ""
+    return mfu_text(entry["mfu"], True) if entry.get("peak_underestimated") else f"{entry['mfu']:.1%}"
+
+
+LABEL_WIDTH = 28
+TABLE = FixedTable(
+    LABEL_WIDTH,
+    (
+        ("step, ms", 9, lambda c: f"{c['step_s'] * 1e3:.2f}"),
+        ("min", 8, lambda c: f"{c['min_s'] * 1e3:.2f}"),
+        ("max", 8, lambda c: f"{c['max_s'] * 1e3:.2f}"),
+        ("tokens/s", 10, lambda c: f"{c['tokens_per_s']:,.0f}"),
+        ("MFU", 7, mfu_cell),
+        ("ours / it", 9, lambda c: f"{c['ours_over_this']:.3f}"),
+        ("memory, GB", 10, lambda c: f"{c['memory_bytes'] / 1e9:.1f}"),
+        ("loss", 8, lambda c: f"{c['loss']:.4f}"),
+    ),
+)
 
 
 def has_table(report: dict) -> bool:
-    """Whether all is there that the table of kernels says."""
+    """Return whether the report has everything that the table of kernels shows."""
     return "kernels" in report and "rates" in report
 
 
 def header(report: dict) -> str:
-    s, name = report["settings"], report["machine"]["GPU"]
-    return "\n".join((
-        f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {name}; "
-        f"{s['turns']} turns of {s['steps_a_turn']} steps",
-        "",
-        f"{'':28} {'step, ms':>9} {'min':>8} {'max':>8} {'tokens/s':>10} {'MFU':>7} {'ours / it':>9} "
-        f"{'memory, GB':>10} {'loss':>8}",
-    ))  # fmt: skip
+    s = report["settings"]
+    shape = f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {report['machine']['GPU']}"
+    return f"{shape}; {s['turns']} turns of {s['steps_a_turn']} steps\n\n{TABLE.head()}"
 
 
-def contender_line(text: str, c: dict) -> str:
-    underestimated = c.get("peak_underestimated", False)
-    mfu = "" if c["mfu"] is None else mfu_text(c["mfu"], True) if underestimated else f"{c['mfu']:.1%}"
-    return (
-        f"{text:28} {c['step_s'] * 1e3:9.2f} {c['min_s'] * 1e3:8.2f} {c['max_s'] * 1e3:8.2f} "
-        f"{c['tokens_per_s']:10,.0f} {mfu:>7} {c['ours_over_this']:9.3f} {c['memory_bytes'] / 1e9:10.1f} "
-        f"{c['loss']:8.4f}"
-    )
-
-
-def failure_line(text: str, error: str) -> str:
-    return f"{text:28} not measured: {error}"
+def failure_line(label: str, error: str) -> str:
+    return f"{label:{LABEL_WIDTH}} not measured: {error}"
 
 
 def floors(report: dict) -> list[dict]:
-    """Every row of our step with its floor in ms and what sets it; the longest first."""
+    """Return every row of our step with its floor in ms and the floor's limit, the longest row first."""
     rates = report["rates"]
     rows = []
     for name, row in report["kernels"]["rows"].items():
@@ -57,8 +54,10 @@ def floors(report: dict) -> list[dict]:
 
 
 def kernel_table(report: dict) -> str:
-    """Kernels, groups of them, and phases: milliseconds of the GPU in one step."""
-    rates, phases, rows = report["rates"], report["kernels"]["phases_ms"], floors(report)
+    """Return the milliseconds of kernels, groups of kernels and phases in one step."""
+    rates = report["rates"]
+    phases = report["kernels"]["phases_ms"]
+    rows = floors(report)
     step_ms = sum(phases.values())
     lines = [
         "",
@@ -74,19 +73,22 @@ def kernel_table(report: dict) -> str:
     lines += [f"    {f'phase {name}':53} {ms:8.3f} {ms / step_ms:7.1%}" for name, ms in phases.items()]
     lines += ["", "    by a product's epilogue or cuDNN, or by kernels of ours; the faster is taken:"]
     for entry in report["kernels"]["choices"]:
-        shape, theirs_ms = " x ".join(map(str, entry["shape"])), entry["theirs_ms"]
+        shape = " x ".join(map(str, entry["shape"]))
+        theirs_ms = entry["theirs_ms"]
         theirs = "not there" if theirs_ms is None else f"{theirs_ms:.3f} ms"
         lines.append(f"    {entry['work']} {shape}: theirs {theirs}, ours {entry['ours_ms']:.3f} ms")
     return "\n".join([*lines, ""])
 
 
 def product_text(rates: dict) -> str:
-    """Describe a product's rate, lasting and in a burst."""
-    lasting, burst = rates["matmul_flops"] / 1e12, rates["matmul_burst_flops"] / 1e12
-    return f"{lasting:.0f} TFLOP/s of a product that goes on ({burst:.0f} in a burst)"
+    """Describe the rate of a matrix product, sustained and in a burst."""
+    sustained = rates["matmul_flops"] / 1e12
+    burst = rates["matmul_burst_flops"] / 1e12
+    return f"{sustained:.0f} TFLOP/s of a product that goes on ({burst:.0f} in a burst)"
 
 
 def groups(rows: list[dict]) -> dict[str, list[dict]]:
+    """Group the rows into products, attention and the others."""
     products = [row for row in rows if row["name"].startswith("product")]
     attention = [row for row in rows if row["flops"] and row not in products]
     others = [row for row in rows if not row["flops"]]
@@ -94,13 +96,13 @@ def groups(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def _line(name: str, rows: list[dict], step_ms: float) -> str:
-    """A kernel, or some together."""
+    """Return the line of a kernel, or of several together."""
     launches, ms, floor_ms = (sum(row[key] for row in rows) for key in ("launches", "ms", "floor_ms"))
     return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
 
 
 def notes(report: dict) -> str:
-    """What the columns mean."""
+    """Explain the columns."""
     peak = report["peak_tflops"]
     mfu = f"MFU of {peak:g} TFLOP/s" if peak else "MFU: this GPU's datasheet is not known here, give --peak-tflops"
     return "\n".join((

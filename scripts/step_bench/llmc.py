@@ -1,7 +1,7 @@
-"""llm.c on the same shape and GPU: the user's own train_gpt2cu, in bfloat16, and the milliseconds that it prints.
+"""llm.c on the same shape and GPU: runs the user's train_gpt2cu in bfloat16 and reads the milliseconds that it prints.
 
-It begins with random parameters and takes one batch of random tokens again and again, as the others do. Of a step it
-recomputes nothing in backward, and GELU is in its products' epilogues: its fastest way on Hopper.
+It starts with random parameters and repeats one batch of random tokens, like the other contenders. Its backward
+recomputes nothing, and GELU is in the epilogues of its products: this is its fastest way on Hopper.
 """
 
 import re
@@ -19,11 +19,13 @@ MEMORY = re.compile(r"^device memory usage: (\d+) MiB", re.MULTILINE)
 
 
 def run_llmc(program: Path, shape: dict, steps: int, limit_s: float) -> list[dict]:
-    """{"step_s", "loss", "memory_bytes"} of each step; the memory is all that the GPU has given to anyone.
+    """Return {"step_s", "loss", "memory_bytes"} of each step; the memory is everything allocated on the GPU.
 
-    shape: as contenders get it. ContenderError: it does not run, is of another precision, or trains another shape.
+    shape: as contenders get it. Raise ContenderError if the program fails, or trains in another precision or shape.
     """
-    config, B, T = shape["config"], shape["batch_size"], shape["seq_len"]
+    config = shape["config"]
+    B = shape["batch_size"]
+    T = shape["seq_len"]
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder, "tokens.bin")
         write_shard(tokens, np.random.default_rng(1).integers(config["vocab_size"], size=B * T + 1))
@@ -33,7 +35,8 @@ def run_llmc(program: Path, shape: dict, steps: int, limit_s: float) -> list[dic
         }  # fmt: skip
         printed = _output([program.resolve(), *(word for flag in flags.items() for word in flag)], folder, limit_s)
     _check(printed, shape)
-    memory, found = MEMORY.search(printed), STEP.findall(printed)
+    memory = MEMORY.search(printed)
+    found = STEP.findall(printed)
     if memory is None or len(found) != steps:
         raise ContenderError(f"llm.c printed {len(found)} steps, expected {steps} and its memory: is it train_gpt2cu?")
     memory_bytes = int(memory[1]) << 20
@@ -56,7 +59,7 @@ def _output(command: list, folder: str, limit_s: float) -> str:
 
 
 def _check(printed: str, shape: dict) -> None:
-    """That it computes what the others do, by its table of settings."""
+    """Raise ContenderError unless the printed table of settings is that of the other contenders."""
     config = shape["config"]
     expected = {
         "precision": "BF16", "micro batch size B": shape["batch_size"], "sequence length T": shape["seq_len"],

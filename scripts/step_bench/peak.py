@@ -1,6 +1,6 @@
-"""The most that this CPU's instructions can do: loops of nothing but them, on every thread, operands in registers.
+"""The peak of this CPU's multiply-add instruction: a loop of nothing else on every thread, operands in registers.
 
-No product is faster, whoever makes it by the same instruction; so no step is, either.
+No matrix product by the same instruction can be faster, so no step can be either.
 """
 
 import threading
@@ -15,16 +15,18 @@ from numba.extending import intrinsic
 from gpt2.kernels.numpy import avx512_bf16
 from gpt2.kernels.numpy import llvm_vectors as llvm
 
-ONES = 0x3F803F80  # two bfloat16, or one float32, of about 1: small numbers take longer on some CPUs
-ROUNDS, PERIODS = 500_000, 5  # of the loop, and how often each thread runs them: the best period counts
+ONES = 0x3F803F80  # two bfloat16, or one float32, of about 1; denormal numbers are slow on some CPUs
+ROUNDS = 500_000  # of the loop, in a period
+PERIODS = 5  # the best one counts
 
 
-class Peak:
-    """instruction: what is measured: VDPBF16PS where the dtype is bfloat16 and the CPU has it, else float32's FMA."""
+class InstructionPeak:
+    """Measures VDPBF16PS if the dtype is bfloat16 and the CPU has that instruction, else float32's FMA."""
 
     def __init__(self, dtype: str):
         is_wide = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-        lanes, sums = (16, 16) if is_wide else (8, 12)  # sums: enough to hide the latency, few enough for registers
+        lanes = 16 if is_wide else 8
+        sums = 16 if is_wide else 12  # enough to hide the latency, few enough for the registers
         is_bfloat16 = dtype == "bfloat16" and avx512_bf16.available()
         self.instruction = "VDPBF16PS" if is_bfloat16 else "float32 FMA"
         self.flops_a_round = sums * lanes * (4 if is_bfloat16 else 2)
@@ -32,7 +34,7 @@ class Peak:
         self.run(1, ONES)
 
     def flops(self, threads: int) -> float:
-        """A second, of all threads together."""
+        """Return the operations per second of all threads together."""
         seconds = min(self._period(threads) for _ in range(PERIODS))
         return threads * ROUNDS * self.flops_a_round / seconds
 
@@ -47,7 +49,7 @@ class Peak:
 
 
 def _add_product(build, total, word):
-    """total + x y; fused where the CPU has that."""
+    """Return total + x y, fused if the CPU can."""
     factor = build.bitcast(llvm.spread(build, word, total.type.count), total.type)
     return llvm.call(build, f"llvm.fmuladd.v{total.type.count}f32", total.type, factor, factor, total)
 
@@ -58,7 +60,10 @@ def _add_pairs(build, total, word):
 
 
 def _loop(add, lanes: int, sums: int):
-    """run(rounds, word): so many times add(build, each sum, word); word: an int32's bits, a factor not known before."""
+    """Return run(rounds, word), which calls add(build, sum, word) for each sum in each round.
+
+    word: the bits of an int32. As an argument it is no constant that the compiler could fold.
+    """
     vector = ir.VectorType(llvm.F32, lanes)
     zero = vector(None)
 
@@ -66,10 +71,13 @@ def _loop(add, lanes: int, sums: int):
     def add_up(typing_context, rounds, word):
         def generate(context, build, signature, arguments):
             rounds, word = arguments
-            before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
+            before = build.block
+            loop = build.append_basic_block("loop")
+            after = build.append_basic_block("after")
             build.branch(loop)
             build.position_at_end(loop)
-            left, totals = build.phi(llvm.I64), [build.phi(vector) for _ in range(sums)]
+            left = build.phi(llvm.I64)
+            totals = [build.phi(vector) for _ in range(sums)]
             new = [add(build, total, word) for total in totals]
             fewer = build.sub(left, llvm.I64(1))
             for variable, start, value in zip([left, *totals], [rounds, *[zero] * sums], [fewer, *new], strict=True):
@@ -78,7 +86,7 @@ def _loop(add, lanes: int, sums: int):
             build.cbranch(build.icmp_signed(">", fewer, llvm.I64(0)), loop, after)
             build.position_at_end(after)
             for value in new[1:]:
-                new[0] = build.fadd(new[0], value)  # all are used: none is left out
+                new[0] = build.fadd(new[0], value)  # every sum is used, so none is optimized away
             return build.extract_element(new[0], llvm.I32(0))
 
         return types.float32(types.int64, types.int32), generate

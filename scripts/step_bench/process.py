@@ -1,8 +1,8 @@
-"""Contenders of bench_step.py on CPUs and on a GPU: their processes, the statistics of their turns, the file of both.
+"""Contenders of bench_step.py as processes: requests, answers, statistics of their turns.
 
-A contender is a process of its own, which measures when it is asked and is idle otherwise. Requests and answers are a
-line of JSON each. {"do": "step", ...} names a function of the contender, the rest are its arguments. The answer is what
-the function returns, or {"error": text}; a process that cannot even start gives one error and ends.
+A contender is a process of its own, which measures on request and is idle otherwise. A request is a line of JSON:
+{"do": "step", ...} names a function of the contender, the rest are its arguments. The answer is a line with what the
+function returns, or {"error": text}. A process that cannot start sends one error and ends.
 """
 
 import json
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.errors import UserError
-from gpt2.files import write_json
+from scripts.bench.turns import step_times
 
 BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
 TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
@@ -27,8 +27,8 @@ class ContenderError(Exception):
     """A contender could not start, ended early or took too long; the text is one line."""
 
 
-class Contender:
-    """A contender's process, seen from bench_step.py. command: what starts it, without its name and shape."""
+class ContenderProcess:
+    """A contender's process, as bench_step.py sees it. command: starts it; name and shape are appended."""
 
     def __init__(self, command: list[str], name: str, shape: dict):
         self.name = name
@@ -36,8 +36,8 @@ class Contender:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, limit_s: float | None = None, **arguments) -> dict:
-        """The answer to one request. ContenderError: none within limit_s, or an error."""
-        with suppress(BrokenPipeError):  # it ended; what it said is read below
+        """Return the answer to a request. Raise ContenderError for an error, or if none comes within limit_s."""
+        with suppress(BrokenPipeError):  # the process has ended; its last answer is read below
             self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
             self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], limit_s)[0]:
@@ -49,7 +49,7 @@ class Contender:
         return answer
 
     def close(self) -> None:
-        """End the process, whose own helpers (a compiler's) may still hold its output open."""
+        """End the process. Its children (a compiler's) may still hold its output open."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -58,13 +58,13 @@ class Contender:
 
 
 def serve(makers: dict, name: str, shape: str) -> None:
-    """The main() of a contender's process: answer requests until there are no more.
+    """Run a contender's process: answer requests until there are no more.
 
-    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON. One that fails costs its own
-    answer alone.
+    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON. If a function fails, only its
+    own answer is lost.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries must not print between the answers
     functions = {}
     error = _answer(lambda: functions.update(makers[name](json.loads(shape))))
     if error is not None:
@@ -77,49 +77,41 @@ def serve(makers: dict, name: str, shape: str) -> None:
 
 
 def _answer(function) -> dict | None:
-    """What the function returns, or its error."""
+    """Return what the function returns, or its error."""
     try:
         return function()
     except (ContenderError, UserError) as error:
         return {"error": str(error)}
-    except Exception as error:  # of any library: the rest is measured all the same
+    except Exception as error:  # of any library: the others are measured all the same
         traceback.print_exc()
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         return {"error": f"{type(error).__name__}: {first_line}"}
 
 
 def contender_command(*flags: str) -> list[str]:
-    """What starts a contender's process, without its name and shape."""
+    """Return the command of a contender's process, without its name and shape."""
     return [sys.executable, str(BENCH_STEP), *flags, "--contender"]
 
 
-def chosen(settings, *names: str) -> dict:
-    """The settings of these names."""
+def selected(settings, *names: str) -> dict:
+    """Return the settings of these names."""
     return {name: getattr(settings, name) for name in names}
 
 
-def statistics_of(seconds: list[float], ours: list[float], tokens: int) -> dict:
-    """Median and spread of a contender's steps of so many tokens, beside ours of the same turns.
+def compare_steps(seconds: list[float], ours: list[float], tokens: int) -> dict:
+    """Return median and spread of a contender's steps of `tokens` tokens, and how they compare with ours.
 
-    The ratio is the median of the ratios turn by turn: what slows the machine down slows both sides of a turn.
+    The ratio is the median of the ratios turn by turn: whatever slows the machine down slows both sides of a turn.
     """
-    return {
-        "step_s": statistics.median(seconds),
-        "min_s": min(seconds),
-        "max_s": max(seconds),
-        "tokens_per_s": tokens / statistics.median(seconds),
+    times = step_times(seconds)
+    return times | {
+        "tokens_per_s": tokens / times["step_s"],
         "ours_over_this": statistics.median(a / b for a, b in zip(ours, seconds, strict=True)),
     }
 
 
-def write_report(settings, report: dict) -> None:
-    """--json, if it was given. UserError."""
-    if settings.json:
-        write_json(settings.json, report)
-
-
 def import_torch():
-    """PyTorch and torch_gpt2.py. ContenderError where it is not installed."""
+    """Return PyTorch and torch_gpt2.py. Raise ContenderError if PyTorch is not installed."""
     try:
         import torch
 

@@ -1,24 +1,30 @@
-"""The floor of a step: all its matrix products, with their shapes, each operand in memory of its own size and age.
+"""The floor of a step: all its matrix products in their shapes.
 
-Weights and their gradients are separate for every layer, as in the step, so that they come from memory as there.
-Outputs are never inputs: values stay where they began, and no product slows down over denormal numbers.
+Every layer has weights and gradients of its own, as in the step, so that they come from memory and not from a cache.
+Outputs are never inputs, so that values stay near their start and no product slows down over denormal numbers.
 """
 
 import numpy as np
 
-HEADS = 4  # attention's, multiplied at once
+HEADS = 4  # of attention that are multiplied at once
 
 
 def step_products(config, B: int, T: int, kept=np.float32) -> list:
-    """(part, multiply(cores)) of every product, or of a layer's attention head by head, in the step's order.
+    """Return (part, multiply(cores)) of every product, in the step's order; a layer's attention counts as one product.
 
-    kept: the dtype of activations that are only ever operands.
+    kept: the dtype of activations that are only operands.
     """
-    N, C, padded = B * T, config.n_embd, config.padded_vocab_size
+    N = B * T
+    C = config.n_embd
+    padded = config.padded_vocab_size
     widths = ((C, 3 * C), (C, C), (C, 4 * C), (4 * C, C))  # qkv, attproj, fc, fcproj: inputs, outputs
-    x, y, written = _array(N, 4 * C, dtype=kept), _array(N, 4 * C, dtype=kept), _array(N, 4 * C)
+    x = _array(N, 4 * C, dtype=kept)
+    y = _array(N, 4 * C, dtype=kept)
+    written = _array(N, 4 * C)
     layers = [[(_array(o, i), _array(o, i)) for i, o in widths] for _ in range(config.n_layer)]
-    wte, dwte, logits = _array(padded, C), _array(padded, C), _array(N, padded, dtype=kept)
+    wte = _array(padded, C)
+    dwte = _array(padded, C)
+    logits = _array(N, padded, dtype=kept)
     forward_heads, backward_heads = _attention(B * config.n_head, T, config.head_size, kept)
 
     products = []
@@ -39,7 +45,7 @@ def step_products(config, B: int, T: int, kept=np.float32) -> list:
 
 
 def least_flops(config, B: int, T: int) -> int:
-    """Floating point operations of the products that no step can do without: not those with masked keys or pad rows."""
+    """Return the operations of the products that every step needs, without those of masked keys and pad rows."""
     weights = 12 * config.n_layer * config.n_embd**2 + config.vocab_size * config.n_embd
     seen = T * (T + 1) // 2  # pairs of query and key
     return 6 * B * T * weights + 12 * B * config.n_layer * config.n_embd * seen
@@ -50,12 +56,12 @@ def _array(*shape, dtype=np.float32):
 
 
 def _first(array, rows: int, columns: int):
-    """A contiguous (rows, columns) part of a larger buffer."""
+    """Return a contiguous (rows, columns) part of a larger buffer."""
     return array.reshape(-1)[: rows * columns].reshape(rows, columns)
 
 
 def _product(a, b, out):
-    """By BLAS' own threads, or, where it does not make the products, by those that do."""
+    """Return the function that multiplies a and b, by BLAS with its own threads or by our kernels on `cores`."""
     return lambda cores: np.matmul(a, b, out=out) if is_blas(cores) else cores.matmuls((a, b, out, None))
 
 
@@ -68,12 +74,13 @@ def _linear_backward(part, dy, x, weight, dweight, dx):
 
 
 def _attention(heads: int, T: int, head_size: int, kept):
-    """Forward's two and backward's four products of all heads, on each thread a few at once, which its cache holds.
+    """Return forward's two and backward's four products of all heads. A thread multiplies HEADS heads at once.
 
-    That a backward may make the scores again, as ours does, is not in the floor.
+    The floor does not recompute the scores in backward, as our step does.
     """
     q, k, v, do = (_array(heads, T, head_size, dtype=kept) for _ in range(4))
-    out, scores = _array(heads, T, head_size), _array(heads, T, T)
+    out = _array(heads, T, head_size)
+    scores = _array(heads, T, T)
 
     def run(products):
         def run_heads(cores):

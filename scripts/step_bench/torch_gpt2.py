@@ -1,13 +1,13 @@
-"""GPT-2 in PyTorch's own functions: the reference of the tests' fixture, and the other side of bench_step.py."""
+"""GPT-2 in PyTorch, for bench_step.py and bench_training.py, and the reference of the tests' fixture."""
 
 import torch
 import torch.nn.functional as F
 
 
 def logits_of(p: dict, tokens, layers: int, heads: int, pads=None):
-    """Logits (B, T, V) of tokens (B, T), with parameters p by our names (gpt2/parameters.py), wte padded or not.
+    """Return logits (B, T, V) of tokens (B, T). p: parameters by our names (gpt2/parameters.py), wte padded or not.
 
-    pads (V,): is added to the logits, as pads_of makes it, where pad rows are to count in no softmax.
+    pads: (V,) from pads_of, added to the logits so that pad rows count in no softmax.
     """
     C = p["wte"].shape[1]
     x = F.embedding(tokens, p["wte"]) + p["wpe"][: tokens.shape[1]]
@@ -18,7 +18,7 @@ def logits_of(p: dict, tokens, layers: int, heads: int, pads=None):
 
 
 def block_of(w: dict, x, heads: int):
-    """(B, T, C) behind one layer of x (B, T, C), with the layer's parameters w by their own names."""
+    """Return the output (B, T, C) of one layer for x (B, T, C). w: the layer's parameters by name."""
     B, T, C = x.shape
     h = F.layer_norm(x, (C,), w["ln1_weight"], w["ln1_bias"])
     q, k, v = F.linear(h, w["qkv_weight"], w["qkv_bias"]).split(C, dim=2)
@@ -31,18 +31,18 @@ def block_of(w: dict, x, heads: int):
 
 
 def pads_of(vocab_size: int, rows: int, device):
-    """(rows,): 0 for each token, minus infinity for each row of the embedding that is none."""
+    """Return (rows,): 0 for each token, minus infinity for each pad row of the embedding."""
     return torch.zeros(rows, device=device).masked_fill(torch.arange(rows, device=device) >= vocab_size, -torch.inf)
 
 
 def loss_of(p: dict, tokens, targets, layers: int, heads: int, pads=None):
-    """Mean cross-entropy of tokens (B, T) against targets (B, T). pads: as in logits_of."""
+    """Return the mean cross-entropy of tokens (B, T) against targets (B, T). pads: as in logits_of."""
     logits = logits_of(p, tokens, layers, heads, pads)
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def new_adamw(p: dict, weight_decay: float, **options) -> torch.optim.AdamW:
-    """AdamW that decays matrices and embeddings only."""
+    """Return an AdamW that decays matrices and embeddings only."""
     groups = [
         {"params": [value for value in p.values() if value.dim() > 1], "weight_decay": weight_decay},
         {"params": [value for value in p.values() if value.dim() == 1], "weight_decay": 0.0},

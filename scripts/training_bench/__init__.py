@@ -1,1 +1,1 @@
-"""What bench_training.py measures: whole training steps, ours and PyTorch's, and the table of both."""
+"""Contenders and table of bench_training.py: whole training steps, ours and PyTorch's."""

@@ -1,4 +1,4 @@
-"""Our side of bench_training.py: a training as scripts/train.py makes it, without its log and its checkpoints."""
+"""Our contenders of bench_training.py: a training like that of scripts/train.py, without log and checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,26 +9,26 @@ from scripts.settings.training import Settings, parse_settings
 from scripts.training.assemble import assemble
 from scripts.training.run_lock import RunLock
 
-# By contender: flags of train.py behind those of the user. The first exchanges nothing: what computing alone takes.
+# By contender: flags of train.py after those of the user. The first exchanges nothing: its step is computing alone.
 FORMS = {
     "ours, no exchange": ["--strategy", "none", "--no-exchange"],
     "ours": [],
     "ours, bfloat16 wire": ["--wire", "bfloat16"],
 }
-# What a run does beside its steps; a peak that is told need not be measured.
+# Switch off everything beside the steps. A peak that is given is not measured.
 STEPS_ALONE = ["--eval-every", "0", "--trace", "off", "--stall-after", "0", "--peak-tflops", "1"]
 
 
 def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settings:
-    """The settings of a contender's training. training: flags of train.py."""
+    """Return the settings of a contender's training. training: flags of train.py."""
     flags = [*STEPS_ALONE, *training, *FORMS[name], "--steps", str(steps), "--out", str(out / name.replace(" ", "-"))]
     return parse_settings("", flags)
 
 
 def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:
-    """Yield the seconds and the mean loss of each step of a training from its beginning. Collective.
+    """Train from the beginning; yield seconds and mean loss of each step. Collective.
 
-    out: a folder, in which its run folder lies meanwhile, with nothing but its lock.
+    out: the folder for the run folder, which holds only its lock.
     """
     settings = settings_of(name, training, steps, out)
     with RunLock(world) as lock, ClosedTogether() as resources:
@@ -36,15 +36,16 @@ def train(world, name: str, training: list[str], steps: int, out: Path) -> Itera
         with closing(parts.tracer), parts.checkpoints:
             for step in parts.steps:
                 yield make_step(parts, step)
-            for _ in parts.model.ranges():  # what is still being gathered arrives
+            for _ in parts.model.ranges():  # waits for parameters that are still being gathered
                 pass
 
 
 def make_step(parts, step: int) -> tuple[float, float]:
-    """As the loop of scripts/train.py makes it: (seconds of this rank, from meeting to meeting; mean loss)."""
-    worker, strategy, tracer = parts.worker, parts.strategy, parts.tracer
+    """Make a step like the loop of scripts/train.py; return this rank's seconds from meeting to meeting, mean loss."""
+    strategy = parts.strategy
+    tracer = parts.tracer
     with tracer.step(step):
-        loss_part = worker.gradients(step, strategy.gradients_final)
+        loss_part = parts.worker.gradients(step, strategy.gradients_final)
         norm = strategy.update(parts.learning_rate.at(step))
         with tracer.phase("wait"):
             meeting = parts.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)

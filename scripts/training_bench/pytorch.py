@@ -1,9 +1,9 @@
-"""PyTorch's side of bench_training.py: the same model, windows, clipping and AdamW, over gloo. torch is optional.
+"""PyTorch's contenders of bench_training.py: our model, windows, clipping and AdamW, over gloo. torch is optional.
 
-The parameters begin as ours do. What travels, and when, is PyTorch's: DistributedDataParallel all-reduces buckets
-during backward, with its hooks as float16 or bfloat16; ZeroRedundancyOptimizer shards AdamW's state, and broadcasts
-what it updates; fully_shard gathers the parameters of a layer before it is used, and reduce-scatters its gradients.
-Between GPUs PyTorch would take NCCL, which is not measured here.
+The first parameters are ours. PyTorch decides what travels, and when: DistributedDataParallel all-reduces buckets
+during backward, with its hooks in float16 or bfloat16; ZeroRedundancyOptimizer shards AdamW's state and broadcasts the
+updated parameters; fully_shard gathers a layer's parameters before they are used and reduce-scatters its gradients.
+Between GPUs PyTorch would use NCCL, which is not measured here.
 """
 
 import time
@@ -29,7 +29,7 @@ from scripts.step_bench.torch_gpt2 import block_of, new_adamw
 
 
 class Block(nn.Module):
-    """One layer, a unit of its own for fully_shard. p: its tensors by our names."""
+    """One layer, the unit of fully_shard. p: its tensors by our names."""
 
     def __init__(self, p: dict, heads: int):
         super().__init__()
@@ -41,8 +41,8 @@ class Block(nn.Module):
         return block_of({name: getattr(self, name) for name in self._parameters}, x, self.heads)
 
 
-class Model(nn.Module):
-    """GPT-2 as torch_gpt2.py has it, with our first parameters. Its head is the token embedding, without a pad."""
+class TorchModel(nn.Module):
+    """GPT-2 as in torch_gpt2.py, with our first parameters. Its head is the token embedding, without pad rows."""
 
     def __init__(self, config: GPT2Config, seed: int):
         super().__init__()
@@ -50,16 +50,18 @@ class Model(nn.Module):
         first = Parameters(layout, np.zeros(layout.size, np.float32))
         initialize(first, seed)
         p = {tensor.name: torch.tensor(first.view(tensor.name)) for tensor in layout.tensors}
-        self.wte, self.wpe = nn.Parameter(p["wte"][: config.vocab_size].clone()), nn.Parameter(p["wpe"])
+        self.wte = nn.Parameter(p["wte"][: config.vocab_size].clone())
+        self.wpe = nn.Parameter(p["wpe"])
         layers = [f"layer.{number}." for number in range(config.n_layer)]
         self.blocks = nn.ModuleList(
             Block({name.removeprefix(layer): p[name] for name in p if name.startswith(layer)}, config.n_head)
             for layer in layers
         )
-        self.lnf_weight, self.lnf_bias = nn.Parameter(p["lnf_weight"]), nn.Parameter(p["lnf_bias"])
+        self.lnf_weight = nn.Parameter(p["lnf_weight"])
+        self.lnf_bias = nn.Parameter(p["lnf_bias"])
 
     def forward(self, tokens, targets):
-        """Mean loss of tokens (B, T) against targets (B, T)."""
+        """Return the mean loss of tokens (B, T) against targets (B, T)."""
         x = self.wte[tokens] + self.wpe[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -67,22 +69,23 @@ class Model(nn.Module):
         return cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def replicated(model: Model, hook=None) -> nn.Module:
-    """As torchrun's users have it; hook: what travels instead of float32."""
+def replicated(model: TorchModel, hook=None) -> nn.Module:
+    """Wrap the model in DistributedDataParallel. hook: compresses the gradients that travel."""
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if hook:
         parallel.register_comm_hook(None, hook)
     return parallel
 
 
-def sharded(model: Model) -> nn.Module:
+def sharded(model: TorchModel) -> nn.Module:
+    """Apply fully_shard to each layer and to the model."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-# By contender: what makes the model that the step calls. The first exchanges nothing: what computing alone takes.
+# By contender: the function that wraps the model. The first exchanges nothing: its step is computing alone.
 FORMS = {
     "PyTorch, no exchange": lambda model: model,
     "DDP": replicated,
@@ -95,8 +98,9 @@ SHARDS_STATE = "DDP, ZeRO optimizer"
 
 
 def new_optimizer(name: str, model: nn.Module, s):
-    """AdamW, fused, which decays matrices and embeddings alone."""
-    p, options = dict(model.named_parameters()), {"betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
+    """Return a fused AdamW that decays matrices and embeddings only."""
+    p = dict(model.named_parameters())
+    options = {"betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
     if name != SHARDS_STATE:
         return new_adamw(p, s.weight_decay, lr=s.lr, **options)
     groups = [
@@ -107,13 +111,15 @@ def new_optimizer(name: str, model: nn.Module, s):
 
 
 def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Iterator[tuple[float, float]]:
-    """Yield the seconds and the mean loss of each step of a training from its beginning. Collective.
+    """Train from the beginning; yield seconds and mean loss of each step. Collective.
 
-    s: complete settings of train.py. windows: of its training data.
+    s: complete settings of train.py. windows: of the training data.
     """
     torch.set_num_threads(threads)
-    model = FORMS[name](Model(config, s.seed))
-    optimizer, rate, batches = new_optimizer(name, model, s), learning_rate(s), Batches(world, s, windows)
+    model = FORMS[name](TorchModel(config, s.seed))
+    optimizer = new_optimizer(name, model, s)
+    rate = learning_rate(s)
+    batches = Batches(world, s, windows)
     for step in range(1, s.steps + 1):
         start = time.perf_counter()
         for group in optimizer.param_groups:
@@ -126,32 +132,35 @@ def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Ite
         yield time.perf_counter() - start, float(loss)
 
 
-def gradients(model: nn.Module, optimizer, batches: "Batches", step: int, micro_steps: int) -> float:
-    """Those of a step, exchanged in its last micro-step; returns the mean loss of this rank's windows."""
+def gradients(model: nn.Module, optimizer, batches: "Batches", step: int, microbatches: int) -> float:
+    """Compute a step's gradients, exchanged in the last microbatch; return the mean loss of this rank's windows."""
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for micro_step in range(micro_steps):
-        is_last = micro_step == micro_steps - 1
+    for microbatch in range(microbatches):
+        is_last = microbatch == microbatches - 1
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(is_last)
         waits = nullcontext() if is_last or not hasattr(model, "no_sync") else model.no_sync()
         with waits:
-            loss = model(*batches.read(step, micro_step)) / micro_steps
+            loss = model(*batches.read(step, microbatch)) / microbatches
             loss.backward()
         total += loss.item()
     return total
 
 
 class Batches:
-    """A rank's windows, as scripts/training/worker.py takes them."""
+    """Reads a rank's windows in the order of scripts/training/worker.py."""
 
     def __init__(self, world, s, windows):
-        self._windows, self._batch, self._micro_steps = windows, s.batch_size, s.grad_accum
-        self._global_batch, self._rank = global_batch(s, world.size), world.rank
+        self._windows = windows
+        self._batch = s.batch_size
+        self._microbatches = s.grad_accum
+        self._global_batch = global_batch(s, world.size)
+        self._rank = world.rank
         self._arrays = [np.empty((s.batch_size, s.seq_len), np.int32) for _ in range(2)]
 
-    def read(self, step: int, micro_step: int):
-        """(tokens, targets), (B, T) int64."""
-        first = (step - 1) * self._global_batch + (self._rank * self._micro_steps + micro_step) * self._batch
+    def read(self, step: int, microbatch: int):
+        """Return (tokens, targets), (B, T) int64."""
+        first = (step - 1) * self._global_batch + (self._rank * self._microbatches + microbatch) * self._batch
         self._windows.read(first, *self._arrays)
         return [torch.from_numpy(array).long() for array in self._arrays]

@@ -1,32 +1,38 @@
-"""The figures of each contender from its steps, and the table that bench_training.py prints."""
+"""Each contender's figures from its steps, and the table that bench_training.py prints."""
 
 import statistics
 
-from scripts.exchange_bench.table import aligned, lower_bound_s
+from scripts.bench.table import aligned
+from scripts.bench.turns import step_times
+from scripts.exchange_bench.table import lower_bound_s
 from traces.units import count_text, short_count
 
-HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 of TCP's data
-OURS, DDP = "ours", "DDP"  # what the others are compared with
-ALONE = "no exchange"  # how the contenders' names end that compute alone
+HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 bytes of TCP's data
+OURS = "ours"  # its losses are the reference
+DDP = "DDP"  # its steps are the reference
+ALONE = "no exchange"  # ends the names of contenders that only compute
 
 
 def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int, nodes: int, rate) -> dict:
-    """{"contenders": by name the figures, "least_s": the least step that the rate allows}.
+    """Return {"contenders": figures by name, "exchange_bound_s", "least_s": the least step that the rate allows}.
 
-    turns: by contender, for each turn (seconds, loss) of its steps, of which the first is warm-up. A contender's
-    computing is the step of the same library without exchange; what its step is longer is the exchange that shows.
+    turns: for each contender and turn, (seconds, loss) of its steps, of which the first is warm-up. A contender's
+    computing is the step of the same library without exchange; the rest of its step is the exposed exchange.
     """
     alone = {name.split(",")[0]: median_s(steps) for name, steps in turns.items() if name.endswith(ALONE)}
     reference = losses_of(turns[OURS]) if OURS in turns else None
     found = {}
     for name, steps in turns.items():
-        step_s, losses = median_s(steps), losses_of(steps)
+        times = step_times(counted_s(steps))
+        step_s = times["step_s"]
         compute_s = min(step_s, alone["ours" if name.startswith(OURS) else "PyTorch"])
-        every = [seconds for turn in steps for seconds, _ in turn[1:]]
-        found[name] = {
-            "step_s": step_s, "compute_s": compute_s, "exposed_s": step_s - compute_s, "min_s": min(every),
-            "max_s": max(every), "turns_s": [median_s([turn]) for turn in steps], "losses": losses,
-        }  # fmt: skip
+        losses = losses_of(steps)
+        found[name] = times | {
+            "compute_s": compute_s,
+            "exposed_s": step_s - compute_s,
+            "turns_s": [median_s([turn]) for turn in steps],
+            "losses": losses,
+        }
         if reference and not name.endswith(ALONE):
             pairs = zip(losses, reference, strict=True)
             found[name]["loss_differs"] = max(abs(loss / other - 1) for loss, other in pairs)
@@ -36,17 +42,22 @@ def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int
     return {"contenders": found, "exchange_bound_s": exchange_s, "least_s": max(exchange_s, min(alone.values()))}
 
 
+def counted_s(turns: list[list[tuple[float, float]]]) -> list[float]:
+    """Return the seconds of all steps but each turn's warm-up."""
+    return [seconds for turn in turns for seconds, _ in turn[1:]]
+
+
 def median_s(turns: list[list[tuple[float, float]]]) -> float:
-    return statistics.median(seconds for turn in turns for seconds, _ in turn[1:])
+    return statistics.median(counted_s(turns))
 
 
 def losses_of(turns: list[list[tuple[float, float]]]) -> list[float]:
-    """Of the first turn: each begins with the same parameters and takes the same windows."""
+    """Return the losses of the first turn; every turn starts with the same parameters and reads the same windows."""
     return [loss for _, loss in turns[0]]
 
 
 def table(report: dict) -> str:
-    """Head line, one line a contender, the least that there can be, and why some are missing."""
+    """Return a header, a line per contender, the least possible step, and why contenders are missing."""
     contenders = report["contenders"]
     rows = [["", "step, s", "compute, s", "exchange exposed, s", "times as fast as DDP", "last loss", "losses differ"]]
     for name, one in contenders.items():
@@ -60,11 +71,10 @@ def table(report: dict) -> str:
 
 
 def head(report: dict) -> str:
-    """What was trained where."""
+    """Describe the model, the ranks and the links."""
     place = f"{count_text(report['ranks'], 'rank')} on {count_text(report['nodes'], 'node')}"
     rate = report["link"]["bytes_per_s"]
-    links = (
-        f", links of {rate * 8 / 1e6:,.0f} Mbit/s{'' if report['link']['nominal'] else ' as probed'}" if rate else ""
-    )
+    probed = "" if report["link"]["nominal"] else " as probed"
+    links = f", links of {rate * 8 / 1e6:,.0f} Mbit/s{probed}" if rate else ""
     took = f"median of {count_text(report['turns'], 'turn')} of {report['steps'] - 1} steps, after one of warm-up"
     return f"{short_count(report['parameters'])} parameters, {report['tokens']:,} tokens a step, {place}{links}; {took}"

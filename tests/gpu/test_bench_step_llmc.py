@@ -32,7 +32,7 @@ ROWS = {"precision": "BF16", "micro batch size B": 2, "sequence length T": 32, "
 def run(tmp_path):
     """run(code, row=value, ...): the report's entry of a program with these rows, that ends so."""
     program = tmp_path / "train_gpt2cu"
-    session = gpu.Session(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
+    session = gpu.GpuBench(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
     session.report |= {"peak_tflops": None, "flops_per_token": 1.0}
     session.our_turns = [{"step_s": 0.1}, {"step_s": 0.2}]
 

@@ -16,7 +16,7 @@ from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from dist.wire import WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
 from gpt2.errors import UserError
-from scripts.exchange_bench.contenders import Allreduce, chosen, makers
+from scripts.exchange_bench.contenders import AllreduceContender, chosen_makers, makers
 from scripts.exchange_bench.rounds import measure
 from scripts.exchange_bench.values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values
 from strategies import STRATEGIES
@@ -79,7 +79,7 @@ def placements(comm):
 @pytest.mark.ranks(1, 3)
 def test_every_contender_sums_right(comm):
     """Each strategy but none, in bfloat16 too, by both operations, the server in both places, MPI's collectives."""
-    names = chosen("all", comm.size)
+    names = chosen_makers("all", comm.size)
     expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
     expected |= {f"{name}/bfloat16" for name in expected}
     expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.operations}
@@ -98,14 +98,14 @@ def test_every_contender_sums_right(comm):
         assert others.count(others[0]) == comm.size, "all ranks know the same figures"
 
 
-class Nothing(Allreduce):
+class Nothing(AllreduceContender):
     """What is in the buffer stays: the right sums of the contender before, if nobody had put junk there."""
 
     def exchange(self):
         self.comm.Barrier()
 
 
-class LastLost(Allreduce):
+class LastLost(AllreduceContender):
     """The last element is wrong, on rank 1."""
 
     def exchange(self):
@@ -113,7 +113,7 @@ class LastLost(Allreduce):
         self.parameters[-1] += self.comm.rank == 1
 
 
-class OneMissing(Allreduce):
+class OneMissing(AllreduceContender):
     """Rank 2 gives nothing, and all agree on the wrong sum."""
 
     def exchange(self):
@@ -126,7 +126,7 @@ class OneMissing(Allreduce):
 def test_each_counted_exchange_follows_its_like(comm):
     world, calls = next(placements(comm)), []
 
-    class Noted(Allreduce):
+    class Noted(AllreduceContender):
         def exchange(self):
             calls.append(self.name)
             super().exchange()
@@ -144,7 +144,7 @@ def test_wrong_sums_end_the_job_with_one_line(comm, capfd):
     world = next(placements(comm))
     for wrong, where in ((Nothing, "ranks 0, 1, 2"), (LastLost, "rank 1"), (OneMissing, "ranks 0, 1, 2")):
         own_buffers = OwnBuffers(world, 48 * 1000)
-        contenders = {"MPI_Allreduce": Allreduce(world, own_buffers), "wrong": wrong(world, own_buffers)}
+        contenders = {"MPI_Allreduce": AllreduceContender(world, own_buffers), "wrong": wrong(world, own_buffers)}
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             measure(world, contenders, 1, Ports())
@@ -154,13 +154,13 @@ def test_wrong_sums_end_the_job_with_one_line(comm, capfd):
 
 
 def test_names():
-    assert [*chosen("ring,MPI_Allreduce,ring", 2)] == ["ring", "MPI_Allreduce"]
-    assert "reduce-bcast/dedicated" not in chosen("all", 1)
+    assert [*chosen_makers("ring,MPI_Allreduce,ring", 2)] == ["ring", "MPI_Allreduce"]
+    assert "reduce-bcast/dedicated" not in chosen_makers("all", 1)
     with pytest.raises(UserError, match="at least 2"):
-        chosen("reduce-bcast/dedicated", 1)
+        chosen_makers("reduce-bcast/dedicated", 1)
     for wrong in ("none", "ring/float16", "none/bfloat16", "ring/own", "", "all,ring"):
         with pytest.raises(UserError, match="no contender"):
-            chosen(wrong, 4)
+            chosen_makers(wrong, 4)
 
 
 # --- the command ---

@@ -22,7 +22,7 @@ from dist.wire import WIRE_BYTES, WireFormat
 from dist.world import library_name, start_world
 from gpt2.errors import UserError
 from scripts.bench_exchange import exchange_parser
-from scripts.exchange_bench.contenders import chosen, makers
+from scripts.exchange_bench.contenders import chosen_makers, makers
 from scripts.exchange_bench.rounds import measure
 from scripts.exchange_bench.values import FLOAT32, vector_size
 from scripts.machine.host import machine, versions
@@ -61,7 +61,7 @@ def parse():
 
 def checked_names(text: str, ranks: int) -> list[str]:
     """Of all contenders those that are strategies; "all" are those in float32 that add by MPI's sum."""
-    known = [name for name in chosen("all", ranks) if name.partition("/")[0] in STRATEGIES]
+    known = [name for name in chosen_makers("all", ranks) if name.partition("/")[0] in STRATEGIES]
     names = [name for name in known if name in STRATEGIES] if text == "all" else text.split(",")
     for name in names:
         if name not in known:

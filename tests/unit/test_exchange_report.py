@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.exchange_bench import values
-from scripts.exchange_bench.contenders import Allreduce, makers
+from scripts.exchange_bench.contenders import AllreduceContender, makers
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from tests.support.drawn import is_inside
 from traces.plots import exchange_bars
@@ -21,7 +21,7 @@ def test_bound_and_rates():
         {"seconds": seconds, "cpu_s": seconds / 2, "node_bytes": [[10 * count, 1], [7, 20 + count]]}
         for count, seconds in enumerate((0.512, 0.3, 2.0))
     ]
-    figures = summarize(Allreduce, repetitions, 8_000_000, 9, bound_s)
+    figures = summarize(AllreduceContender, repetitions, 8_000_000, 9, bound_s)
     assert figures["seconds"] == {"median": 0.512, "min": 0.3, "max": 2.0}
     assert figures["times_bound"] == pytest.approx(2)
     assert figures["algbw"] == pytest.approx(8e6 / 0.512)

@@ -9,14 +9,14 @@ import pytest
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.kernels.numpy import avx512_bf16
 from scripts.step_bench import cpu, cpu_contenders
-from scripts.step_bench.peak import Peak
+from scripts.step_bench.peak import InstructionPeak
 from scripts.step_bench.products import least_flops
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_round_makes_the_operations_that_are_counted(dtype):
     """Every sum gets a product of twos, or two of them, each round: the total says how many there were."""
-    peak, rounds, twos = Peak(dtype), 7, 0x40004000
+    peak, rounds, twos = InstructionPeak(dtype), 7, 0x40004000
     by_pairs = dtype == "bfloat16" and avx512_bf16.available()
     assert peak.instruction == ("VDPBF16PS" if by_pairs else "float32 FMA")
     factor = 2.0 if by_pairs else float(np.int32(twos).view(np.float32))

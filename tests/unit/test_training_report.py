@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from gpt2.errors import UserError
-from scripts.bench_training import check_names, in_turns
+from scripts.bench_training import check_names, measure
 from scripts.training_bench.table import HEADERS, summarize, table
 from tests.support.drawn import is_inside
 from traces.plots import training_bars
@@ -106,7 +106,7 @@ def test_turns_alternate_and_what_does_not_run_is_left_out(capsys):
         yield 1.0, 1.0
 
     makers = {"a": lambda: steps("a"), "b": lambda: steps("b", fails=True), "c": lambda: steps("c")}
-    found, left_out = in_turns(World, makers, 2)
+    found, left_out = measure(World, makers, 2)
     assert order == ["a", "b", "c", "a", "c"]
     assert found == {name: [[(9.0, 2.0), (1.0, 1.0)]] * 2 for name in ("a", "c")}
     assert left_out == {"b": "RuntimeError: no such collective"}
@@ -118,5 +118,5 @@ def test_names_that_are_none_or_lack_their_yardstick():
     check_names([*makers], makers)
     with pytest.raises(UserError, match="no 'DDPP', expected all, or some of ours, no exchange; ours;"):
         check_names(["DDPP"], makers)
-    with pytest.raises(UserError, match="'DDP' without 'PyTorch, no exchange', which says what computing takes"):
+    with pytest.raises(UserError, match="'DDP' without 'PyTorch, no exchange', which measures computing alone"):
         check_names(["ours, no exchange", "ours", "DDP"], makers)

@@ -1,0 +1,26 @@
+"""Contenders in turns, and the spread of their times."""
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+
+def in_turns(contenders: dict[str, Any], turns: int) -> Iterator[tuple[int, str, Any]]:
+    """Yield (turn, name, contender), each contender once per turn, so that a drift of the machine affects all alike.
+
+    A contender that is deleted from the dict takes no further turns.
+    """
+    for turn in range(turns):
+        for name in list(contenders):
+            yield turn, name, contenders[name]
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Return the median, minimum and maximum."""
+    return {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+
+
+def step_times(seconds: list[float]) -> dict[str, float]:
+    """Return the spread of a contender's steps under the keys of a report."""
+    found = spread(seconds)
+    return {"step_s": found["median"], "min_s": found["min"], "max_s": found["max"]}
