@@ -1,1 +1,1 @@
-"""Tools for who works on the project: the generated parts of the documentation, checks of GPU and cost model."""
+"""Tools for maintainers: the generated parts of the documentation, and the wheel."""

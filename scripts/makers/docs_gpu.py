@@ -3,8 +3,8 @@
     python scripts/makers/docs_gpu.py
     python scripts/makers/docs_gpu.py --commit 36b07cf --step gpu.json --tests runs/test-gpu.json
 
---step and --tests first copy a new result into docs/gpu/, with the commit that was measured: what
-`bench_step.py --backend cupy --json` and `make test-gpu` wrote on the machine with the GPU. This needs no GPU.
+--step and --tests first copy new results into docs/gpu/, with the commit at which they were measured: the files that
+`bench_step.py --backend cupy --json` and `make test-gpu` wrote on the machine with the GPU. This program needs no GPU.
 """
 
 import argparse
@@ -15,31 +15,17 @@ from dist.console import open_console
 from gpt2.files import write_json
 from scripts.makers.pages.faults import save
 from scripts.makers.pages.gpu_figure import NAMES, draw, title
-from scripts.makers.pages.page import FIGURES, ROOT, fenced, read, replace_block
+from scripts.makers.pages.page import FIGURES, ROOT, read, replace_block
 from scripts.step_bench.gpu_table import floors, groups
 
 RESULTS = ROOT / "docs" / "gpu"
 MAIN = "gpt2-124M", 64  # model and batch size of the figure
-# What a row of the trainings' file is called, and what was trained.
-TRAININGS = {
-    r"nccl1 [\w-]+": "each strategy, one rank, NCCL",
-    r"nccl1 [\w-]+ overlap": "the same with --overlap",
-    r"host3 [\w-]+": "each strategy, three ranks, --transport host",
-    r"host3 [\w-]+ overlap": "the same with --overlap",
-    r"host3 [\w-]+ overlap bf16 wire16": "the same with --dtype bfloat16 --wire bfloat16",
-    r"host\d (tp2|pp2|tp2pp2)": "2 tensor-parallel shards, 2 stages, 2 x 2",
-    r"tf32": "--tf32",
-    r"bf16": "--dtype bfloat16",
-    r"stoch": "--dtype bfloat16 --stochastic-rounding",
-}
-TRAINING_LINE = re.compile(r"(?P<name>.+?) +largest relative difference of \d+ losses (?P<difference>\S+)")
-REFERENCE = "numpy"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tests", type=Path, metavar="FILE", help="what make test-gpu wrote")
-    parser.add_argument("--step", type=Path, metavar="FILE", help="what bench_step.py --backend cupy --json wrote")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="the file that make test-gpu wrote")
+    parser.add_argument("--step", type=Path, metavar="FILE", help="the file that bench_step.py --json wrote")
     parser.add_argument("--commit", metavar="HASH", help="the commit at which these files were measured")
     arguments = parser.parse_args()
     if (arguments.tests or arguments.step) and not arguments.commit:
@@ -54,7 +40,7 @@ def main():
 
 
 def file_name(report: dict) -> str:
-    """ "h100_124M_B64.json" of a step's report, "h100_tests.json" of the tests'."""
+    """Return "h100_124M_B64.json" for a step's report, "h100_tests.json" for that of the tests."""
     name = gpu_name(report).lower()
     if "tests" in report:
         return f"{name}_tests.json"
@@ -63,32 +49,29 @@ def file_name(report: dict) -> str:
 
 
 def gpu_name(report: dict) -> str:
-    """ "H100" of "NVIDIA H100 80GB HBM3"."""
+    """Return "H100" for "NVIDIA H100 80GB HBM3"."""
     return report["machine"]["GPU"].removeprefix("NVIDIA ").split()[0]
 
 
 def blocks() -> dict[str, dict[str, str]]:
-    """{page: {block: text}} from the files in docs/gpu/."""
+    """Return {page: {block: text}} from the files in docs/gpu/."""
     tests = read(next(RESULTS.glob("*_tests.json")))
     main_report = main_reports()[0]
     on_page = {
         "gpu_speed": f"{speed_table(step_reports())}\n\n{measured_on(step_reports(), tests)}",
         "gpu_limit": limit_block(main_report, (RESULTS / "h100_power.txt").read_text()),
-        "gpu_tests": tests_block(tests),
-        "gpu_trainings": trainings_block((RESULTS / "h100_trainings.txt").read_text()),
-        "gpu_run": run_block((RESULTS / "h200_train.txt").read_text()),
     }
     return {"README.md": {"gpu_figure": figure_block(main_reports(), tests)}, "docs/gpu.md": on_page}
 
 
 def step_reports() -> list[dict]:
-    """Of every GPU, its models from small to large, their largest batch first."""
+    """Return the reports by GPU, then from the smallest model to the largest, the largest batch first."""
     reports = [read(path) for path in sorted(RESULTS.glob("*_B*.json"))]
     return sorted(reports, key=lambda one: (gpu_name(one), one["flops_per_token"], -one["settings"]["batch_size"]))
 
 
 def main_reports() -> list[dict]:
-    """One a GPU, of the model and batch size that every GPU has run."""
+    """Return each GPU's report of the model and batch size that all GPUs have run."""
     return [one for one in step_reports() if (one["settings"]["model"], one["settings"]["batch_size"]) == MAIN]
 
 
@@ -97,7 +80,7 @@ def figure_block(reports: list[dict], tests: dict) -> str:
 
 
 def speed_table(reports: list[dict]) -> str:
-    """A row a report, the contenders side by side in each column; a dash where one was not measured."""
+    """Return a row per report, the contenders side by side in each column; a dash if one was not measured."""
     upper = {"ms a step": ("step_s", 1e3, ".1f"), "thousand tokens/s": ("tokens_per_s", 1e-3, ".1f")}
     lower = {"MFU, %": ("mfu", 100, ".1f"), "memory, GB": ("memory_bytes", 1e-9, ".1f")}
     lines = []
@@ -114,12 +97,12 @@ def speed_table(reports: list[dict]) -> str:
 
 
 def table(lines: list[str]) -> str:
-    """A code block whose first line may begin with spaces."""
+    """Return a code block whose first line may begin with spaces."""
     return "\n".join(("```", *lines, "```"))
 
 
 def short_name(name: str) -> str:
-    """Of a contender, for a narrow column."""
+    """Return a contender's name for a narrow column."""
     return NAMES[name].removeprefix("torch.").removeprefix("PyTorch ").replace("gpt2-mpi", "ours")
 
 
@@ -128,14 +111,15 @@ def cell(contender: dict, key: str, factor: float, digits: str) -> str:
 
 
 def limit_block(report: dict, power: str) -> str:
-    """A step's kernels in groups beside their floors, and the clock of a GPU under this load."""
+    """Return groups of a step's kernels beside their floors, and the GPU's clock under this load."""
     clocks = [int(mhz) for mhz in re.findall(r"^steps .*: (\d+),", power, re.MULTILINE)]
     card = re.search(r"driver (?P<driver>\S+), power limit (?P<watts>\d+) W, highest clock (?P<highest>\d+) MHz", power)
     lines = [f"{'':22}{'ms a step':>10}{'floor':>8}"]
     for name, rows in groups(floors(report)).items():
         took, floor = (sum(row[key] for row in rows) for key in ("ms", "floor_ms"))
         lines.append(f"{name:22}{took:10.1f}{floor:8.1f}")
-    settings, rates = report["settings"], report["rates"]
+    settings = report["settings"]
+    rates = report["rates"]
     text = (
         f"{gpu_name(report)}, {settings['model']}, B={settings['batch_size']}. Floor: bytes at "
         f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s, as a copy, or operations at the "
@@ -146,41 +130,8 @@ def limit_block(report: dict, power: str) -> str:
     return f"{table(lines)}\n\n{text}"
 
 
-def tests_block(report: dict) -> str:
-    """How many tests ended how, and a line for each that did not pass."""
-    lines = [f"{', '.join(f'{count} {outcome}' for outcome, count in report['summary'].items())}."]
-    for name, test in report["tests"].items():
-        if test["outcome"] != "passed":
-            reason = test.get("reason") or test.get("error", "").strip().splitlines()[-1]
-            lines.append(f"- `{name.removeprefix('tests/gpu/on_device/')}` {test['outcome']}: {reason}")
-    return "\n".join([*lines, "", f"Measured on {report['machine']['GPU']} at commit {report['commit']}."])
-
-
-def trainings_block(text: str) -> str:
-    """A row for each kind of training; ValueError where a training is of none."""
-    found = {kind: [] for kind in TRAININGS}
-    for line in text.splitlines()[1:]:
-        training = TRAINING_LINE.match(line)
-        if training["name"] == REFERENCE:
-            continue
-        kind = next((kind for kind in TRAININGS if re.fullmatch(kind, training["name"])), None)
-        if kind is None:
-            raise ValueError(f"{training['name']!r}: no kind of training in TRAININGS, expected one for each line")
-        found[kind].append(float(training["difference"]))
-    rows = [f"{len(all_of):9}{max(all_of):20.1e}  {TRAININGS[kind]}" for kind, all_of in found.items() if all_of]
-    return table(["trainings  largest difference", *rows])
-
-
-def run_block(text: str) -> str:
-    """A training as it was printed, without its table of settings."""
-    comment, _, output = text.partition("\n")
-    header, _, steps = output.split("\n\n")
-    shown = fenced("\n\n".join((header, "[all settings]", steps)))
-    return f"{shown}\n\nMeasured at {comment.removeprefix('# ')}."
-
-
 def measured_on(reports: list[dict], tests: dict) -> str:
-    """The GPUs, commits and versions of the reports; those of NVIDIA's libraries from the tests' report."""
+    """Name the reports' GPUs, commits and versions; NVIDIA's libraries are taken from the tests' report."""
     machine = reports[0]["machine"]
     named = {"CuPy": machine["CuPy"]}
     for name, package in (("cuBLAS", "nvidia-cublas"), ("cuDNN", "nvidia-cudnn-cu13"), ("NCCL", "nvidia-nccl-cu13")):

@@ -1,10 +1,10 @@
-"""Run what README.md and docs/ show, and write their figures, tables and numbers from the runs.
+"""Run the programs that docs/ shows, and write figures, tables and numbers from their results.
 
     python scripts/makers/make_docs.py PART...
     python scripts/makers/make_docs.py learning --text tinyshakespeare.txt
 
-Each part replaces the text between its own marks, and its figures in docs/figures. What each is, runs and says stands
-in pages/parts.toml.
+Each part replaces the text between its marks, and its figures in docs/figures. pages/parts.toml says what each part
+runs, and the text around its numbers.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             made = function_of(name)(part, Path(folder))
         for block, text in ({name: made} if isinstance(made, str) else made).items():
-            replace_block(PARTS[name].get("elsewhere", {}).get(block, part.page), block, text)
+            replace_block(part.page, block, text)
 
 
 def parse():
@@ -36,9 +36,9 @@ def parse():
         description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART")
-    parser.add_argument("--text", type=Path, help="learning, training_steps: tinyshakespeare.txt (1,115,394 bytes)")
-    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="model, strategies: with the MPI of each")
-    parser.add_argument("--cases", metavar="NAME,...", help="failures: run these alone, the rows of others stay (all)")
+    parser.add_argument("--text", type=Path, help="learning: tinyshakespeare.txt (1,115,394 bytes)")
+    parser.add_argument("--pythons", nargs="+", metavar="PYTHON", help="strategies: with the MPI of each")
+    parser.add_argument("--cases", metavar="NAME,...", help="failures: run only these, keep the rows of others (all)")
     options = parser.parse_args()
     if "learning" in options.parts and not options.text:
         parser.error("learning needs --text, the path of tinyshakespeare.txt")
@@ -46,7 +46,7 @@ def parse():
 
 
 def function_of(name: str):
-    """Of (part, a new folder): returns the text of the block of that name, or {block: text} of several."""
+    """Return the part's function of (part, a new folder), which returns the block's text, or {block: text}."""
     part = PARTS[name]
     return getattr(import_module(f"scripts.makers.pages.{part['in']}"), part.get("function", name))
 

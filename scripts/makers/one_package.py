@@ -1,16 +1,16 @@
-"""Builds what pip installs: a wheel with all packages inside one, gpt2_mpi. pyproject.toml names this as build backend.
+"""The build backend of pyproject.toml: builds a wheel with all packages inside one package, gpt2_mpi.
 
-In the repository gpt2, dist, strategies, traces and scripts lie side by side. Installed so, modules called `dist` and
-`traces` would lie at the top of site-packages, where they hide others, or are hidden. So setuptools builds the wheel,
-and its files move: dist/world.py becomes gpt2_mpi/dist/world.py. All imports in it are absolute and of one form, and
-are written anew: "from dist.world import World" becomes "from gpt2_mpi.dist.world import World". What texts call
-"python scripts/train.py" is called "gpt2-mpi train" there, and job scripts call it by `-m gpt2_mpi.scripts train`.
+In the repository gpt2, dist, strategies, traces and scripts lie side by side. Installed like this, modules called
+`dist` and `traces` would lie at the top of site-packages, where they could hide other modules or be hidden. So
+setuptools builds the wheel, and this module moves its files: dist/world.py becomes gpt2_mpi/dist/world.py. It rewrites
+imports, which are all absolute: "from dist.world import World" becomes "from gpt2_mpi.dist.world import World". In
+texts it replaces "python scripts/train.py" with "gpt2-mpi train", in job scripts with `-m gpt2_mpi.scripts train`.
 
-Other ways were worse. A hook that finds `dist` within gpt2_mpi leaves two names for one module, and tools that read
-the code find neither. With relative imports `python scripts/train.py` would not run from the repository any more.
+Alternatives were worse. With an import hook that finds `dist` within gpt2_mpi one module has two names, and tools that
+read the code find neither. With relative imports `python scripts/train.py` would not run from the repository.
 
-An editable install, as of `make setup`, is setuptools' own: it puts the repository's folder on Python's path.
-To try it: pip wheel --no-deps . (this file is scripts/makers/one_package.py; see PEP 517 for the functions' names).
+An editable install, like that of `make setup`, is setuptools' own: it puts the repository's folder on Python's path.
+To try this: pip wheel --no-deps . (PEP 517 prescribes the names of the functions in scripts/makers/one_package.py).
 """
 
 import ast
@@ -22,7 +22,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from setuptools import build_meta
 
-# The hooks that stay setuptools' own. One is left out: metadata before the wheel would name the programs of the folder.
+# Hooks of setuptools that are used unchanged. The hook for metadata is missing: it would name the unmoved programs.
 build_editable = build_meta.build_editable
 build_sdist = build_meta.build_sdist
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
@@ -36,7 +36,7 @@ DOCSTRING = '"""GPT-2 trained under MPI: see where a step\'s time goes, choose h
 
 
 def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=None) -> str:
-    """The hook of PEP 517; returns the wheel's file name."""
+    """Build the wheel and return its file name: a hook of PEP 517."""
     name = build_meta.build_wheel(wheel_directory, config_settings)
     path = Path(wheel_directory) / name
     with ZipFile(path) as wheel:
@@ -48,7 +48,7 @@ def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=N
 
 
 def in_one_package(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a wheel by name, moved, with a RECORD of their hashes (the format of PEP 427)."""
+    """Return the files of a wheel by name, moved, with a new RECORD of their hashes (PEP 427)."""
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     folder = record.rpartition("/")[0]
     programs = {Path(name).stem for name in files if re.fullmatch(r"scripts/[a-z]\w*\.py", name)}
@@ -76,11 +76,11 @@ def record_of(files: dict[str, bytes], record: str) -> str:
 
 
 def with_imports(source: str, name: str) -> str:
-    """A module's text with `from dist...` as `from gpt2_mpi.dist...`, all else as it was. ValueError: another form."""
+    """Return a module's text with `from gpt2_mpi.dist...` for `from dist...`. Raise ValueError for other imports."""
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.partition(".")[0] in INSIDE:
-            # Columns are counted in bytes of UTF-8. A line with an import holds nothing else before it.
+            # The node's column counts bytes of UTF-8, so search instead: an import is the first word of its line.
             line = lines[node.lineno - 1]
             lines[node.lineno - 1] = line.replace("from ", f"from {PACKAGE}.", 1)
         elif isinstance(node, ast.Import) and any(alias.name.partition(".")[0] in INSIDE for alias in node.names):
@@ -89,16 +89,16 @@ def with_imports(source: str, name: str) -> str:
 
 
 def with_commands(source: str, programs: set[str]) -> str:
-    """A module's text with "python scripts/train.py" as "gpt2-mpi train", in messages, --help and comments."""
+    """Return a module's text with "gpt2-mpi train" for "python scripts/train.py" in messages, --help and comments."""
     names = "|".join(sorted(programs))
     pattern = rf"(?:python )?\bscripts/({names})\.py"
     return re.sub(pattern, lambda found: f"gpt2-mpi {found[1].replace('_', '-')}", source)
 
 
 def with_modules(script: str, programs: set[str]) -> str:
-    """A job script's text with `"$python" scripts/train.py` as `"$python" -m gpt2_mpi.scripts train`.
+    """Return a job script's text with `"$python" -m gpt2_mpi.scripts train` for `"$python" scripts/train.py`.
 
-    Its other words are as with_commands has them, and other job scripts lie beside it.
+    Other mentions of programs are replaced as in with_commands; other job scripts lie in the same folder.
     """
     calls = rf"""("\$python"\)? )scripts/({"|".join(sorted(programs))})\.py"""
     script = re.sub(calls, rf"\1-m {PACKAGE}.scripts \2", script)

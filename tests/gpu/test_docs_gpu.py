@@ -49,22 +49,6 @@ def test_a_steps_tables():
     assert "bias gradient 3072 x 768: theirs 0.500 ms, ours 0.600 ms" in block
 
 
-def test_how_tests_ended():
-    tests = {
-        "tests/gpu/on_device/test_kernels.py::test_kernel[gelu_case]": {"outcome": "passed"},
-        "tests/gpu/on_device/test_items.py::test_item[compile]": {
-            "outcome": "failed",
-            "error": "...\nE  8 bytes spilled",
-        },
-    }
-    summary = {"failed": 1, "passed": 1}
-    block = docs_gpu.tests_block({"commit": "abc", "machine": MACHINE, "summary": summary, "tests": tests})
-    first, second, *_, last = block.splitlines()
-    assert first == "1 failed, 1 passed."
-    assert second == "- `test_items.py::test_item[compile]` failed: E  8 bytes spilled"
-    assert last == "Measured on NVIDIA H200 at commit abc."
-
-
 def test_the_pages_are_those_of_the_files():
     for name, made in docs_gpu.blocks().items():
         text = (page.ROOT / name).read_text()
@@ -105,16 +89,6 @@ steps 1: 115.62 ms  clocks/power/temp/reasons: 1420, 703.58, 57, 0x4
     assert re.search(r"^all other kernels +4\.0 +3\.0$", block, re.MULTILINE)  # 12e9 bytes at 4e12
     assert "the 800 TFLOP/s that an 8192-cubed product sustains (in a burst 900)" in block
     assert "At the card's limit of 700 W the clock falls from 1,980 MHz to between 1,420 and 1,605." in block
-
-
-def test_every_training_is_in_a_row():
-    text = (docs_gpu.RESULTS / "h100_trainings.txt").read_text()
-    rows = re.findall(r"^ +(\d+) +(\S+)  ", docs_gpu.trainings_block(text), re.MULTILINE)
-    differences = re.findall(r"20 losses (\S+)", text)
-    assert sum(int(count) for count, _ in rows) == len(differences) - 1  # NumPy's is what they are compared with
-    assert max(float(most) for _, most in rows) == max(map(float, differences))
-    with pytest.raises(ValueError, match="'nccl9 ring'"):
-        docs_gpu.trainings_block(f"{text}nccl9 ring   largest relative difference of 20 losses 1.7e-07  last 3.6\n")
 
 
 def test_bars_are_as_long_as_the_speeds_and_say_what_was_not_measured():

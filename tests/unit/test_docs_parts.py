@@ -24,8 +24,7 @@ MEASURED = "Measured on some CPU, 2 cores, with MPICH 5, numpy 2."
 
 
 class Programs:
-    """In the place of subprocess.Popen: writes what the program would, and keeps its words. A step takes one second,
-    one of a run with checkpoints 1.25 s; its exchange shows for 0.5 s, with --overlap for 0.1 s."""
+    """In the place of subprocess.Popen: writes what the program would, and keeps its words."""
 
     PIPE = -1
 
@@ -59,15 +58,10 @@ class Programs:
         return ["host", "", "a step"]
 
     def write_run(self, run, words):
-        (run / "checkpoints").mkdir(parents=True)
+        run.mkdir(parents=True)
         (run / "config.json").write_text(json.dumps(ORIGIN | {"threads_per_rank": 3, "blas": [BLAS]}))
-        costs = [{"step": step, "bytes": 5e6, "stopped_s": 0.5, "writing_s": 2.0} for step in (10, 20, 31)]
-        facts = {"peak_memory_bytes": [1e9, 3e9], "checkpoints": [costs, costs]}
-        (run / "summary.json").write_text(json.dumps(facts))
-        step_s = 1.25 if "--checkpoint-every" in words else 2.0 if "--no-exchange" not in words else 1.0
-        step_s = 1.2 if "--overlap" in words else step_s
-        line = {"loss": 2.0, "val_loss": 2.5, "step_s": step_s, "tokens_per_s": 77.0, "mfu": 0.45}
-        line["exposed_exchange_s"] = 0.1 if "--overlap" in words else 0.5
+        (run / "summary.json").write_text(json.dumps({"peak_memory_bytes": [1e9, 3e9]}))
+        line = {"loss": 2.0, "val_loss": 2.5, "step_s": 2.0}
         (run / "log.jsonl").write_text(f"{json.dumps(line)}\n" * 31)
 
     def bench_exchange(self, words, value):
@@ -94,19 +88,6 @@ class Programs:
         Path(value("--json")).write_text(json.dumps(report))
         return ["host", "", "the table"]
 
-    def check_model(self, words, value):
-        counted = {"bound_s": 0.08, "node_bytes": [[3e6, 1e6], [2e6, 4e6]]}
-        predicted = counted | {"predicted_s": 0.099, "predicted_bytes": [[3.1e6, 1e6], [2e6, 4e6]]}
-        near = {"measured_s": 0.1, "deviation": -0.01, "bytes_deviation": 0.001} | predicted
-        unknown = {"measured_s": 0.2} | counted
-        unknown |= dict.fromkeys(("predicted_s", "predicted_bytes", "deviation", "bytes_deviation"))
-        far = {"measured_s": 0.1, "deviation": 0.2, "bytes_deviation": 0.002} | predicted
-        sizes = [{"bytes": 8e6, "strategies": {"ring": near, "tree": unknown}},
-                 {"bytes": 32e6, "strategies": {"ring": far, "tree": near}}]  # fmt: skip
-        sizes = sizes if "32MB" in value("--bytes") else sizes[:1]
-        Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": sizes}))
-        return ["host", "", "the table"]
-
     def fault_suite(self, words, value):
         rows = [{"case": "clean", "says": "nothing", "right": True, "kind": "none", "verdict": "all is well"},
                 {"case": "clean", "says": "nothing", "right": False, "kind": "data", "verdict": "late"}]  # fmt: skip
@@ -120,7 +101,7 @@ def make(monkeypatch, tmp_path):
     """make(part name) -> (the text of its block, the commands that it ran)."""
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
-    for module in ("training", "exchange", "beside_ddp"):
+    for module in ("training", "hosts"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
     def made(name):
@@ -142,17 +123,10 @@ def make(monkeypatch, tmp_path):
         ("learning", "Validation loss 2.500 over the whole validation set (nanoGPT's README says 1.88, of 20 batches), "
                      "training loss 2.000 over the last 200 steps, in 1.0 minutes. "),
         ("sharding", "| gpt2-124M | 4 | `zero-3` | 0.50 | 0.93 | 3.00 |\n"),
-        ("checkpoint", "| `reduce-bcast` | 2 | 5 | 0.50 | 2.0 | 2.00 | -7.0 |\n"),
-        ("overlap", "Of what the exchange adds to a step overlap hides 80%, of the time that ranks spend in the "
-                    "exchange and nothing else, 80%."),
         ("exchange", "```\nthe table\n```\n\n8 MB: ring takes 2.000 of the bound, MPI_Allreduce 1.50 times as long, "
                      "bfloat16 on the wire 0.50 of its time.\n\n"),
-        ("model", "| MPICH | 3 hosts of 1 | 8 | 100 ms, -1% | 200 ms, not modelled |\n"),
-        ("model", "Of 9 predictions 3 are more than 15% off; the worst, +20%, is `ring` of 32 MB with MPICH, 3 hosts "
-                  "of 1. Bytes through every host's port, each way, are those that its counters saw, to within 0.2%"),
         ("wire", "| bfloat16, error feedback | 2.0000 | 0.0e+00 |\n"),
-        ("training_steps", "| 30.0M parameters, 4 nodes, links of 400 Mbit/s | 2.00 | 3.00 | 1.5 | 1.00 | 2.50 | 2.5 | "
-                           "0.50 |\n"),
+        ("training_steps", "ours, bfloat16 wire    1.000       0.500                0.500                  3.00"),
     ],
 )  # fmt: skip
 def test_what_is_measured_stands_in_the_block(make, name, expected):
@@ -181,13 +155,11 @@ def test_faults_are_counted_by_case(make):
 
 
 def test_a_part_runs_what_its_entry_says(make):
-    _, commands = make("overlap")
-    assert len(commands) == 9
-    first, second, third = commands[:3]
-    assert re.search(r"virtual_cluster\.py run --nodes 2 --ranks 2 --rate 240mbit -- \S+ \S+/scripts/train\.py "
-                     r"--strategy none --no-exchange --n-layer 12", first)  # fmt: skip
-    assert "--overlap" not in second
-    assert "--strategy hierarchical-sharded --overlap --n-layer 12" in third
+    _, commands = make("training_steps")
+    first, second = commands
+    assert re.search(r"virtual_cluster\.py run --nodes 4 --ranks 4 --rate 400mbit -- \S+ \S+/bench_training\.py "
+                     r"--link 400mbit --turns 2 --steps 1 --out \S+ --json \S+ -- --n-layer 6", first)  # fmt: skip
+    assert "--rate 1600mbit" in second
 
 
 def test_a_command_that_fails_ends_the_part():

@@ -1,6 +1,6 @@
 """Parts of make_docs.py: verdicts on runs with known faults, outcomes of failures, pictures of healthy and sick runs.
 
-The suites write what was done to each run and what became of it into files of rows.
+The suites write a row for each run: what was done to it, and the outcome.
 """
 
 from functools import cache
@@ -17,13 +17,15 @@ from traces import read_run
 from traces.plots import look
 from traces.verdict.summary import measure_runs
 
-FAILURES, DRAWN = ROOT / "docs" / "failures.json", ROOT / "docs" / "drawn-faults.json"
-COMMAND = "command"  # what failure_suite.py calls the launcher of single commands
-DPI, COLOURS = 90, 48  # of a picture
+FAILURES = ROOT / "docs" / "failures.json"
+DRAWN = ROOT / "docs" / "drawn-faults.json"
+COMMAND = "command"  # the launcher of single commands in failure_suite.py
+DPI = 90
+COLOURS = 48  # in a picture
 
 
 def faults(part: Part, folder: Path) -> str:
-    """Return a row for each of the part's cases: what was done, how many runs were judged right, the first verdict."""
+    """Return a row per case: what was done, how many verdicts are right, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
     groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
     rows = [{"says": rows[0]["says"], "kind": rows[0]["kind"], "verdict": rows[0]["verdict"].partition("; ")[0],
@@ -33,7 +35,7 @@ def faults(part: Part, folder: Path) -> str:
 
 
 def drawn_faults(part: Part, folder: Path) -> str:
-    """Run random clusters and faults under this Python's MPI; keep the sets of other MPIs."""
+    """Run random clusters and faults under this Python's MPI; keep the other sets of rows."""
     for number, flags in enumerate(part.flags):
         try:
             run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
@@ -44,7 +46,7 @@ def drawn_faults(part: Part, folder: Path) -> str:
 
 
 def drawn_block(sets: dict) -> str:
-    """Return a row for each fault and a column for each set: how many were judged right; below it every miss."""
+    """Return a row per fault and a column per set with the number of right verdicts, and a line for each wrong one."""
     lines = [f"| | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
     wrongs = sorted({wrong(row) for found in sets.values() for row in found["rows"]})
     for each in wrongs:
@@ -79,19 +81,19 @@ def made_on(facts: dict) -> str:
 
 
 def failures(part: Part, folder: Path) -> str:
-    """Run all cases, or --cases, under the launchers of this Python's MPI; keep the rows of other MPIs."""
+    """Run all cases, or those of --cases, under this Python's MPI; keep the rows of other MPIs."""
     cases = part.options.cases
     try:
         found = run_suite("failure_suite.py", folder, FAILURES, *(["--cases", cases] if cases else []))
     except CalledProcessError as error:
         if error.returncode != 1:
             raise
-        found = read(FAILURES)  # some outcome is surprising; the page shows it in bold
+        found = read(FAILURES)  # an outcome is surprising; the page shows it in bold
     return failures_block(found, part.hidden)
 
 
 def failures_block(found: dict, hidden: list[str]) -> str:
-    """Return a row for each case and a column for each launcher; cases with one outcome everywhere share a line."""
+    """Return a row per case and a column per launcher; cases with the same outcome everywhere share a line."""
     launchers = sorted(found["made_on"].keys() - {COMMAND})
     lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
     alike = {}
@@ -108,28 +110,21 @@ def failures_block(found: dict, hidden: list[str]) -> str:
 
 
 def short(launcher: str) -> str:
-    """Return "mpirun (MPICH)" as it is, and srun without the MPI that its plugin implies."""
+    """Return the launcher's name, for srun without the MPI that its plugin implies."""
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 
-def supervised_kills(part: Part, folder: Path) -> dict[str, str]:
-    """Compare a run under random faults, which --restarts takes up again, with an undisturbed one."""
-    output_of("random_kills.py", "--json", folder / "kills.json", *part.flags.split())
-    found = read(folder / "kills.json")
-    return {"supervised kills": f"> {found['summary']}\n\nMade on {made_on(found['machine'])}."}
-
-
 def pictures(part: Part, folder: Path) -> dict[str, str]:
-    """Draw every picture of a healthy and of a sick run; there is no block."""
+    """Draw each figure of a healthy and of a sick run. This part has no block."""
     cases = list(dict.fromkeys(case for pair in part.pairs.values() for cases in pair for case in cases))
     run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
     (folder / "runs").mkdir()
-    for case in cases:  # equal runs are told apart by the names of their folders
+    for case in cases:  # plots take a run's label from its folder
         (folder / case / "1").rename(folder / "runs" / case)
 
     @cache
     def drawn(*names: str) -> dict:
-        """Draw all figures of these runs, by name."""
+        """Return all figures of these runs by name."""
         measured = measure_runs([read_run(folder / "runs" / name) for name in names], own_schedule)
         return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
 
@@ -148,7 +143,7 @@ def save(figure, path: Path) -> None:
 
 
 def report(part: Part, folder: Path) -> dict[str, str]:
-    """Take a browser's picture of the top of a report; there is no block."""
+    """Take a browser's picture of the top of a report. This part has no block."""
     run = folder / "run"
     on_hosts(part.hosts, "train.py", *part.training.split(), "--out", run)
     output_of("plot.py", run)

@@ -1,4 +1,4 @@
-"""The figure of one GPU's tokens/s beside llm.c and PyTorch, in README.md."""
+"""The figure in README.md: tokens/s on one GPU beside llm.c and PyTorch."""
 
 from matplotlib.figure import Figure
 
@@ -9,7 +9,7 @@ COLOURS = {"ours": look.BLUE, "llmc": look.SKY, "torch-compiled": look.ORANGE, "
 
 
 def draw(reports: list[dict]) -> Figure:
-    """reports: result files of the same shape, one for each GPU. A panel for each, a bar for each contender."""
+    """Draw a panel per report, a bar per contender. reports: of the same shape, one per GPU."""
     settings = reports[0]["settings"]
     subtitle = (
         f"training {settings['model']} in {settings['dtype']}, {settings['batch_size']} sequences of "
@@ -26,18 +26,19 @@ def draw(reports: list[dict]) -> Figure:
 
 
 def speeds(report: dict) -> dict[str, float]:
-    """Thousand tokens/s of each contender that was measured."""
+    """Return the thousand tokens/s of each contender that was measured."""
     measured = {name: one for name, one in report["contenders"].items() if "error" not in one}
     return {name: measured[name]["tokens_per_s"] / 1e3 for name in NAMES if name in measured}
 
 
 def title(reports: list[dict]) -> str:
-    beside_llmc, beside_compile = ratio_text(reports, "llmc"), ratio_text(reports, "torch-compiled")
-    return f"On one GPU: {beside_llmc} llm.c's speed, {beside_compile} torch.compile's"
+    llmc = ratio_text(reports, "llmc")
+    compiled = ratio_text(reports, "torch-compiled")
+    return f"On one GPU: {llmc} llm.c's speed, {compiled} torch.compile's"
 
 
 def ratio_text(reports: list[dict], other: str) -> str:
-    """ "1.01 to 1.03 times": our tokens/s over the other's, from the lowest to the highest of the reports."""
+    """Return the range of our tokens/s over the other's, like "1.01 to 1.03 times"."""
     ratios = sorted(speeds(report)["ours"] / speeds(report)[other] for report in reports)
     return " to ".join(dict.fromkeys((f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"))) + " times"
 

@@ -1,4 +1,4 @@
-"""Helpers of all parts of make_docs.py: run commands, read runs, describe the machine, replace blocks."""
+"""Helpers for the parts of make_docs.py: run commands, read runs, describe the machine, replace blocks."""
 
 import json
 import os
@@ -17,10 +17,10 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 class Part(SimpleNamespace):
-    """A part's entry in parts.toml, its `name`, and the options of the command line, as attributes."""
+    """A part's entry in parts.toml, its `name` and the options of the command line, as attributes."""
 
     def filled(self, rows: Iterable[dict] = (), **found) -> str:
-        """Return the part's text: `row` filled once for each of `rows`, other fields by name."""
+        """Fill in the part's text: {rows} with `row` for each of `rows`, other fields by name."""
         lines = "\n".join(self.row.format(**row) for row in rows)
         return self.text.strip().format(**vars(self) | found, rows=lines)
 
@@ -28,14 +28,14 @@ class Part(SimpleNamespace):
 def output_of(*command: object, python: str = sys.executable, **options) -> str:
     """Run a command; print and return its output. Raise CalledProcessError if it fails.
 
-    A word "train.py" stands for `python` and the program of that name in scripts/, scripts/makers/ or tests/suites/.
+    A word like "train.py" is replaced by `python` and the program's path in scripts/ or tests/suites/.
     """
     words = []
     for word in map(str, command):
         words += [python, str(program(word))] if word.endswith(".py") else [word]
     lines = []
     with subprocess.Popen(words, **{"cwd": ROOT} | options, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:  # as it comes: a suite takes half an hour
+        for line in process.stdout:  # at once: a suite takes half an hour
             print(line, end="", flush=True)
             lines.append(line)
     if process.returncode:
@@ -44,19 +44,19 @@ def output_of(*command: object, python: str = sys.executable, **options) -> str:
 
 
 def program(name: str) -> Path:
-    folders = (SCRIPTS, SCRIPTS / "makers", ROOT / "tests" / "suites")
+    folders = (SCRIPTS, ROOT / "tests" / "suites")
     return next(folder / name for folder in folders if (folder / name).exists())
 
 
 def compare(folder: Path, ranks: int, strategies: str, training: str = "") -> dict[str, Path]:
-    """Run scripts/compare.py into `folder`; returns the run folders by strategy."""
+    """Run scripts/compare.py into `folder`; return the run folders by strategy."""
     flags = ("--ranks", ranks, "--strategies", strategies, "--out", folder)
     output_of("compare.py", *flags, *(["--", *training.split()] if training else []))
     return {name: folder / name.replace("/", "-") for name in strategies.split(",")}
 
 
 def comparison_table(output: str) -> str:
-    """Return the table in what plot.py printed."""
+    """Return the table in the output of plot.py."""
     return output[output.find("median ms") :].split("\n\n")[0]
 
 
@@ -68,7 +68,7 @@ def on_hosts(hosts: str, *command: object, **options) -> str:
 
 
 def shown(command: str, folder: Path = ROOT) -> str:
-    """ "$ command" and what it prints in `folder`, where `python` and `mpirun` are this Python's."""
+    """Run a shell command in `folder`; return "$ command" and its output. `python` and `mpirun` are this Python's."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     output = output_of("sh", "-c", command, cwd=folder, env=mpirun_environment(2) | {"PATH": path})
     return f"$ {command}\n{output.rstrip()}"
@@ -97,19 +97,20 @@ def measured_on(source: Path) -> str:
 
 
 def measured_with(machine: dict, *libraries: str, **versions: str) -> str:
-    """ "Measured on AMD EPYC, 2 cores, with MPICH 5.0.2, numpy 2.4.6."."""
+    """Return a text like "Measured on AMD EPYC, 2 cores, with MPICH 5.0.2, numpy 2.4.6."."""
     named = [f"{name} {version}" for name, version in versions.items() if name != "gpt2-mpi"]
     return f"Measured on {machine['processor']}, {machine['cores']} cores, with {', '.join([*libraries, *named])}."
 
 
 def library_name(text: str) -> str:
-    """ "MPICH" or "Open MPI", of what the library says of itself."""
+    """Return "MPICH" or "Open MPI" from the library's own description."""
     return text.split()[0].replace("Open", "Open MPI")
 
 
 def replace_block(page: str, name: str, text: str) -> None:
-    """Put `text` between the page's two marks of this name."""
+    """Replace the text between the page's two marks of this name."""
     path = ROOT / page
-    begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
+    begin = f"<!-- begin generated: {name} -->"
+    end = f"<!-- end generated: {name} -->"
     before, rest = path.read_text().split(begin)
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")

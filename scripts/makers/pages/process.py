@@ -1,4 +1,4 @@
-"""Parts of make_docs.py: the output or the measurements of one program."""
+"""Parts of make_docs.py that show the output of programs on this machine."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ from scripts.makers.pages.page import (
 
 
 def first_run(part: Part, folder: Path) -> dict[str, str]:
-    """Run the commands of docs/first-run.md in order; show only the last lines of the second training."""
+    """Run the commands of docs/first-run.md in order; show only the end of the second training."""
     (folder / "scripts").symlink_to(SCRIPTS)
     blocks = {}
     for name, commands in part.commands.items():
@@ -39,8 +39,8 @@ def watch(part: Part, folder: Path) -> str:
         (folder / name).symlink_to(ROOT / name)
     run = folder / "runs" / "sliced"
     background = f"({part.training} --out {run.relative_to(folder)} >training.txt 2>&1 &)"
-    has_come = f'[ "$(cat {run / "log.jsonl"} 2>/dev/null | wc -l)" -ge {part.after} ]'
-    waiting = f"for i in $(seq 600); do {has_come} && break; sleep 0.2; done"
+    reached = f'[ "$(cat {run / "log.jsonl"} 2>/dev/null | wc -l)" -ge {part.after} ]'
+    waiting = f"for i in $(seq 600); do {reached} && break; sleep 0.2; done"
     shown(f"{background}; {waiting}", folder)
     text = shown(f"COLUMNS=80 LINES=25 python scripts/watch.py {run.relative_to(folder)} --once", folder)
     shown(f"for i in $(seq 600); do [ -e {run / 'lock.json'} ] || break; sleep 0.2; done", folder)
@@ -48,7 +48,7 @@ def watch(part: Part, folder: Path) -> str:
 
 
 def step(part: Part, folder: Path) -> str:
-    """Measure one step on one rank beside PyTorch's."""
+    """Return the table of one step on one rank, beside PyTorch's."""
     file = folder / "step.json"
     flags = "--seq-len", part.length, "--dtype", part.dtype, "--vs", "torch", "--json", file
     table = fenced(output_of("bench_step.py", *flags).partition("\n\nthis project, where")[0])
@@ -59,5 +59,5 @@ def step(part: Part, folder: Path) -> str:
 
 
 def choice(part: Part, folder: Path) -> dict[str, str]:
-    """Show what advise.py says of a cluster, and of ways to cut a model."""
+    """Show the advice for a cluster, and for a model that ranks share."""
     return {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}

@@ -1,6 +1,7 @@
-"""Part of make_docs.py: figures of every port during an exchange of each strategy, on virtual hosts, as root.
+"""Part of make_docs.py: figures of all ports during an exchange of each strategy, on virtual hosts, as root.
 
-The ports' counters are read from outside while a benchmark runs on the hosts, so reading does not disturb the exchange.
+A thread here reads the counters of the virtual switch while a benchmark runs on the hosts, so that reading does not
+disturb the exchange.
 """
 
 import os
@@ -19,23 +20,23 @@ from scripts.makers.pages.page import FIGURES, Part, library_name, on_hosts, rea
 from scripts.settings.units import bytes_per_s
 
 FIGURE_OF = {"Open MPI": "strategies", "MPICH": "strategies-mpich"}
-WATCHED = "watched.json"  # what the benchmark writes of an exchange
-EVERY_S = 0.005  # between two looks at the counters
+WATCHED = "watched.json"  # the benchmark's report
+EVERY_S = 0.005  # between two readings of the counters
 PIECE_S = 0.02  # of the picture: at 400 Mbit/s 15 of the packets that the kernel hands to a port at once
-EDGE = 0.005  # of an exchange's bytes: what may pass before its beginning and after its end
-# The switch's ends of the nodes' cables, in the form of /proc/net/dev: bytes and seven other counts in, then out.
+EDGE = 0.005  # of an exchange's bytes: may pass before its begin and after its end
+# A line of /proc/net/dev on the switch: bytes and seven other counts received from a node, then those sent to it.
 COUNTERS = re.compile(r"^ *node(\d+): *(\d+)(?: +\d+){7} +(\d+)", re.MULTILINE)
 
 
 def strategies(part: Part, folder: Path) -> dict[str, str]:
-    """Draw the figure of each MPI, that of every Python of --pythons; there is no block."""
+    """Draw the figure of the MPI of each Python of --pythons. This part has no block."""
     for python in part.options.pythons or [sys.executable]:
         draw(part, folder, python)
     return {}
 
 
 def draw(part: Part, folder: Path, python: str) -> None:
-    """Draw one MPI library's figure: the ports during one exchange of each strategy."""
+    """Draw the ports during one exchange of each strategy under one MPI library."""
     from traces.plots import look, ports_in_time
 
     found = [watched(part, folder, python, name, seen) for name, seen in part.drawn.items()]
@@ -47,8 +48,9 @@ def draw(part: Part, folder: Path, python: str) -> None:
 
 
 def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict:
-    """Measure one exchange for ports_in_time.draw: `used` from the counters, times from the benchmark."""
-    file, flags = folder / WATCHED, part.watched.split()
+    """Measure one exchange for ports_in_time.draw: `used` comes from the counters, times from the benchmark."""
+    file = folder / WATCHED
+    flags = part.watched.split()
     with sampling() as samples:
         on_hosts(part.hosts, "bench_exchange.py", "--strategies", name, *flags, "--json", file, python=python)
     (size,) = read(file)["sizes"]
@@ -62,7 +64,8 @@ def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict
 @contextmanager
 def sampling():
     """Yield a list that fills with (seconds, bytes so far (nodes, in/out)) while the block runs a virtual cluster."""
-    samples, done = [], Event()
+    samples = []
+    done = Event()
     thread = Thread(target=sample, args=(samples, done), daemon=True)
     thread.start()
     try:
@@ -73,7 +76,7 @@ def sampling():
 
 
 def sample(samples: list, done: Event) -> None:
-    """Read the ports of the cluster that a child of this process makes, until `done` is set."""
+    """Read the ports of the cluster that a child of this process starts, until `done` is set."""
     head = None
     while not done.wait(EVERY_S):
         head = head or own_head()
@@ -96,16 +99,16 @@ def own_head() -> int | None:
 
 
 def port_bytes(text: str) -> np.ndarray:
-    """(nodes, in/out) bytes, of /proc/net/dev on the switch: what it sends to a node goes into the node's port."""
+    """Return bytes (nodes, in/out) from /proc/net/dev on the switch: what it sends to a node goes into its port."""
     found = {int(node): (int(sent), int(received)) for node, received, sent in COUNTERS.findall(text)}
     return np.array([found[node] for node in sorted(found)], float).reshape(-1, 2)
 
 
 def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of the last exchange, from its beginning to its end: seconds, and counts (samples, nodes, in/out).
+    """Return the samples of the last exchange: seconds, and counts (samples, nodes, in/out).
 
-    size: its bytes, in and out, of all nodes. The exchange ends when all that is counted has passed, and begins that
-    many bytes before; barriers around it send few.
+    size: bytes of the exchange, in and out, over all nodes. The exchange ends when all counted bytes have passed, and
+    begins `size` bytes before; the barriers around it send few.
     """
     most = max((len(counts) for _, counts in samples), default=0)
     if not most:
@@ -122,7 +125,7 @@ def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_pieces(seconds: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """(seconds of a piece, bytes in each, (pieces, nodes, in/out)): about PIECE_S, so that the pieces are all of it."""
+    """Cut the samples into pieces of about PIECE_S; return (seconds of a piece, bytes (pieces, nodes, in/out))."""
     pieces = max(1, round((seconds[-1] - seconds[0]) / PIECE_S))
     grid, piece_s = np.linspace(seconds[0], seconds[-1], pieces + 1, retstep=True)
     columns = [np.interp(grid, seconds, column) for column in counts.reshape(len(counts), -1).T]

@@ -1,8 +1,8 @@
-"""Parts of make_docs.py: training on this machine's cores: loss, memory, checkpoints."""
+"""Parts of make_docs.py that train on this machine's cores: loss and memory."""
 
 import shutil
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from scripts.makers.pages.page import FIGURES, Part, compare, log_of, measured_on, read
 
-# Strategies of the part `wire` and their labels. `tree` adds in another order: its distance is float32's own rounding.
+# Strategies of the part `wire` and their labels. `tree` adds in another order: its distance shows float32's rounding.
 WIRES = {
     "ring": "float32",
     "ring/bfloat16": "bfloat16",
@@ -48,45 +48,15 @@ def sharding(part: Part, folder: Path) -> str:
 def held(strategy: str, layout: Layout, ranks: int) -> tuple[float, float]:
     """Count the float32 values that a rank of one node holds: (parameters, gradients and moments; buffers)."""
     embeddings, layer, *_, last = (stop - start for start, stop in layout.ranges)
-    whole, part, room = layout.size, layout.size / ranks, embeddings + 2 * layer + last
+    whole = layout.size
+    part = layout.size / ranks
+    room = embeddings + 2 * layer + last
     return {
         "reduce-scatter": (2 * whole + 2 * part, part),  # the sum of its block
         "hierarchical-sharded": (2 * whole + 2 * part, whole - part),  # what it adds of its neighbours' gradients
         "zero-2": (whole + 3 * part, room),
         "zero-3": (4 * part, 2 * room),
     }[strategy]
-
-
-def checkpoint(part: Part, folder: Path) -> str:
-    """Compare runs with and without checkpoints."""
-    rows = []
-    for count, name in part.runs:
-        without, run = (folder / f"{count}-{name}-{which}" / name for which in ("without", "with"))
-        compare(without.parent, count, name, part.training)
-        compare(run.parent, count, name, f"{part.training} --checkpoint-every {part.every} --keep 1")
-        rows.append({"name": name, "count": count} | checkpoint_costs(without, run, part.every))
-        shutil.rmtree(run / "checkpoints")  # gigabytes
-    return part.filled(rows, measured_on=measured_on(run))
-
-
-def checkpoint_costs(without: Path, run: Path, every: int) -> dict:
-    """Return seconds and megabytes of the rank for which a checkpoint takes longest."""
-    logs = [log_of(one) for one in (without, run)]
-    # The checkpoint after the last step slows no step down.
-    by_rank = [
-        [cost for cost in costs if cost["step"] < len(logs[1])] for costs in read(run / "summary.json")["checkpoints"]
-    ]
-    stopped_s, writing_s = (
-        max(median(cost[key] for cost in costs) for costs in by_rank) for key in ("stopped_s", "writing_s")
-    )
-    plain_s, loaded_s = (fmean(line["step_s"] for line in log[every:]) for log in logs)
-    return {
-        "megabytes": max(cost["bytes"] for costs in by_rank for cost in costs) / 1e6,
-        "stopped_s": stopped_s,
-        "writing_s": writing_s,
-        "plain_s": plain_s,
-        "adds_s": stopped_s + every * (loaded_s - plain_s),
-    }
 
 
 def wire(part: Part, folder: Path) -> str:
