@@ -1,4 +1,4 @@
-"""What every way of exchanging gradients would cost on a cluster that is only described.
+"""Predict the cost of every way to exchange gradients on a described cluster.
 
     python scripts/advise.py --nodes 5 --ranks 9 --ranks-per-node 2 --link 400mbit --parameters 2M --compute-ms 100
     python scripts/advise.py --nodes 64 --ranks-per-node 8 --link 200gbit --latency 3us --transport rdma \\
@@ -9,15 +9,16 @@
         --global-batch 64 --batch-size 1 --memory 16GB
     python scripts/advise.py --from-run runs/sliced --global-batch 64     the run's model cut over its ranks
 
-Nothing is run or measured: the bytes are counted from each strategy's messages, the seconds come from the model in
-dist/cost/model.py, and the strategies that call MPI's collectives send what that library picks by default. A step is
-computing and what shows of the exchange; the update is left out, but for --from-run, which knows how long it takes,
-and corrects the model by what the run's own exchange took: docs/diagnosis.md says how, and how sure that is.
-The global batch is the same in all rows. Ends in a second or two for thousands of nodes.
+Nothing is run or measured. Bytes are counted from each strategy's messages; seconds come from the model in
+dist/cost/model.py. For strategies that call MPI's collectives the library's default algorithms are assumed. A step is
+its computing and the exposed exchange. Only --from-run includes the update, which the run has measured. It also
+corrects the model by the run's own exchange; docs/diagnosis.md says how, and how certain that is. The global batch is
+the same in all rows. Thousands of nodes take a second or two.
 
-With --global-batch it says how to cut a model over the ranks: a row for each number of copies, parts of tensors and
-stages of a pipeline, each with its best strategy. --compute-ms is of a step of that batch with copies alone;
---from-run takes it from the run, whether its ranks shared models or not. docs/choosing-a-strategy.md reads the table.
+With --global-batch the program compares ways to cut a model over the ranks: a row for each number of data-parallel
+replicas (copies), tensor-parallel shards (parts) and pipeline stages, with its best strategy. --compute-ms is then the
+computing of a step of that batch with replicas alone; --from-run takes it from the run. docs/choosing-a-strategy.md
+explains the table.
 """
 
 import sys
@@ -35,10 +36,10 @@ from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS, preset_name
 from gpt2.files import as_json
 from gpt2.parameters import Layout
-from scripts.prediction.asked import Asked, asked_of_run
-from scripts.prediction.from_run import advise_from_run
 from scripts.prediction.predictor import advice_sentence, advise, short_number
+from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
+from scripts.prediction.workload import Workload, workload_of_run
 from scripts.settings.command_line import Parser
 from scripts.settings.split_embedding import rows_of_text
 from scripts.settings.units import bytes_per_s, count_of, duration_s, size_in_bytes
@@ -46,10 +47,12 @@ from traces.record.files import RunError
 
 MOST_RANKS = 10**6
 USER_MISTAKE = 2  # exit code, as argparse's
-DEFAULT_LAYERS, DEFAULT_LATENCY, DEFAULT_BATCH = 12, "50us", 4
+DEFAULT_LAYERS = 12
+DEFAULT_LATENCY = "50us"
+DEFAULT_BATCH = 4
 MOST_SEQUENCES = 2**20
 KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len")
-OF_CUTS = ("batch_size", "seq_len", "memory")  # flags that mean something with --global-batch alone
+OF_CUTS = ("batch_size", "seq_len", "memory")  # flags that need --global-batch
 
 
 def main():
@@ -75,10 +78,10 @@ def main():
 
 
 def print_shapes(arguments) -> None:
-    """How a model may be cut over the ranks. ValueError or RunError with one line where there is nothing to say."""
-    asked, cluster, library, notes = asked_for(arguments)
-    rows = advise_shapes(asked, cluster, library)
-    advice = shapes_sentence(rows, asked.memory_bytes)
+    """Print the ways to cut a model over the ranks. Raise ValueError or RunError if there are none."""
+    workload, cluster, library, notes = workload_of_flags(arguments)
+    rows = advise_shapes(workload, cluster, library)
+    advice = shapes_sentence(rows, workload.memory_bytes)
     if arguments.json:
         print_json(arguments, {"shapes": rows, "notes": notes, "advice": advice})
     else:
@@ -90,25 +93,27 @@ def print_json(arguments, report: dict) -> None:
     print(as_json({"setting": setting, **report}, indent=1, default=str))
 
 
-def asked_for(arguments) -> tuple[Asked, Cluster, str, list[str]]:
-    """What --global-batch and its siblings say: as asked_of_run. ValueError with one line for what is no training."""
-    batch, size = arguments.global_batch, arguments.batch_size
+def workload_of_flags(arguments) -> tuple[Workload, Cluster, str, list[str]]:
+    """Return (workload, cluster, MPI library, notes) from the flags or the run. Raise ValueError for wrong flags."""
+    batch = arguments.global_batch
+    size = arguments.batch_size
     memory = size_in_bytes(arguments.memory) if arguments.memory else None
     for name in ("global_batch", "batch_size"):
         check_number(arguments, name, MOST_SEQUENCES)
     if arguments.from_run:
-        asked, *others = asked_of_run(arguments.from_run, batch, size, memory, *overrides(arguments))
+        workload, *others = workload_of_run(arguments.from_run, batch, size, memory, *overrides(arguments))
     else:
         config = PRESETS[arguments.model]
         check_number(arguments, "seq_len", config.context)
-        length, training = arguments.seq_len or config.context, described_training(arguments)
-        asked = Asked(config, batch, size or DEFAULT_BATCH, length, training, memory)
+        length = arguments.seq_len or config.context
+        training = described_training(arguments)
+        workload = Workload(config, batch, size or DEFAULT_BATCH, length, training, memory)
         others = described_cluster(arguments), arguments.library or "mpich", []
-    if batch % asked.batch_size:
+    if batch % workload.batch_size:
         raise ValueError(
-            f"--global-batch {batch} with --batch-size {asked.batch_size}, expected a multiple of it: change one"
+            f"--global-batch {batch} with --batch-size {workload.batch_size}, expected a multiple of it: change one"
         )
-    return asked, *others
+    return workload, *others
 
 
 def check_number(arguments, name: str, most: int) -> None:
@@ -118,7 +123,7 @@ def check_number(arguments, name: str, most: int) -> None:
 
 
 def check_given(arguments) -> None:
-    """ValueError unless a cluster and a training are described, by flags or by a run."""
+    """Raise ValueError unless a cluster and a training are described, by flags or by a run."""
     cuts = arguments.global_batch is not None
     given = [name for name in OF_CUTS if getattr(arguments, name) is not None]
     if given and not cuts:
@@ -140,41 +145,45 @@ def check_given(arguments) -> None:
 
 
 def overrides(arguments) -> tuple:
-    """(placement, bytes/s, latency in s, library): None where the run's own counts."""
+    """Return (placement, bytes/s, latency in s, library); None stands for the run's own."""
     placement = None
     if arguments.nodes or arguments.ranks:
         if not arguments.nodes:
             raise ValueError("--ranks without --nodes: say how many nodes they sit on")
         placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
     rate = bytes_per_s(arguments.link) if arguments.link else None
-    return placement, rate, duration_s(arguments.latency) if arguments.latency else None, arguments.library
+    latency_s = duration_s(arguments.latency) if arguments.latency else None
+    return placement, rate, latency_s, arguments.library
 
 
 def described_training(arguments) -> Training:
-    """ValueError with one line for what is no training."""
-    compute_s, micro_steps = arguments.compute_ms / 1e3, arguments.grad_accum
+    """Return the training that the flags describe. Raise ValueError for wrong flags."""
+    compute_s = arguments.compute_ms / 1e3
+    micro_steps = arguments.grad_accum
     if not 0 <= compute_s < float("inf"):
         raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
     if micro_steps < 1 or (arguments.layers or 1) < 1:
         raise ValueError("--grad-accum and --layers: expected 1 or more")
     if arguments.model:
         layout = Layout(PRESETS[arguments.model])
-        parameters, ranges = layout.count, tuple(stop - start for start, stop in layout.ranges)
+        parameters = layout.count
+        ranges = tuple(stop - start for start, stop in layout.ranges)
         rows = described_rows(arguments)
     else:
         rows = None
         parameters = count_of(arguments.parameters)
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
-        # No embeddings that anybody knows of, and layers of equal size.
+        # Embeddings are not known, and layers are assumed to have equal sizes.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
     if arguments.op == "mpi" and arguments.wire == "bfloat16":
         raise ValueError("--op mpi with --wire bfloat16, which MPI cannot add: leave --op out")
-    item, own_operation = WIRE_BYTES[arguments.wire or "float32"], arguments.op == "own"
+    item = WIRE_BYTES[arguments.wire or "float32"]
+    own_operation = arguments.op == "own"
     return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows)
 
 
 def described_rows(arguments) -> Rows | None:
-    """What the ranks' steps look up in the token embedding, which train.py exchanges apart with --overlap."""
+    """Return the expected sparse embedding gradient, which train.py exchanges apart with --overlap."""
     config = PRESETS[arguments.model]
     placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
     sequences = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum
@@ -186,38 +195,49 @@ def described_rows(arguments) -> Rows | None:
 def parser() -> Parser:
     result = Parser(__doc__)
     add = result.add_argument
-    add("--from-run", type=Path, metavar="RUN", help="a run folder: what is not given comes from it")
+    add("--from-run", type=Path, metavar="RUN", help="a run folder, which provides everything that is not given")
     add("--nodes", type=int, metavar="M")
-    add("--ranks", type=int, metavar="N", help="of all nodes (M times P)")
+    add("--ranks", type=int, metavar="N", help="ranks on all nodes (M times P)")
     add("--ranks-per-node", type=int, metavar="P", help="nodes are filled in order (N/M, rounded up)")
-    add("--link", metavar="RATE", help="of every node's port, each way: 400mbit, 10gbit, 200gbit")
-    add("--latency", metavar="TIME", help="of one message, software included: 20us, 1ms (50us)")
-    add("--parameters", metavar="COUNT", help="of the model: 124M, 1.5B or a number")
-    add("--model", type=preset_name, choices=PRESETS, help="instead: a model whose parameters and layers are known")
-    add("--layers", type=int, metavar="L", help=f"with --parameters: what ZeRO exchanges at once ({DEFAULT_LAYERS})")
-    add("--grad-accum", type=int, default=1, metavar="K", help="micro-steps of a step (1)")
-    add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step, all ranks at it")
+    add("--link", metavar="RATE", help="rate of every node's port, each way: 400mbit, 10gbit, 200gbit")
+    add("--latency", metavar="TIME", help="latency of one message, with software: 20us, 1ms (50us)")
+    add("--parameters", metavar="COUNT", help="parameters of the model: 124M, 1.5B or a number")
+    add("--model", type=preset_name, choices=PRESETS, help="instead of --parameters: a model by name")
+    add(
+        "--layers",
+        type=int,
+        metavar="L",
+        help=f"with --parameters: layers, which ZeRO exchanges one by one ({DEFAULT_LAYERS})",
+    )
+    add("--grad-accum", type=int, default=1, metavar="K", help="microbatches of a step (1)")
+    add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step on all ranks")
     add(
         "--global-batch",
         "--global-batch-size",
         type=int,
         metavar="G",
-        help="sequences of a step: how should the model be cut over the ranks?",
+        help="sequences of a step: compare ways to cut the model over the ranks",
     )
-    add("--batch-size", type=int, metavar="B", help=f"with --global-batch: of a micro-step ({DEFAULT_BATCH})")
+    add("--batch-size", type=int, metavar="B", help=f"with --global-batch: sequences of a microbatch ({DEFAULT_BATCH})")
     add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens of a sequence (the model's context)")
-    add("--memory", metavar="SIZE", help="with --global-batch: that a rank may hold, such as 16GB")
-    add("--wire", choices=WIRE_BYTES, help="what gradients travel as (float32)")
-    add("--op", choices=OPERATIONS, help="what MPI's collectives add with (mpi; own with --wire bfloat16)")
-    add("--library", choices=LIBRARIES, help="whose collectives the MPI strategies call (mpich)")
-    add("--transport", choices=("tcp", "rdma"), default="tcp", help="what the MPI library runs over (tcp)")
-    add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")
-    add("--json", action="store_true", help="one object instead of a table")
+    add("--memory", metavar="SIZE", help="with --global-batch: limit of a rank, such as 16GB")
+    add("--wire", choices=WIRE_BYTES, help="dtype of gradients on the wire (float32)")
+    add("--op", choices=OPERATIONS, help="the operation of MPI's collectives (mpi; own with --wire bfloat16)")
+    add("--library", choices=LIBRARIES, help="the MPI library of strategies that call its collectives (mpich)")
+    add("--transport", choices=("tcp", "rdma"), default="tcp", help="transport of the MPI library (tcp)")
+    add(
+        "--memory-rate",
+        type=float,
+        default=5,
+        metavar="GB/S",
+        help="rate at which a rank adds or copies vectors (5, one core)",
+    )
+    add("--json", action="store_true", help="print a JSON object instead of a table")
     return result
 
 
 def described_cluster(arguments) -> Cluster:
-    """ValueError with one line for what is no cluster."""
+    """Return the cluster that the flags describe. Raise ValueError for wrong flags."""
     rate = bytes_per_s(arguments.link)
     if not 0 < arguments.memory_rate < float("inf"):
         raise ValueError(f"--memory-rate {arguments.memory_rate:g}: expected more than 0")
@@ -230,7 +250,7 @@ def described_cluster(arguments) -> Cluster:
 
 
 def place_ranks(nodes: int, ranks: int | None, per_node: int | None) -> np.ndarray:
-    """The node of each rank, (ranks,). ValueError unless every node gets one and every rank has a place."""
+    """Return the node of each rank, (ranks,). Raise ValueError if a node is empty or a rank has no place."""
     if ranks is None:
         ranks = nodes * (1 if per_node is None else per_node)
     if per_node is None:
@@ -246,7 +266,7 @@ def place_ranks(nodes: int, ranks: int | None, per_node: int | None) -> np.ndarr
 
 
 def table(rows: list[dict]) -> str:
-    """One line a strategy; what the model does not know is a dash, with the reason below."""
+    """Return a line per strategy; unknown values are dashes, with the reason below."""
     lines = [
         f"{'':<24}{'exchange':>10}{'times':>7}  {'busiest node, MB':>18}  {'memory':>8}{'step':>10}{'overlapped':>12}\n"
         f"{'strategy':<24}{'ms':>10}{'bound':>7}  {'in':>8}{'out':>10}  {'GB/rank':>8}{'ms':>10}{'ms':>12}"
@@ -262,7 +282,7 @@ def table(rows: list[dict]) -> str:
 
 
 def compared_text(row: dict) -> str:
-    """Of a row that is set against a run: what the better of its two steps may be off by, and what follows."""
+    """Return the range of a calibrated row and how it compares with the run; else nothing."""
     if "compared" not in row:
         return ""
     low, high = (short_number(end, 1e3) for end in row["range_s"])

@@ -63,9 +63,7 @@ def parser() -> OneLineParser:
     add = result.add_argument
     add("--contenders", default="all", metavar="all|LIST", help="names with ; between them (all)")
     add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each contender (%(default)s)")
-    add(
-        "--steps", type=repetitions, default=4, metavar="S", help="counted steps of a turn, after one of warm-up (4)"
-    )
+    add("--steps", type=repetitions, default=4, metavar="S", help="counted steps of a turn, after one of warm-up (4)")
     add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
     add(
         "--out",

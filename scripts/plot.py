@@ -17,7 +17,7 @@ from pathlib import Path
 from dist.console import open_console
 from gpt2.errors import UserError
 from gpt2.files import replacing_in
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import answer_of
 from scripts.settings.command_line import Parser
 from traces import RunError, read_run

@@ -1,12 +1,11 @@
-"""The cost model held against the run that asks it, and how far its word on other strategies goes.
+"""Calibrate the cost model by a measured run, and bound the error of its predictions for other strategies.
 
-A run knows what of its own exchange its steps showed, the model what they should have shown. Their ratio, the factor,
-has two parts. What all exchanges have in common (links that carry less than a probe saw, cores that ranks share, other
-jobs) holds for another strategy as well; what is this strategy's alone (the algorithm inside MPI's call, the latency of
-its many messages) does not. One run cannot tell them apart: a prediction takes the whole factor, and its range reaches
-as far as if half of the error were this strategy's alone, or all of it where one of the two strategies calls MPI's
-collectives, or exchanges while it computes, and the other does not. Both ends are further out by the model's known
-error.
+The factor is the exposed exchange that the run measured over the one that the model predicts. It has two parts. Some
+causes slow down all exchanges (links slower than a probe saw, cores that ranks share, other jobs), so they hold for
+another strategy as well. Others belong to this strategy (the algorithm inside MPI's call, the latency of many
+messages). One run cannot tell them apart. A prediction therefore uses the whole factor. Its range assumes that half of
+the error belongs to this strategy, or all of it if only one of the two strategies calls MPI's collectives, or only one
+overlaps. Both ends are further out by the model's known error.
 """
 
 import math
@@ -16,21 +15,28 @@ import numpy as np
 
 from scripts.prediction.predictor import PredictedStep
 
-EXPLAINED = (0.5, 2.0)  # factors: beyond, something took the time that the model does not know
-TRIFLE = 0.05  # of a step: by so little the factor may miss what was measured, where little of the exchange shows
-# Another strategy's exchange over the calibrated prediction: 19 of 20 pairs in docs/benchmarks-exchange.md are nearer.
-OWN_MESSAGES_ERROR, LIBRARY_ERROR = 0.15, 0.25
-NOTCH = 1.57  # quartile ranges over sqrt(n): medians that differ by more differ at 95% (McGill, Tukey, Larsen 1978)
+EXPLAINED = (0.5, 2.0)  # factors; outside, something that the model does not know took the time
+TRIFLE = 0.05  # of a step: the factor may miss the measurement by this much, if little of the exchange is exposed
+# Relative errors of calibrated predictions for other strategies: 19 of 20 pairs in docs/measurements.json are nearer.
+OWN_MESSAGES_ERROR = 0.15
+LIBRARY_ERROR = 0.25
+NOTCH = 1.57  # quartile ranges over sqrt(n); medians further apart differ at 95% (McGill, Tukey, Larsen 1978)
 HALVINGS = 60
 
 UNEXPLAINED = "the model does not explain this run"
-FASTER, SLOWER, UNCLEAR, THIS_RUN = "faster", "slower", "no clear winner", "this run"
+FASTER = "faster"
+SLOWER = "slower"
+UNCLEAR = "no clear winner"
+THIS_RUN = "this run"
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Medians over a run's steps, in seconds. error_s: of step_s; transfer_s: what a network that takes no time would
-    save; update_s: of the rank that updates longest."""
+    """Medians over a run's steps, in seconds.
+
+    error_s: the error of step_s. transfer_s: what an infinitely fast network would save. update_s: of the rank that
+    updates longest.
+    """
 
     step_s: float
     error_s: float
@@ -39,7 +45,7 @@ class MeasuredStep:
 
     @property
     def work_s(self) -> float:
-        """What is neither exchange nor update."""
+        """Everything but the exchange and the update."""
         return max(self.step_s - self.transfer_s - self.update_s, 0.0)
 
     @property
@@ -48,17 +54,17 @@ class MeasuredStep:
 
 
 def measured_step(steps_s: np.ndarray, transfer_s: float, update_s: float) -> MeasuredStep:
-    """steps_s: (S,) seconds of each step."""
+    """Return the medians and their error. steps_s: (S,) seconds of each step."""
     low, middle, high = np.quantile(steps_s, (0.25, 0.5, 0.75))
     return MeasuredStep(float(middle), float(NOTCH * (high - low) / math.sqrt(len(steps_s))), transfer_s, update_s)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the model says of other strategies, as this run corrects it.
+    """Predictions for other strategies, corrected by a measured run.
 
-    reason: why it says nothing, None where it does; own: the run's own step as predicted, None where it is not;
-    overlapped: whether the run exchanged while it computed; factor: measured over predicted time of its exchange.
+    reason: why there are no predictions, else None. own: the predicted step of the run itself, None if it is not known.
+    overlapped: whether the run overlapped exchange and computing. factor: measured over predicted time of its exchange.
     """
 
     measured: MeasuredStep
@@ -68,11 +74,11 @@ class Calibration:
     factor: float = 1.0
 
     def step_s(self, step: PredictedStep, overlapped: bool) -> float:
-        """Of the run's own strategy that is what was measured."""
+        """Return the corrected seconds of a step; for the run's own strategy they are the measured ones."""
         return self._step_s(step, overlapped, self.factor)
 
     def range(self, step: PredictedStep, overlapped: bool) -> tuple[float, float]:
-        """Between which seconds a step with that strategy is to be expected."""
+        """Return the least and the most seconds that a step with this strategy may take."""
         if self._is_own(step, overlapped):
             return self.measured.range
         algorithms = [bool(one.exchange.algorithms) for one in (self.own, step)]
@@ -84,14 +90,15 @@ class Calibration:
         return self._step_s(step, overlapped, low / (1 + error)), self._step_s(step, overlapped, high * (1 + error))
 
     def compared(self, step: PredictedStep, overlapped: bool) -> str:
-        """FASTER or SLOWER than the run, or UNCLEAR where the two ranges overlap; of the run's own step THIS_RUN."""
+        """Return FASTER or SLOWER than the run, UNCLEAR if the ranges overlap, THIS_RUN for the run's own step."""
         if self._is_own(step, overlapped):
             return THIS_RUN
-        (low, high), (own_low, own_high) = self.range(step, overlapped), self.measured.range
+        low, high = self.range(step, overlapped)
+        own_low, own_high = self.measured.range
         return FASTER if high < own_low else SLOWER if low > own_high else UNCLEAR
 
     def facts(self) -> dict:
-        """For JSON; None for what is not known."""
+        """Return the calibration for JSON; unknown values are None."""
         is_known = self.own is not None
         return {
             "strategy": self.own.name if is_known else None,
@@ -114,7 +121,7 @@ class Calibration:
 
 
 def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> Calibration:
-    """own: the step of the run's own strategy, as predicted with the run's own computing."""
+    """Compare the measured step with `own`, the prediction for the run's strategy and computing."""
     if own.exchange is None:
         return Calibration(measured, own.unknown)
     overlapped = overlapped and own.overlap is not None
@@ -129,14 +136,14 @@ def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> C
 
 
 def shown_s(step: PredictedStep, overlapped: bool) -> float:
-    """Seconds that a step is longer for its exchange."""
+    """Return the exposed exchange of a step, in seconds."""
     return step.seconds(overlapped) - step.compute_s - step.update_s
 
 
 def factor_of(own: PredictedStep, overlapped: bool, transfer_s: float) -> float:
-    """By which the exchange is to be scaled so that transfer_s of it shows; the nearest of EXPLAINED if none does.
+    """Return the factor that makes the exposed exchange transfer_s, clipped to EXPLAINED.
 
-    What shows grows with the factor: in proportion without overlap; with it only as far as computing does not hide it.
+    The exposed exchange grows with the factor, so bisection finds it.
     """
     low, high = EXPLAINED
     for _ in range(HALVINGS):

@@ -1,14 +1,14 @@
-"""A step of models that ranks share: stages at their own pace, messages between them, what the copies exchange.
+"""Predict a step with tensor or pipeline parallelism: the pipeline, its messages, the exchange between replicas.
 
-The seconds that each stage computes are given, by the operations of its layers (shapes.py) or as a run's traces have
-them (of_cut_run.py); its sums over parts are part of them. What goes through ports comes from dist/cost:
+The seconds that each stage computes, with its sums over shards, are given: by the operations of its layers (shapes.py)
+or by a run's traces (model_parallel_run.py). Transfers are predicted by dist/cost:
 
-- A step of few messages is replayed whole (dist/cost/whole_step.py): copies and parts take turns at the ports that they
-  share, a slow port holds up its own stages alone, and pieces are exchanged while others still compute.
-- One of more would take seconds to replay. Its stages are gone through with messages that take a fixed time, that of
-  the slowest boundary with everybody at it (dist/cost/model_parallel.py), and its pieces are exchanged one by one.
-- So is an exchange that goes on beside computing, or in each micro-step, of which the replay knows nothing.
-- Copies of whole models have one exchange, which predicted_exchange replays by itself.
+- A step with few messages is replayed as a whole (dist/cost/whole_step.py): replicas and shards share ports, a slow
+  port delays only its own stages, and some model shards are exchanged while others still compute.
+- A step with more messages would take seconds to replay. Its pipeline is simulated with a fixed time per message, that
+  of the slowest boundary when all ranks send (dist/cost/model_parallel.py), and model shards are exchanged one by one.
+- So is an exchange that overlaps with computing or takes place in each microbatch, which cannot be replayed.
+- With replicas alone there is one exchange, which predicted_exchange replays.
 """
 
 from dataclasses import dataclass, replace
@@ -31,15 +31,15 @@ from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
-FEW = 8  # micro-steps for each stage that are gone through: of more, each takes as long as the second half of these
-# A replay takes 20 us for each message, and some for each that is under way beside it. There is one for each shape, and
-# for each strategy its end again.
+FEW = 8  # microbatches per stage that are simulated; any further one takes as long as one of their second half
+# A replay takes 20 us per message, more if many are under way at once. Each shape needs a replay, and each strategy the
+# end of one.
 MOST_REPLAYED = 20_000  # messages times ranks
 
 
 @dataclass(frozen=True)
 class Held:
-    """A piece on the ranks that hold it: its layout, the stage, the part, and the cluster of these ranks."""
+    """A model shard: its stage, its tensor-parallel part, its layout, and the cluster of the ranks that hold it."""
 
     stage: int
     part: int
@@ -53,11 +53,11 @@ class Held:
 
 @dataclass(frozen=True)
 class CutStep:
-    """What is trained, how it is cut, who sits where, and how long each stage computes.
+    """A step, the cut of its model, the places of its ranks, and the computing of its stages.
 
-    batch_size, length: of a micro-step, in sequences and tokens. training: of the whole model; its compute_s counts for
-    nothing. stage_s: (p,) seconds that a micro-step takes each stage, forward and backward, with its sums over parts.
-    library: the MPI library whose messages are sent, mpich or openmpi.
+    batch_size, length: of a microbatch, in sequences and tokens. training: of the whole model; its compute_s is not
+    used. stage_s: (p,) seconds of a microbatch's forward and backward in each stage, with its sums over shards.
+    library: mpich or openmpi.
     """
 
     config: GPT2Config
@@ -71,7 +71,7 @@ class CutStep:
 
     @cached_property
     def rows(self) -> int:
-        """Bytes of a micro-step's activations, as they travel."""
+        """Bytes of a microbatch's activations on the wire."""
         return VECTOR_BYTES * self.batch_size * self.length * self.config.n_embd
 
     @property
@@ -81,12 +81,12 @@ class CutStep:
 
     @cached_property
     def few(self) -> ModelCut:
-        """The cut with as many micro-steps as are looked at one by one."""
+        """The cut with only as many microbatches as are simulated."""
         return replace(self.cut, micro_steps=min(self.cut.micro_steps, FEW * self.cut.pipeline))
 
     @cached_property
     def held(self) -> list[Held]:
-        """Stage by stage, and part by part."""
+        """All model shards, by stage, then by tensor-parallel part."""
         places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
         return [
             Held(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
@@ -97,7 +97,7 @@ class CutStep:
 
     @cached_property
     def is_replayed(self) -> bool:
-        """Whether what the stages send is replayed."""
+        """Whether the messages between stages are few enough to be replayed."""
         boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
         return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.few.micro_steps)
 
@@ -106,7 +106,7 @@ class CutStep:
 
     @cached_property
     def ends_s(self) -> np.ndarray:
-        """(p,): when each stage has computed all micro-steps."""
+        """(p,): the time when each stage has computed all microbatches."""
         if self.is_replayed:
             return self._of_all(lambda micro_steps: self._replayed(micro_steps).ends_s)
         head = Head(self.seats.head_s(self.embedding), self._head_share())
@@ -115,12 +115,13 @@ class CutStep:
 
     @cached_property
     def unhindered_s(self) -> np.ndarray:
-        """(p,): the same, if messages between stages took no time."""
+        """(p,): the same times if messages between stages took no time."""
         return self._of_all(lambda micro_steps: self._simulated_s(micro_steps, 0.0, Head()))
 
     def _of_all(self, ends_s_of) -> np.ndarray:
-        """(p,): after all micro-steps. ends_s_of(so many): after so many."""
-        few, more = self.few.micro_steps, self.cut.micro_steps - self.few.micro_steps
+        """Extrapolate ends_s_of(count), the times (p,) after `count` microbatches, to all microbatches."""
+        few = self.few.micro_steps
+        more = self.cut.micro_steps - few
         ends_s = ends_s_of(few)
         return ends_s + more * (ends_s - ends_s_of(few // 2)) / (few - few // 2) if more else ends_s
 
@@ -146,20 +147,20 @@ class CutStep:
 
     @property
     def _seconds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of a micro-step's forward, and of its backward, (p,) each."""
+        """Seconds of a microbatch's forward and of its backward, (p,) each."""
         return (1 - BACKWARD) * self.stage_s, BACKWARD * self.stage_s
 
     def _head_share(self) -> float:
-        """Of the last stage's operations."""
+        """Return the head's share of the last stage's operations."""
         layer, head = operations(self.config, self.length)
         return head / (self.cut.layers[-1] * layer + head)
 
     # The copies.
 
     def exchange_s(self, kind: type[Strategy], overlaps: bool) -> float:
-        """By how much a step is longer for what copies exchange with this strategy. UnknownChoice: not known.
+        """Return the exposed exchange between replicas with this strategy, in seconds. Raise UnknownChoice.
 
-        Gradients are scaled by the norm of the whole model, so all pieces have come before one is updated.
+        Gradients are scaled by the norm of the whole model, so all exchanges end before any update begins.
         """
         if self.seats.copies == 1:
             return 0.0
@@ -172,7 +173,10 @@ class CutStep:
 
     @cached_property
     def _last_to_come(self) -> list[Held]:
-        """Of the pieces whose ranks lie alike, those of which no other is larger and is ready to leave later."""
+        """The model shards whose exchange may end last.
+
+        Of shards whose ranks have equal places, a larger one that is ready later makes a smaller one irrelevant.
+        """
         alike = {}
         for held in self.held:
             of = held.cluster.placement, held.cluster.rate_in, held.cluster.rate_out
@@ -188,7 +192,7 @@ class CutStep:
         return found
 
     def _shown_s(self, kind: type[Strategy], held: Held, overlaps: bool) -> float:
-        """Of one piece's exchange."""
+        """Return the exposed exchange of one model shard, in seconds."""
         training = self._training_of(held)
         exchange_s = exchange_seconds(kind, held.cluster, training, self.library)
         rows = predicted_rows(kind, held.cluster, training, self.library)
@@ -209,11 +213,11 @@ class CutStep:
         )  # fmt: skip
 
     def update_s(self, kind: type[Strategy]) -> float:
-        """Of the rank that updates most."""
+        """Return the seconds of the rank that updates most."""
         return self.training.update_s * self.updated_share(kind)
 
     def updated_share(self, kind: type[Strategy]) -> float:
-        """The part of the whole model that the rank updates which updates most."""
+        """Return the largest share of the whole model that one rank updates."""
         amounts = []
         for held in self.held:
             count, cluster = held.layout.count, held.cluster
@@ -224,8 +228,10 @@ class CutStep:
     # Memory.
 
     def memory_bytes(self, kind: type[Strategy]) -> int:
-        """Of the rank that holds most, as scripts/settings/memory.py counts for a run; under 1F1B, where no more
-        micro-steps are under way the more there are."""
+        """Return the bytes of the rank that holds most, counted as in scripts/settings/memory.py, under 1F1B.
+
+        With 1F1B the number of microbatches in flight does not grow with their number.
+        """
         return max(
             kind.memory.of_rank(held.layout.count, self.seats.copies, held.cluster.nodes).total + beside
             for held, beside in zip(self.held, self._beside, strict=True)
@@ -233,7 +239,7 @@ class CutStep:
 
     @cached_property
     def _beside(self) -> list[int]:
-        """Of each piece, the bytes that are none of a strategy's."""
+        """The bytes of each model shard that do not depend on the strategy."""
         shape = self.batch_size, self.length, self.few.micro_steps
         found = [bytes_beside(held.layout, self.few.in_flight(held.stage), *shape) for held in self.held]
         if len(found) > 1:
@@ -242,7 +248,10 @@ class CutStep:
 
 
 def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> float:
-    """Of all micro-steps. A strategy that exchanges in each of them is predicted for two. UnknownChoice: not known."""
+    """Return the seconds of a step's exchange. Raise UnknownChoice if unknown.
+
+    A strategy that exchanges in each microbatch is predicted for one and for two, and extrapolated.
+    """
     if kind.keeps_gradients or training.micro_steps <= 2:
         return predicted_exchange(kind, cluster, training, library).seconds
     one, two = (
@@ -252,7 +261,7 @@ def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training,
 
 
 def known_exchange_s(step: CutStep, kind: type[Strategy], overlaps: bool) -> float | None:
-    """CutStep.exchange_s, None where it is not known."""
+    """Return CutStep.exchange_s, or None if it is unknown."""
     try:
         return step.exchange_s(kind, overlaps)
     except UnknownChoice:

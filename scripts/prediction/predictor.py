@@ -1,7 +1,7 @@
-"""One predictor: a step with a strategy on described nodes and links, by the cost model and what the strategy declares.
+"""Predict a step with a strategy on given nodes and links, from the cost model and the strategy's declarations.
 
-advise.py prints it for every strategy, with the advice which one to take; diagnose.py for all but the run's own; and
-figures draw it beside what was measured.
+advise.py prints the prediction for every strategy and recommends one; diagnose.py prints it for all but the run's own;
+figures draw it beside the measurement.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,11 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """name: the strategy's, with its server if that is dedicated. unknown: why `exchange` is None, and the times with
-    it. compute_s: forward and backward; update_s: of the rank that updates most; overlap: what of the exchange can be
-    hidden, None for nothing; rows: with overlap, looked-up rows that are exchanged apart, which nothing hides, or None.
+    """A predicted step, in seconds.
+
+    name: the strategy's, with its server if that is dedicated. unknown: why `exchange` and the times are None.
+    compute_s: forward and backward. update_s: of the rank that updates most. overlap: how much of the exchange can be
+    hidden, None for nothing. rows: with overlap, the exchange of a sparse embedding gradient, which nothing hides.
     """
 
     name: str
@@ -35,7 +37,7 @@ class PredictedStep:
 
     @property
     def step_s(self) -> float | None:
-        """Without overlap."""
+        """The step without overlap."""
         return None if self.exchange is None else self.compute_s + self.exchange.seconds + self.update_s
 
     @property
@@ -50,22 +52,22 @@ class PredictedStep:
         return self.step_s if self.overlapped_s is None else self.overlapped_s
 
     def seconds(self, overlapped: bool) -> float | None:
-        """Of a step with overlap, where the strategy can, or without."""
+        """Return the seconds of a step with overlap, if the strategy can overlap, or without."""
         return self.best_s if overlapped else self.step_s
 
     def scaled(self, factor: float) -> "PredictedStep":
-        """The same with an exchange that takes `factor` times as long: every rate and latency is so much worse."""
+        """Return the step with an exchange that takes `factor` times as long."""
         exchange, rows = (one and replace(one, seconds=factor * one.seconds) for one in (self.exchange, self.rows))
         return replace(self, exchange=exchange, rows=rows)
 
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
-    """UnknownChoice where the MPI library's algorithm, or the strategy's messages, are not known."""
+    """Predict the exchange. Raise UnknownChoice if the MPI library's algorithm or the messages are unknown."""
     return predict(_messages_of(kind), cluster, *_of_vector(kind, training, library))
 
 
 def exchanged_stages(kind: type[Strategy], placement: list[int], training: Training, library: str) -> list[Stage]:
-    """What ranks on these nodes send one another. UnknownChoice as from predicted_exchange."""
+    """Return the messages between ranks on these nodes. Raise UnknownChoice like predicted_exchange."""
     return message_schedule(_messages_of(kind), placement, *_of_vector(kind, training, library))[0]
 
 
@@ -76,22 +78,23 @@ def _messages_of(kind: type[Strategy]):
 
 
 def _of_vector(kind: type[Strategy], training: Training, library: str) -> tuple:
-    """What message_schedule is to know beside the strategy's messages and the ranks' nodes."""
+    """Return the arguments of message_schedule that describe the vector and the library."""
     item = kind.item_bytes(training.item_bytes)
     size = training.parameters * item
     return size, library, item, training.ranges, training.micro_steps, training.own_operation
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
-    """Of looked-up rows, where this strategy exchanges them apart."""
+    """Predict the exchange of a sparse embedding gradient, if this strategy exchanges it apart from the rest."""
     if kind.row_messages is None or training.rows is None:
         return None
     return predict_rows(kind.row_messages, cluster, training.rows, library)
 
 
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
-    """The PredictedStep of a strategy. A dedicated server computes nothing: the others do its share of the batch."""
-    ranks, is_dedicated = len(cluster.placement), server == "dedicated"
+    """Predict a strategy's step. A dedicated server computes nothing: the others do its share of the batch."""
+    ranks = len(cluster.placement)
+    is_dedicated = server == "dedicated"
     name = f"{kind.name}/{server}" if is_dedicated else kind.name
     memory = kind.memory.of_rank(training.parameters, ranks, cluster.nodes)
     try:
@@ -119,15 +122,15 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
 
 
 def advise(cluster: Cluster, training: Training, library: str) -> list[dict]:
-    """as_rows of every strategy."""
+    """Return the rows of all strategies."""
     return as_rows(predicted_steps(cluster, training, library), cluster, training)
 
 
 def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, factor: float = 1.0) -> list[dict]:
-    """A row of plain values for each, the shortest step first; unknown ones, with None, last.
+    """Return a row per step, the shortest first; unknown ones, with None, last.
 
-    Times are seconds; bytes_in and bytes_out are the largest over the nodes. factor: times as long as the model says
-    do exchanges last, and the least that they can.
+    Times are seconds; bytes_in and bytes_out are the largest over the nodes. factor: scales the exchanges and their
+    lower bound.
     """
     bound_s = factor * lower_bound_s(cluster, training.parameters * training.item_bytes)
     steps = [step if step.exchange is None else step.scaled(factor) for step in steps]
@@ -157,9 +160,9 @@ def best_step_s(row: dict) -> float:
 
 
 def best_of(rows: list[dict], step_s=best_step_s) -> dict:
-    """The shortest step, the first; of those that are about equal, the one that needs the least memory.
+    """Return the row with the shortest step; of those that are about equal, the one that needs the least memory.
 
-    But none that is there for its memory alone, which --strategy auto would not take either.
+    A strategy that exists only to save memory comes last among them; --strategy auto does not take it either.
     """
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
     return min(equal, key=lambda row: (_is_for_memory(row["strategy"]), row["memory_bytes"]))
@@ -171,7 +174,7 @@ def _is_for_memory(name: str) -> bool:
 
 
 def advice_sentence(rows: list[dict]) -> str:
-    """Which to take, and why."""
+    """Recommend a strategy, and say why."""
     known = [row for row in rows if row["step_s"] is not None]
     best = best_of(known)
     if best["times_bound"] is None:
@@ -186,7 +189,7 @@ def advice_sentence(rows: list[dict]) -> str:
 
 
 def short_number(value: float | None, scale: float = 1.0) -> str:
-    """Three digits, or a dash for None."""
+    """Return the number with three digits, or a dash for None."""
     if value is None:
         return "-"
     value *= scale

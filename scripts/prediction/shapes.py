@@ -1,7 +1,7 @@
-"""How many copies, parts and stages: what a step would take, and a rank hold, in every shape that the ranks allow.
+"""Predict step and memory for every combination of replicas, tensor-parallel shards and pipeline stages.
 
-What a stage computes is its share of the model's operations (gpt2/pipeline.py). Sums over parts go through a node's
-memory at --memory-rate. The rest is cut_step.py's.
+A stage computes its share of the model's operations (gpt2/pipeline.py). Sums over shards go through a node's memory at
+--memory-rate. cut_step.py predicts the rest. In results, "copies" are replicas and "parts" are shards.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from dist.cost.memory import VECTOR_BYTES
 from dist.cost.model import Cluster
 from dist.cost.model_parallel import Seats, head_bytes, pipeline_bytes, tensor_bytes
 from gpt2.pipeline import layers_by_flops, operations
-from scripts.prediction.asked import Asked
 from scripts.prediction.cut_step import CutStep, known_exchange_s
 from scripts.prediction.predictor import best_of, short_number
+from scripts.prediction.workload import Workload
 from scripts.settings.model_parallel import ModelCut
 from strategies import AUTO, STRATEGIES, candidates
 
 SCHEDULE = "1f1b"
-LEAST_SAID = 0.005  # of a step
+LEAST_SHOWN = 0.005  # of a step
 SHARES = {
     "bubble": "bubble",
     "sums": "sums over parts",
@@ -30,61 +30,75 @@ SHARES = {
 }
 
 
-def shapes(asked: Asked, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """(copies, parts, stages) of all ranks: parts within nodes, heads and layers for all, whole micro-steps."""
-    ranks, within = len(cluster.placement), reduce(gcd, np.bincount(cluster.placement).tolist())
-    for parts in (parts for parts in range(1, min(within, asked.config.n_head) + 1) if within % parts == 0):
-        for stages in range(1, min(ranks // parts, asked.config.n_layer + (parts == 1)) + 1):
+def shapes(workload: Workload, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
+    """Yield (copies, parts, stages) for all ranks, with parts within nodes and whole microbatches.
+
+    There are at most as many parts as heads, and at most as many stages as layers (one more without parts).
+    """
+    ranks = len(cluster.placement)
+    within = reduce(gcd, np.bincount(cluster.placement).tolist())
+    for parts in (parts for parts in range(1, min(within, workload.config.n_head) + 1) if within % parts == 0):
+        for stages in range(1, min(ranks // parts, workload.config.n_layer + (parts == 1)) + 1):
             copies, rest = divmod(ranks, parts * stages)
-            if rest == 0 and asked.global_batch % (asked.batch_size * copies) == 0:
+            if rest == 0 and workload.global_batch % (workload.batch_size * copies) == 0:
                 yield copies, parts, stages
 
 
-def advise_shapes(asked: Asked, cluster: Cluster, library: str) -> list[dict]:
-    """A row of plain values for each shape, those that fit first, the shortest step first. Seconds and bytes.
+def advise_shapes(workload: Workload, cluster: Cluster, library: str) -> list[dict]:
+    """Return a row per shape, in seconds and bytes: those that fit into memory first, then the shortest step first.
 
-    ValueError with one line where there is none.
+    Raise ValueError if no shape is possible.
     """
-    rows = [row_of(asked, cluster, parts, stages, library) for _, parts, stages in shapes(asked, cluster)]
+    rows = [row_of(workload, cluster, parts, stages, library) for _, parts, stages in shapes(workload, cluster)]
     if not rows:
         raise ValueError(
             f"{len(cluster.placement)} ranks make no number of copies that divides the "
-            f"{asked.global_batch // asked.batch_size} micro-steps of --global-batch / --batch-size, expected one at "
-            "least: choose another --global-batch, or other --ranks"
+            f"{workload.global_batch // workload.batch_size} micro-steps of --global-batch / --batch-size, expected "
+            "one at least: choose another --global-batch, or other --ranks"
         )
     return sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
 
 
-def step_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str) -> tuple[CutStep, np.ndarray]:
-    """(the step of that shape, the seconds of each stage's sums in a micro-step (stages,))."""
-    config, seats = asked.config, Seats(cluster, parts, stages)
-    micro_steps = asked.global_batch // (asked.batch_size * seats.copies)
-    layers = layers_by_flops(config, stages, asked.length, least_last=0 if parts == 1 else 1)
-    cut, rows = ModelCut(parts, stages, layers, SCHEDULE, micro_steps), asked.batch_size * asked.length * config.n_embd
-    ends = [(stage == 0, stage == stages - 1) for stage in range(stages)]
-    sums = [tensor_bytes(parts, VECTOR_BYTES * rows, *of) for of in zip(layers, *zip(*ends, strict=True), strict=True)]
-    sums_s = np.array(sums) / cluster.local_rate
-    stage_s = computing_s(asked, layers) / micro_steps + sums_s
-    return CutStep(config, cut, asked.batch_size, asked.length, seats, asked.training, stage_s, library), sums_s
+def step_of(workload: Workload, cluster: Cluster, parts: int, stages: int, library: str) -> tuple[CutStep, np.ndarray]:
+    """Return (the step of a shape, (stages,): seconds that each stage's sums over shards take in a microbatch)."""
+    config = workload.config
+    seats = Seats(cluster, parts, stages)
+    micro_steps = workload.global_batch // (workload.batch_size * seats.copies)
+    layers = layers_by_flops(config, stages, workload.length, least_last=0 if parts == 1 else 1)
+    cut = ModelCut(parts, stages, layers, SCHEDULE, micro_steps)
+    activation_bytes = VECTOR_BYTES * workload.batch_size * workload.length * config.n_embd
+    sums_bytes = [
+        tensor_bytes(parts, activation_bytes, count, stage == 0, stage == stages - 1)
+        for stage, count in enumerate(layers)
+    ]
+    sums_s = np.array(sums_bytes) / cluster.local_rate
+    stage_s = computing_s(workload, layers) / micro_steps + sums_s
+    step = CutStep(config, cut, workload.batch_size, workload.length, seats, workload.training, stage_s, library)
+    return step, sums_s
 
 
-def computing_s(asked: Asked, layers: tuple[int, ...]) -> np.ndarray:
-    """(p,): seconds of a step that each stage computes, its share of the operations. With equal ones all ranks compute
-    as long as copies alone."""
-    layer, head = operations(asked.config, asked.length)
+def computing_s(workload: Workload, layers: tuple[int, ...]) -> np.ndarray:
+    """Return (p,): seconds of a step that each stage computes, by its share of the operations.
+
+    If all shares are equal, all ranks compute as long as with replicas alone.
+    """
+    layer, head = operations(workload.config, workload.length)
     shares = np.array(layers) * layer
     shares[-1] += head
-    return asked.training.compute_s * len(layers) * shares / shares.sum()
+    return workload.training.compute_s * len(layers) * shares / shares.sum()
 
 
 def strategies_of(step: CutStep, limit: float) -> list[dict]:
-    """{"strategy", "overlap", "exchange_s": what a step shows of it, "step_s", "memory_bytes": of the largest rank} of
-    each that is known, the shortest first; where some need at most `limit` bytes, of those alone. One copy exchanges
-    nothing, and has what takes least memory, as train.py's default does."""
+    """Return a row per strategy whose exchange is known, the shortest step first.
+
+    exchange_s: the exposed exchange. memory_bytes: of the largest rank. If some strategies need at most `limit` bytes,
+    only those are returned. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
+    """
     several = [kind for kind in STRATEGIES.values() if kind.exchanges]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
     kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else alone)}
-    fitting, found = {kind: memory for kind, memory in kinds.items() if memory <= limit}, []
+    fitting = {kind: memory for kind, memory in kinds.items() if memory <= limit}
+    found = []
     for kind, memory in (fitting or kinds).items():
         overlaps = step.seats.copies > 1 and kind.overlap(step.training) is not None
         exchange_s = known_exchange_s(step, kind, overlaps)
@@ -95,11 +109,13 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     return sorted(found, key=lambda row: row["step_s"])
 
 
-def row_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str) -> dict:
-    """Of one shape, with its best strategy: of those that fit, if there are any."""
-    step, sums_s = step_of(asked, cluster, parts, stages, library)
-    limit = float("inf") if asked.memory_bytes is None else asked.memory_bytes
-    rows, copies, micro_steps = strategies_of(step, limit), step.seats.copies, step.cut.micro_steps
+def row_of(workload: Workload, cluster: Cluster, parts: int, stages: int, library: str) -> dict:
+    """Return the row of a shape with its best strategy, one that fits into memory if there is any."""
+    step, sums_s = step_of(workload, cluster, parts, stages, library)
+    limit = float("inf") if workload.memory_bytes is None else workload.memory_bytes
+    rows = strategies_of(step, limit)
+    copies = step.seats.copies
+    micro_steps = step.cut.micro_steps
     least = min(rows, key=lambda row: row["memory_bytes"])
     best = best_of(rows, lambda row: row["step_s"]) if least["memory_bytes"] <= limit else least
     seconds = {
@@ -121,7 +137,7 @@ def row_of(asked: Asked, cluster: Cluster, parts: int, stages: int, library: str
 
 
 def shapes_table(rows: list[dict]) -> str:
-    """One line a shape."""
+    """Return a line per shape."""
     lines = [
         f"{'copies x parts':<17}{'micro-':>7}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
         f"{'       x stages':<17}{'steps':>7}  {'strategy':<22}{'ms':>8}  {''.join(f'{name:>9}' for name in SHARES)}"
@@ -142,8 +158,9 @@ def shape_text(row: dict) -> str:
 
 
 def shapes_sentence(rows: list[dict], memory_bytes: int | None) -> str:
-    """Which shape to take, with its flags, and what excludes the others. rows: as advise_shapes gives them."""
-    fitting, others = [row for row in rows if row["fits"]], [row for row in rows if not row["fits"]]
+    """Name the shape to take, its flags, and why not the others. rows: from advise_shapes."""
+    fitting = [row for row in rows if row["fits"]]
+    others = [row for row in rows if not row["fits"]]
     if not fitting:
         least = min(rows, key=lambda row: row["memory_bytes"])
         return (
@@ -167,7 +184,7 @@ def _not_fitting(rows: list[dict], memory_bytes: int) -> str:
 
 
 def _slower(rows: list[dict], best: dict) -> str:
-    """How much longer the next takes, and the last, and of what most."""
+    """Describe how much longer the second shape and the slowest take, and where most of their time goes."""
     text = f"{shape_text(rows[0])} takes {_times(rows[0], best)} as long{_mostly(rows[0])}"
     if len(rows) > 1:
         text += f"; {shape_text(rows[-1])}, the slowest, {_times(rows[-1], best)}{_mostly(rows[-1])}"
@@ -179,13 +196,13 @@ def _times(row: dict, best: dict) -> str:
 
 
 def _mostly(row: dict) -> str:
-    """What is longest of a step beside computing."""
+    """Name the largest share of a step beside computing."""
     largest = max(row["shares"], key=row["shares"].get)
-    return f", {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] >= LEAST_SAID else ""
+    return f", {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] >= LEAST_SHOWN else ""
 
 
 def flags_of(row: dict) -> str:
-    """What train.py is to be told."""
+    """Return the flags of train.py for a shape."""
     words = [f"--strategy {row['strategy']}"] if row["strategy"] else []
     words += ["--overlap"] if row["overlap"] else []
     words += [f"--tensor-parallel {row['parts']}"] if row["parts"] > 1 else []

@@ -1,6 +1,6 @@
 """Which figures are drawn of one run and of several, and what each is given."""
 
-from scripts.prediction.of_run import message_matrix, own_exchange, own_schedule
+from scripts.prediction.run_prediction import message_matrix, own_exchange, own_schedule
 from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic, whole_run
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun

@@ -1,8 +1,8 @@
 """The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
-from scripts.prediction.of_cut_run import cut_facts, is_cut_run
-from scripts.prediction.of_run import advised, measured_of, others_steps, own_schedule
+from scripts.prediction.model_parallel_run import is_model_parallel, model_parallel_facts
+from scripts.prediction.run_prediction import advised, measured_of, others_steps, own_schedule
 from traces import RunError, read_run
 from traces.read.analysis import measure
 from traces.read.runs import Run
@@ -48,8 +48,8 @@ def _in_short(diagnosis: Diagnosis) -> dict:
 def answer_of(diagnosis: Diagnosis) -> dict:
     """`diagnose`'s object, of a run that is diagnosed already."""
     run = diagnosis.evidence.run
-    if is_cut_run(run.config):
-        answer = diagnosis.answer([], cut_facts(diagnosis.evidence))
+    if is_model_parallel(run.config):
+        answer = diagnosis.answer([], model_parallel_facts(diagnosis.evidence))
     else:
         advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
         answer = diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})

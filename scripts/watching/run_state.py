@@ -16,7 +16,7 @@ import numpy as np
 from dist.watch.live import POSITION, read_positions
 from dist.watch.stalls import Observation
 from gpt2.errors import UserError
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import answer_of
 from scripts.training.lock_file import LOCK, OLD_S, Seen, is_running, look
 from traces.read.analysis import WARM_UP_STEPS

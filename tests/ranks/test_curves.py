@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from tests.support.in_process import train as train_here
 from traces import read_run
 from traces.verdict.curves import compare_curves

@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from tests.support.pipeline_runs import make_shared
 from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_lanes, lanes_of

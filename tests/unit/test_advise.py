@@ -10,7 +10,7 @@ import pytest
 
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
-from scripts.prediction.from_run import replayed_cluster
+from scripts.prediction.replayed_run import replayed_cluster
 from strategies import STRATEGIES
 from tests.support.make_run import write_run
 

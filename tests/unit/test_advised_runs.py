@@ -11,7 +11,7 @@ from gpt2.config import PRESETS, GPT2Config
 from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout
 from gpt2.pipeline import SCHEDULES
-from scripts.prediction.of_cut_run import cut_training
+from scripts.prediction.model_parallel_run import replica_training
 from scripts.reports.html_page import _advice
 from scripts.reports.verdict import as_text, diagnose
 from strategies import STRATEGIES
@@ -233,7 +233,7 @@ def test_a_cut_run_says_what_other_cuts_would_take(tmp_path):
 def test_what_a_rank_with_a_whole_model_would_compute_and_update(tmp_path):
     """Of unequal stages the mean of all ranks; of the update what its share of the model is multiplied up to."""
     run = read_run(cut_run(tmp_path / "run", tau_ms=(20, 50, 30, 20)))
-    training = cut_training(run, measure(run), SimpleNamespace(update_s=0.006), STRATEGIES["allreduce"])
+    training = replica_training(run, measure(run), SimpleNamespace(update_s=0.006), STRATEGIES["allreduce"])
     assert training.compute_s == pytest.approx(8 * 0.030, rel=0.01)
     largest = Layout(DEEP, 1, model_shards((3, 3, 3, 3), 1)[0]).count
     assert training.update_s == pytest.approx(0.006 * Layout(DEEP).count / largest)

@@ -11,7 +11,6 @@ from dist.cost.overlap import Training
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from gpt2.pipeline import SCHEDULES
-from scripts.prediction.asked import Asked
 from scripts.prediction.cut_step import exchange_seconds
 from scripts.prediction.predictor import predicted_exchange, predicted_steps
 from scripts.prediction.shapes import (
@@ -24,6 +23,7 @@ from scripts.prediction.shapes import (
     step_of,
     strategies_of,
 )
+from scripts.prediction.workload import Workload
 from scripts.settings.checks import complete
 from scripts.settings.memory import bytes_of_pieces
 from scripts.settings.training import parse_settings
@@ -39,10 +39,10 @@ def cluster(placement, rate=50e6, **others):
     return Cluster(placement, rate, rate, **{"latency_s": 1e-4, "nominal": False} | others)
 
 
-def asked(config, batch, size=1, compute_s=0.1, memory_bytes=None):
+def workload(config, batch, size=1, compute_s=0.1, memory_bytes=None):
     layout = Layout(config)
     ranges = tuple(stop - start for start, stop in layout.ranges)
-    return Asked(config, batch, size, config.context, Training(layout.count, compute_s, ranges=ranges), memory_bytes)
+    return Workload(config, batch, size, config.context, Training(layout.count, compute_s, ranges=ranges), memory_bytes)
 
 
 @pytest.fixture
@@ -53,20 +53,22 @@ def by_formula(monkeypatch):
 
 def test_every_shape_that_divides():
     """4 heads, 4 layers, and eight micro-steps of two: parts within a node's four, 5 stages only without parts."""
-    found = set(shapes(asked(BABY, 16, 2), cluster([0] * 4 + [1] * 4)))
+    found = set(shapes(workload(BABY, 16, 2), cluster([0] * 4 + [1] * 4)))
     assert found == {(8, 1, 1), (4, 1, 2), (2, 1, 4), (4, 2, 1), (2, 2, 2), (1, 2, 4), (2, 4, 1), (1, 4, 2)}
-    assert set(shapes(asked(BABY, 2, 2), cluster([0] * 4 + [1] * 4))) == {(1, 2, 4), (1, 4, 2)}
-    assert set(shapes(asked(BABY, 4), cluster([0, 0, 0, 1]))) == {(4, 1, 1), (2, 1, 2), (1, 1, 4)}, "nodes of 3 and 1"
-    assert set(shapes(asked(BABY, 5), cluster([0] * 5))) == {(5, 1, 1), (1, 1, 5)}, "parts: at most 4 heads"
-    assert set(shapes(asked(BABY, 3), cluster([0] * 6))) == {(3, 1, 2), (3, 2, 1), (1, 2, 3), (1, 3, 2)}, "5 stages"
-    of_twelve = shapes(asked(BABY, 12), cluster([0] * 4 + [1] * 4 + [2] * 4))
+    assert set(shapes(workload(BABY, 2, 2), cluster([0] * 4 + [1] * 4))) == {(1, 2, 4), (1, 4, 2)}
+    assert set(shapes(workload(BABY, 4), cluster([0, 0, 0, 1]))) == {(4, 1, 1), (2, 1, 2), (1, 1, 4)}, (
+        "nodes of 3 and 1"
+    )
+    assert set(shapes(workload(BABY, 5), cluster([0] * 5))) == {(5, 1, 1), (1, 1, 5)}, "parts: at most 4 heads"
+    assert set(shapes(workload(BABY, 3), cluster([0] * 6))) == {(3, 1, 2), (3, 2, 1), (1, 2, 3), (1, 3, 2)}, "5 stages"
+    of_twelve = shapes(workload(BABY, 12), cluster([0] * 4 + [1] * 4 + [2] * 4))
     assert {parts for _, parts, _ in of_twelve} == {1, 2, 4}, "three parts would not lie within nodes of four"
 
 
 def test_copies_alone_are_what_the_other_table_says():
     ranks = cluster([0, 0, 1, 1])
-    row = next(row for row in advise_shapes(asked(BABY, 8), ranks, "mpich") if row["copies"] == 4)
-    training = replace(asked(BABY, 8).training, micro_steps=2)
+    row = next(row for row in advise_shapes(workload(BABY, 8), ranks, "mpich") if row["copies"] == 4)
+    training = replace(workload(BABY, 8).training, micro_steps=2)
     steps = {step.name: step for step in predicted_steps(ranks, training, "mpich")}
     assert row["step_s"] == pytest.approx(steps[row["strategy"]].best_s)
     assert row["step_s"] <= 1.01 * min(step.best_s for step in steps.values() if step.exchange is not None)
@@ -77,7 +79,7 @@ def test_copies_alone_are_what_the_other_table_says():
 def test_one_micro_step_goes_through_all_stages_and_back():
     """On three ranks a step of 0.1 s is 0.3 s of one rank's; four hops of 64 x 64 float32 at 50 MB/s. The last stage is
     the head alone, so the gradient of that, 256 x 64, leaves its port before the rows'."""
-    row = row_of(asked(TINY, 1), cluster([0, 1, 2]), 1, 3, "mpich")
+    row = row_of(workload(TINY, 1), cluster([0, 1, 2]), 1, 3, "mpich")
     links_s = 4 * (4 * 64 * 64 / 50e6 + 1e-4) + 4 * 256 * 64 / 50e6
     assert row["step_s"] == pytest.approx(0.3 + links_s)
     assert row["layers"] == [1, 1, 0]
@@ -90,7 +92,7 @@ def test_one_micro_step_goes_through_all_stages_and_back():
 def test_stages_share_the_operations():
     """A layer 72 C^2 + 6 C T, the head 6 C Vp; two micro-steps of one copy."""
     layer, head = 72 * 64**2 + 6 * 64 * 64, 6 * 64 * 256
-    found, _ = step_of(asked(TINY, 2), cluster([0, 1]), 1, 2, "mpich")
+    found, _ = step_of(workload(TINY, 2), cluster([0, 1]), 1, 2, "mpich")
     assert found.cut.layers == (1, 1)
     assert found.stage_s.tolist() == pytest.approx(
         [0.1 * share / (2 * layer + head) for share in (layer, layer + head)]
@@ -99,7 +101,7 @@ def test_stages_share_the_operations():
 
 def test_parts_sum_through_memory():
     """4 layers of 4 sums, and one at each end, each of which sends as much as two parts have: 64 x 128 float32."""
-    row = row_of(asked(BABY, 4), cluster([0, 0], local_rate=1e9), 2, 1, "mpich")
+    row = row_of(workload(BABY, 4), cluster([0, 0], local_rate=1e9), 2, 1, "mpich")
     sums_s = 4 * 18 * 4 * 64 * 128 / 1e9
     assert row["step_s"] == pytest.approx(0.1 + sums_s)
     assert row["shares"]["sums"] == pytest.approx(sums_s / row["step_s"])
@@ -110,15 +112,15 @@ def test_parts_sum_through_memory():
 def test_four_stages_by_the_closed_form():
     """Fast links: (m-1) max tau + sum tau, for m = 8. The last stage is the longest."""
     fast = cluster([0, 1, 2, 3], rate=1e12, latency_s=0.0, local_rate=1e12)
-    found, _ = step_of(asked(BABY, 8), fast, 1, 4, "mpich")
+    found, _ = step_of(workload(BABY, 8), fast, 1, 4, "mpich")
     tau_s = found.stage_s
     assert max(found.ends_s) == pytest.approx(7 * tau_s.max() + tau_s.sum(), rel=1e-4)
-    row = row_of(asked(BABY, 8), fast, 1, 4, "mpich")
+    row = row_of(workload(BABY, 8), fast, 1, 4, "mpich")
     assert row["shares"]["bubble"] == pytest.approx(1 - 8 * tau_s.mean() / row["step_s"], rel=1e-3)
 
 
 def test_a_long_pipeline_goes_on_as_it_began(by_formula):
-    found, _ = step_of(asked(BABY, 300), cluster([0, 1, 2]), 1, 3, "mpich")
+    found, _ = step_of(workload(BABY, 300), cluster([0, 1, 2]), 1, 3, "mpich")
     plans, hop_s = [SCHEDULES["1f1b"](stage, 3, 300) for stage in range(3)], found.seats.hop_s(found.rows)
     layer, head = 72 * 128**2 + 6 * 128 * 64, 6 * 128 * 256
     head = Head(4 * 256 * 128 / 50e6 + 1e-4, head / (found.cut.layers[-1] * layer + head))
@@ -130,7 +132,7 @@ def test_a_long_pipeline_goes_on_as_it_began(by_formula):
 def test_a_late_head_holds_the_last_stage_up(by_formula):
     """One micro-step of two stages over slow links. The last computes its layers, waits for the token embedding, and
     computes the head; the gradient of that leaves after the head's part of its backward."""
-    found, _ = step_of(asked(BABY, 1), cluster([0, 1], rate=1e5), 1, 2, "mpich")
+    found, _ = step_of(workload(BABY, 1), cluster([0, 1], rate=1e5), 1, 2, "mpich")
     layer, head = 72 * 128**2 + 6 * 128 * 64, 6 * 128 * 256
     share, head_s, rows_s = head / (2 * layer + head), 4 * 256 * 128 / 1e5 + 1e-4, 4 * 64 * 128 / 1e5 + 1e-4
     first_s, last_s = found.stage_s
@@ -143,14 +145,14 @@ def test_a_late_head_holds_the_last_stage_up(by_formula):
 
 def test_a_slow_port_holds_all_micro_steps_up(by_formula):
     """Both neighbours of the stage in the middle: two messages of a micro-step leave its port."""
-    found, _ = step_of(asked(BABY, 300, compute_s=1e-6), cluster([0, 1, 2], rate=1e6, latency_s=0.0), 1, 3, "mpich")
+    found, _ = step_of(workload(BABY, 300, compute_s=1e-6), cluster([0, 1, 2], rate=1e6, latency_s=0.0), 1, 3, "mpich")
     assert found.ends_s.max() >= 300 * 2 * 4 * 64 * 128 / 1e6
 
 
 @pytest.mark.parametrize("rate", [5e5, 50e6])
 def test_the_copies_exchange_their_pieces_when_their_stages_are_through(rate, by_formula):
     """Two copies of each of two stages, on four nodes: two ranks exchange a piece in the time that it takes a port."""
-    found, _ = step_of(asked(BABY, 8), cluster([0, 1, 2, 3], rate=rate), 1, 2, "mpich")
+    found, _ = step_of(workload(BABY, 8), cluster([0, 1, 2, 3], rate=rate), 1, 2, "mpich")
     embedding, layer = 256 * 128 + 64 * 128, 12 * 128**2 + 13 * 128
     assert found.cut.layers == (2, 2)
     seconds = [4 * count / rate for count in (embedding + 2 * layer, 2 * layer + 2 * 128)]
@@ -163,7 +165,7 @@ def test_the_copies_exchange_their_pieces_when_their_stages_are_through(rate, by
 def test_a_last_stage_with_most_parameters_is_waited_for(rate, by_formula):
     """All layers but one are the last stage's, and its exchange begins a backward earlier than the first's. So where
     the exchange is short, the first is waited for."""
-    found, _ = step_of(asked(BABY, 8), cluster([0, 1, 2, 3], rate=rate, latency_s=0.0), 1, 2, "mpich")
+    found, _ = step_of(workload(BABY, 8), cluster([0, 1, 2, 3], rate=rate, latency_s=0.0), 1, 2, "mpich")
     found = replace(found, cut=replace(found.cut, layers=(1, 3)))
     layer = 12 * 128**2 + 13 * 128
     last_s, first_s = (4 * count / rate for count in (3 * layer + 2 * 128, 256 * 128 + 64 * 128 + layer))
@@ -174,7 +176,7 @@ def test_a_last_stage_with_most_parameters_is_waited_for(rate, by_formula):
 
 
 def test_an_update_is_of_the_largest_piece():
-    ask = asked(BABY, 8)
+    ask = workload(BABY, 8)
     found, _ = step_of(replace(ask, training=replace(ask.training, update_s=1.0)), cluster([0, 1, 2, 3]), 1, 2, "mpich")
     share = (256 * 128 + 64 * 128 + 2 * (12 * 128**2 + 13 * 128)) / Layout(BABY).count
     assert found.update_s(STRATEGIES["allreduce"]) == pytest.approx(share)
@@ -183,7 +185,7 @@ def test_an_update_is_of_the_largest_piece():
 
 @pytest.mark.parametrize("name", ["zero-2", "zero-3", "ring"])
 def test_many_exchanges_of_a_step_are_told_by_two(name):
-    training, ranks = replace(asked(BABY, 8).training, micro_steps=6), cluster([0, 1, 2])
+    training, ranks = replace(workload(BABY, 8).training, micro_steps=6), cluster([0, 1, 2])
     whole = predicted_exchange(STRATEGIES[name], ranks, training, "mpich").seconds
     assert exchange_seconds(STRATEGIES[name], ranks, training, "mpich") == pytest.approx(whole, rel=0.02)
 
@@ -191,7 +193,7 @@ def test_many_exchanges_of_a_step_are_told_by_two(name):
 @pytest.mark.parametrize(("parts", "stages"), [(1, 2), (1, 4), (2, 1), (2, 2)])
 def test_memory_is_what_a_run_checks(parts, stages):
     """With a rank on each node, what check_memory counts on the node that holds most."""
-    found, _ = step_of(asked(BABY, 8), cluster([0, 1, 2, 3]), parts, stages, "mpich")
+    found, _ = step_of(workload(BABY, 8), cluster([0, 1, 2, 3]), parts, stages, "mpich")
     flags = f"--tensor-parallel {parts} --pipeline-parallel {stages} --batch-size 1 --strategy zero-2"
     settings, config = complete(parse_settings("", [*flags.split(), "--grad-accum", str(found.cut.micro_steps)]), 4)
     nodes = [World(node) for node in range(4)]
@@ -207,11 +209,11 @@ class World:
 
 def test_what_fits_comes_first_and_the_sentence_says_what_does_not():
     ranks = cluster([0, 0, 1, 1], rate=1e9)
-    free = advise_shapes(asked(BABY, 8), ranks, "mpich")
+    free = advise_shapes(workload(BABY, 8), ranks, "mpich")
     assert all(row["fits"] for row in free)
     assert [row["step_s"] for row in free] == sorted(row["step_s"] for row in free)
     limit = min(row["memory_bytes"] for row in free)
-    rows = advise_shapes(asked(BABY, 8, memory_bytes=limit), ranks, "mpich")
+    rows = advise_shapes(workload(BABY, 8, memory_bytes=limit), ranks, "mpich")
     assert rows[0]["fits"]
     assert not rows[-1]["fits"]
     assert all(row["fits"] == (row["memory_bytes"] <= limit) for row in rows)
@@ -219,7 +221,7 @@ def test_what_fits_comes_first_and_the_sentence_says_what_does_not():
     assert sentence.startswith(f"Take {rows[0]['copies']} x {rows[0]['parts']} x {rows[0]['stages']}, ")
     assert "not fit in" in sentence
     assert table.count("does not fit") == sum(not row["fits"] for row in rows)
-    none = advise_shapes(asked(BABY, 8, memory_bytes=1000), ranks, "mpich")
+    none = advise_shapes(workload(BABY, 8, memory_bytes=1000), ranks, "mpich")
     assert "None fits in 1e-06 GB" in shapes_sentence(none, 1000)
 
 
@@ -234,12 +236,12 @@ def made_row(copies, stages, step_s, memory, fits=True, **shares):
 def test_the_fastest_comes_last_if_it_does_not_fit(monkeypatch):
     of_stages = {1: (1.0, False), 2: (3.0, True), 4: (2.0, True)}
 
-    def row_of(asked, cluster, parts, stages, library):
+    def row_of(workload, cluster, parts, stages, library):
         step_s, fits = of_stages[stages]
         return made_row(4 // stages, stages, step_s, 5e9, fits)
 
     monkeypatch.setattr("scripts.prediction.shapes.row_of", row_of)
-    rows = advise_shapes(asked(BABY, 8), cluster([0, 1, 2, 3]), "mpich")
+    rows = advise_shapes(workload(BABY, 8), cluster([0, 1, 2, 3]), "mpich")
     assert [row["stages"] for row in rows] == [4, 2, 1]
 
 
@@ -257,17 +259,17 @@ def test_the_sentence_names_what_excludes_the_others():
 def test_a_strategy_that_fits_is_taken_before_a_faster_one():
     """Of four copies zero-3 holds a quarter; the rest of what a rank holds is the same."""
     ranks = cluster([0, 1, 2, 3])
-    step, _ = step_of(asked(BABY, 8), ranks, 1, 1, "mpich")
+    step, _ = step_of(workload(BABY, 8), ranks, 1, 1, "mpich")
     by_name = {row["strategy"]: row for row in strategies_of(step, np.inf)}
     assert by_name["zero-3"]["memory_bytes"] < by_name["ring"]["memory_bytes"]
     assert by_name["zero-3"]["step_s"] > by_name["hierarchical"]["step_s"]
     limit = by_name["zero-3"]["memory_bytes"]
-    row = row_of(asked(BABY, 8, memory_bytes=limit), ranks, 1, 1, "mpich")
+    row = row_of(workload(BABY, 8, memory_bytes=limit), ranks, 1, 1, "mpich")
     assert (row["strategy"], row["fits"], row["memory_bytes"]) == ("zero-3", True, limit)
 
 
 def test_flags_are_train_py_s():
-    for row in advise_shapes(asked(BABY, 8), cluster([0, 0, 1, 1]), "mpich"):
+    for row in advise_shapes(workload(BABY, 8), cluster([0, 0, 1, 1]), "mpich"):
         s = parse_settings("", flags_of(row).split())
         assert (s.tensor_parallel, s.pipeline_parallel, s.grad_accum, bool(s.overlap)) == (
             row["parts"], row["stages"], row["micro_steps"], row["overlap"],
@@ -278,7 +280,7 @@ def test_flags_are_train_py_s():
 
 def test_no_shape_is_one_line():
     with pytest.raises(ValueError, match="5 ranks make no number of copies that divides the 2 micro-steps"):
-        advise_shapes(asked(TINY, 2), cluster([0, 1, 2, 3, 4]), "mpich")
+        advise_shapes(workload(TINY, 2), cluster([0, 1, 2, 3, 4]), "mpich")
 
 
 CASE = ["--nodes", "2", "--ranks-per-node", "2", "--link", "1gbit", "--model", "baby", "--compute-ms", "100"]

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.text import Text
 
 from scripts.plot import report
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports import figures
 from scripts.reports.html_page import CAPTIONS, write_report
 from scripts.reports.verdict import answer_of, as_text, diagnose

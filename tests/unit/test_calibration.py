@@ -26,9 +26,9 @@ from scripts.prediction.calibration import (
     measured_step,
     shown_s,
 )
-from scripts.prediction.from_run import advise_from_run
-from scripts.prediction.of_run import own_schedule
 from scripts.prediction.predictor import PredictedStep, predicted_exchange
+from scripts.prediction.replayed_run import advise_from_run
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.html_page import write_report
 from scripts.reports.verdict import as_text, diagnose
 from strategies import STRATEGIES

@@ -12,8 +12,8 @@ from dist.cost.rows import Rows, node_rows_everywhere, node_rows_to_owners, rows
 from dist.cost.stages import node_traffic
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
-from scripts.prediction.of_run import rows_of
 from scripts.prediction.predictor import predicted_step
+from scripts.prediction.run_prediction import rows_of
 from strategies import STRATEGIES
 
 ROWS = Rows(3, (8, 7, 6), (10, 6), 12)  # of 12 bytes, 16 with their numbers

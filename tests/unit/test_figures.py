@@ -12,7 +12,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from scripts import plot
-from scripts.prediction.of_run import message_matrix, own_schedule
+from scripts.prediction.run_prediction import message_matrix, own_schedule
 from scripts.reports.html_page import CAPTIONS, write_report
 from scripts.reports.verdict import diagnose
 from tests.support.drawn import is_inside, title_of, top_of

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, places_of
 from traces import read_run

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.html_page import write_report
 from scripts.reports.verdict import as_text, diagnose
 from tests.support.pipeline_runs import make_shared

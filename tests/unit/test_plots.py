@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from tests.support.drawn import is_inside, title_of
 from tests.support.make_run import simulate, three_ranks, write_run
 from traces import RunError, read_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports import figures
 from tests.support.drawn import is_inside, top_of
 from tests.support.make_run import three_ranks, write_calls, write_run

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import start_text
 from scripts.training.meeting import Meeting, MeetingPoint
 from scripts.training.step_records import StepRecords

@@ -11,7 +11,7 @@ from subprocess import CalledProcessError
 from PIL import Image
 
 from scripts.makers.pages.page import FIGURES, ROOT, Part, on_hosts, output_of, read
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports import figures
 from traces import read_run
 from traces.plots import look

@@ -19,8 +19,8 @@ import numpy as np
 
 from gpt2.errors import UserError
 from scripts.plot import report
-from scripts.prediction.from_run import advise_from_run
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.replayed_run import advise_from_run
+from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import as_text, diagnose
 from scripts.training.lock_file import LOCK, own_lock, read_lock
 from tests.support import chrome_check, faulty_runs, paraver_check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.prediction.of_run import own_schedule
+from scripts.prediction.run_prediction import own_schedule
 from tests.suites.damaged.runs import Following, case, measured_run, of_json
 from tests.support.make_run import MS, write_calls
 from tests.support.mutations import Damaged, Mutator

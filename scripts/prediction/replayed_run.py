@@ -1,4 +1,4 @@
-"""A measured run replayed: what its step would take with another strategy, on other links, on other nodes."""
+"""Replay a measured run: predict its step with other strategies, on other links and on other nodes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from scripts.prediction.calibration import (
     MeasuredStep,
     measured_step,
 )
-from scripts.prediction.of_run import NO_LINKS, ONE_NODE, ONE_NODE_RATE, measured_of, own_calibration, training_of
 from scripts.prediction.predictor import (
     PredictedStep,
     advice_sentence,
@@ -26,6 +25,14 @@ from scripts.prediction.predictor import (
     best_step_s,
     predicted_steps,
     short_number,
+)
+from scripts.prediction.run_prediction import (
+    NO_LINKS,
+    ONE_NODE,
+    ONE_NODE_RATE,
+    measured_of,
+    own_calibration,
+    training_of,
 )
 from strategies import Strategy, find
 from strategies.checks import worker_count
@@ -38,10 +45,10 @@ from traces.verdict.evidence import gather
 
 @dataclass(frozen=True)
 class ReplayedRun:
-    """What a run folder says about a step: who sat where, over which links, how long it took.
+    """A step as the run folder describes it: its ranks' nodes, the links, the times.
 
-    config: config.json; links: as Run.links; kind: its strategy; placement: node of each rank. notes:
-    what was missing, a line each. ranks_of_model: how many share one.
+    config: of config.json. kind: the strategy. placement: node of each rank. links: as in Run.links. notes: a line for
+    each thing that was missing. ranks_of_model: ranks that share a model.
     """
 
     path: Path
@@ -63,21 +70,22 @@ class ReplayedRun:
         return self.config["parameters"]
 
     def training(self) -> Training:
-        """What its step computes and exchanges."""
+        """Return what a step computes and exchanges."""
         return training_of(self.config, self.kind, self.placement, self.measured)
 
     @property
     def global_batch(self) -> int | None:
-        """Sequences of a step; None where the settings do not say it."""
+        """Sequences of a step; None if the settings do not say."""
         copies = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
         return (self.settings.get("batch_size") or 0) * (self.settings.get("grad_accum") or 1) * copies or None
 
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
-    """{"strategies": rows as advise's, "measured": the run, "notes": lines, "advice"}. None: as in the run.
+    """Return {"strategies": rows as from advise, "measured": the run, "notes": lines, "advice"}.
 
-    On the run's own nodes and links rows are calibrated, and have "range_s" and "compared", too; on its links
-    elsewhere they are calibrated alone. RunError with one line where the folder says too little.
+    Arguments that are None are the run's own. On the run's own nodes and links, rows are calibrated and also have
+    "range_s" and "compared"; on its links with other nodes they are only calibrated. Raise RunError if the folder lacks
+    something.
     """
     run = replayed_run(path)
     if run.ranks_of_model > 1:
@@ -85,13 +93,13 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
             f"{path}: {run.ranks_of_model} ranks share a model, and this table is of whole ones: add --global-batch "
             f"{run.global_batch or 'G'} for what other cuts take"
         )
-    calibration, is_own_network = calibration_of(run), rate is None and library is None
+    calibration = calibration_of(run)
+    is_own_network = rate is None and library is None
     cluster = replayed_cluster(run, placement, rate, latency_s)
     training = on_cluster(run.training(), run, cluster)
     steps = predicted_steps(cluster, training, library or library_key(run.library), own=run.kind)
-    own_s, is_elsewhere = None, not (is_own_network and placement is None and latency_s is None)
-    if not is_elsewhere:
-        own_s = own_prediction(run, steps)
+    is_elsewhere = not (is_own_network and placement is None and latency_s is None)
+    own_s = None if is_elsewhere else own_prediction(run, steps)
     factor = calibration.factor if is_own_network else 1.0
     rows = as_rows(steps, cluster, training, factor)
     if calibration.reason is None and not is_elsewhere:
@@ -106,8 +114,9 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
 
 
 def on_cluster(training: Training, run: ReplayedRun, cluster: Cluster) -> Training:
-    """The same global batch on that cluster."""
-    compute_s, rows = training.compute_s * len(run.placement) / len(cluster.placement), training.rows
+    """Return the training of the same global batch on another cluster."""
+    compute_s = training.compute_s * len(run.placement) / len(cluster.placement)
+    rows = training.rows
     if rows and list(cluster.placement) != run.placement:
         rows = rows.on(cluster.placement)
     return replace(training, compute_s=compute_s, rows=rows)
@@ -123,12 +132,15 @@ def calibration_of(run: ReplayedRun) -> Calibration:
 
 
 def compared_rows(rows: list[dict], steps: list[PredictedStep], calibration: Calibration) -> list[dict]:
-    """The rows with what each may be off by, the shortest step first; the run's own is what was measured. steps: as
-    the model says."""
+    """Return calibrated rows with their ranges, the shortest step first; the run's own row has the measured step.
+
+    steps: uncalibrated predictions.
+    """
     by_name = {step.name: step for step in steps if step.exchange is not None}
     for row in rows:
         if (step := by_name.get(row["strategy"])) is not None:
-            row["step_s"], overlaps = calibration.step_s(step, False), step.overlap is not None
+            overlaps = step.overlap is not None
+            row["step_s"] = calibration.step_s(step, False)
             row["step_overlapped_s"] = calibration.step_s(step, True) if overlaps else None
             row["range_s"] = list(calibration.range(step, overlaps))
             row["compared"] = calibration.compared(step, overlaps)
@@ -149,7 +161,7 @@ def measured_note(label: str, calibration: Calibration, own_s: float | None, is_
 
 
 def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_own_network: bool) -> str:
-    """One sentence. Over other links, or by another library, what the run's own exchange took says nothing."""
+    """Return one sentence. On other links or with another library the run's measured exchange is not used."""
     if not is_own_network:
         return advice_sentence(rows)
     if calibration.reason is not None:
@@ -167,7 +179,7 @@ def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_ow
 
 
 def _row_text(row: dict) -> str:
-    """ "ring: a step with overlap would take 244 ms (225 to 262)"."""
+    """Return a text like "ring: a step with overlap would take 244 ms (225 to 262)"."""
     overlap = "" if row["step_overlapped_s"] is None else " with overlap"
     return f"{row['strategy']}: a step{overlap} would take {_ms_range(best_step_s(row), row['range_s'])}"
 
@@ -177,7 +189,7 @@ def _ms_range(seconds: float, ends) -> str:
 
 
 def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s: float | None) -> Cluster:
-    """The run's, or what is given in its place; other nodes have the run's median link."""
+    """Return the run's cluster with the given replacements; other nodes get the run's median link."""
     own = placement is None
     placement = run.placement if own else placement
     nodes = int(np.max(placement)) + 1
@@ -194,7 +206,7 @@ def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s:
 
 
 def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None:
-    """Predicted seconds of the run's own step; None where its strategy is not modelled."""
+    """Predict the run's own step, in seconds; None if its strategy is not modelled."""
     if not run.kind.exchanges:
         return run.measured.work_s + run.measured.update_s
     name = run.kind.name + ("/dedicated" if run.settings.get("server") == "dedicated" else "")
@@ -202,11 +214,14 @@ def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None
 
 
 def replayed_run(path: Path) -> ReplayedRun:
-    """RunError with one line where nothing can be said: no configuration, or no step that any rank has ended."""
-    config, notes = read_config(path), []
+    """Read a run folder. Raise RunError if it has no configuration, or no complete step."""
+    config = read_config(path)
+    notes = []
     try:
         placement = [place["node"] for place in config["ranks"]]
-        settings, library, _ = config["settings"], config["mpi_library"], config["parameters"]
+        settings = config["settings"]
+        library = config["mpi_library"]
+        config["parameters"]  # KeyError if it is missing
     except (KeyError, TypeError) as missing:
         raise RunError(f"{path}/config.json lacks {missing}: it is not what scripts/train.py writes") from None
     if not placement:
@@ -220,13 +235,14 @@ def replayed_run(path: Path) -> ReplayedRun:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    links, mesh = read_links(path, config), config.get("mesh")
-    of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
-    return ReplayedRun(path, config, kind, placement, links, library, measured, notes, of_model)
+    links = read_links(path, config)
+    mesh = config.get("mesh")
+    ranks_of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
+    return ReplayedRun(path, config, kind, placement, links, library, measured, notes, ranks_of_model)
 
 
 def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:
-    """From the traces of the ranks that left any; None without a complete step."""
+    """Measure a step from the traces of the ranks that have any; None without a complete step."""
     try:
         run = read_run(path, allow_missing=True)
     except RunError as error:
@@ -244,7 +260,7 @@ def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None
 
 
 def logged_step(path: Path, notes: list[str]) -> MeasuredStep | None:
-    """The same from log.jsonl: what is not exchange counts as work."""
+    """Measure a step from log.jsonl, where everything that is not exchange counts as computing."""
     rows = [row for row in read_log(path, Gaps(allowed=True)) if {"step_s", "exposed_exchange_s"} <= row.keys()]
     if not rows:
         return None

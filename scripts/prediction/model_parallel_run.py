@@ -1,6 +1,6 @@
-"""What the cost model says of a run whose ranks share models: its step, from the seconds that its stages computed.
+"""Predict the step of a run with tensor or pipeline parallelism, from the measured computing of its stages.
 
-So the pipeline, its messages and the copies' exchange are what is predicted, and the computing is the run's own.
+The pipeline, its messages and the exchange between replicas are predicted; the computing is the run's own.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dist.cost.overlap import Training
 from gpt2.config import GPT2Config
 from scripts.prediction.calibration import Calibration, MeasuredStep
 from scripts.prediction.cut_step import CutStep
-from scripts.prediction.of_run import (
+from scripts.prediction.run_prediction import (
     NO_LINKS,
     ONE_NODE,
     ONE_NODE_RATE,
@@ -35,17 +35,24 @@ from traces.read.runs import Run
 from traces.record.files import RunError
 from traces.verdict.evidence import Evidence
 
-OF_STAGE = ("data", "forward", "backward", "tensor", "send")  # phases; in a sum each part waits for the slowest
+OF_STAGE = (
+    "data",
+    "forward",
+    "backward",
+    "tensor",
+    "send",
+)  # phases; in a sum over shards each shard waits for the slowest
 
 
-def is_cut_run(config: dict) -> bool:
-    """Whether several ranks share a model. config: config.json's."""
+def is_model_parallel(config: dict) -> bool:
+    """Return whether several ranks share a model. config: of config.json."""
     return bool(config.get("mesh"))
 
 
-def cut_facts(evidence: Evidence) -> dict:
-    """As Calibration.facts, with "predicted_step_s" of the run's own step, or "own_unknown", why that is None."""
-    run, measured = evidence.run, measured_of(evidence)
+def model_parallel_facts(evidence: Evidence) -> dict:
+    """Return Calibration.facts with the run's own "predicted_step_s"; if that is None, "own_unknown" says why."""
+    run = evidence.run
+    measured = measured_of(evidence)
     reason = f"several ranks share a model; advise.py --from-run {run.path} --global-batch G compares other cuts"
     step_s = unknown = None
     try:
@@ -56,8 +63,10 @@ def cut_facts(evidence: Evidence) -> dict:
 
 
 def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
-    """Predicted seconds of the run's own step. RunError, or UnknownChoice, with the reason where there are none."""
-    cluster, kind, is_on_one_node = cluster_of_cut(run), strategy_of(run), len(set(placement_of(run))) == 1
+    """Predict the run's own step, in seconds. Raise RunError or UnknownChoice with the reason if unknown."""
+    cluster = model_parallel_cluster(run)
+    kind = strategy_of(run)
+    is_on_one_node = len(set(placement_of(run))) == 1
     step = cut_step_of(run, times, cluster)
     if step.seats.copies > 1 and (kind is None or is_on_one_node):
         raise RunError(ONE_NODE if kind else why_unknown(run, kind))
@@ -66,8 +75,8 @@ def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
     return float(step.ends_s.max()) + exchange_s + measured.update_s
 
 
-def cluster_of_cut(run: Run) -> Cluster:
-    """Its nodes and links as they were probed; on one node no port is in the way."""
+def model_parallel_cluster(run: Run) -> Cluster:
+    """Return the run's nodes and probed links; one node gets a rate that limits nothing."""
     placement = placement_of(run)
     if len(set(placement)) == 1:
         return Cluster(placement, ONE_NODE_RATE, ONE_NODE_RATE, 0.0)
@@ -78,8 +87,9 @@ def cluster_of_cut(run: Run) -> Cluster:
 
 
 def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
-    """The run's step. cluster: of its ranks. RunError with one line where the folder says too little."""
-    settings, ranks = run.config["settings"], len(placement_of(run))
+    """Return the run's step on the cluster of its ranks. Raise RunError if the folder lacks something."""
+    settings = run.config["settings"]
+    ranks = len(placement_of(run))
     config = config_of(settings, run.config.get("parameters"))
     if config is None or not settings.get("batch_size") or not settings.get("seq_len"):
         raise RunError("config.json does not say the shape of its model, or of its batches")
@@ -87,19 +97,20 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
         raise RunError(f"{len(run.ranks)} of {ranks} ranks left traces, and the times of all stages are needed")
     cut = cut_of(settings, config, run.mesh)
     training = Training(run.config["parameters"], 0.0, item_bytes(settings), own_operation=settings.get("op") == "own")
-    seats, stage_s = Seats(cluster, cut.tensor, cut.pipeline), stage_seconds(run, times) / cut.micro_steps
-    shape = settings["batch_size"], settings["seq_len"]
-    return CutStep(config, cut, *shape, seats, training, stage_s, library_of(run))
+    seats = Seats(cluster, cut.tensor, cut.pipeline)
+    stage_s = stage_seconds(run, times) / cut.micro_steps
+    batch_size = settings["batch_size"]
+    return CutStep(config, cut, batch_size, settings["seq_len"], seats, training, stage_s, library_of(run))
 
 
 def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:
-    """(p,) seconds of a step that each stage is busy, the median of its ranks and of the steps."""
+    """Return (p,): busy seconds of each stage in a step, the median over its ranks and over steps."""
     busy = times.phase(*OF_STAGE)
     return np.array([np.median(busy[:, run.mesh.stage == stage]) for stage in range(run.mesh.stages)])
 
 
 def cut_of(settings: dict, config: GPT2Config, mesh: Mesh) -> ModelCut:
-    """RunError where the settings, config.json's, do not say it, or say what is no cut."""
+    """Return the cut that config.json and the traces describe. Raise RunError if they contradict each other."""
     layers = tuple(map(int, (settings.get("pipeline_layers") or str(config.n_layer)).split(",")))
     if len(layers) != mesh.stages or sum(layers) != config.n_layer or mesh.parts > config.n_head:
         raise RunError(
@@ -110,8 +121,8 @@ def cut_of(settings: dict, config: GPT2Config, mesh: Mesh) -> ModelCut:
     return ModelCut(mesh.parts, mesh.stages, layers, schedule, settings.get("grad_accum") or 1)
 
 
-def cut_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: type[Strategy]) -> Training:
-    """What a step would compute if each rank had a whole model, of the run's global batch: as dist.cost.overlap's."""
-    step = cut_step_of(run, times, cluster_of_cut(run))
+def replica_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: type[Strategy]) -> Training:
+    """Return the computing of a step of the run's global batch if each rank had a replica."""
+    step = cut_step_of(run, times, model_parallel_cluster(run))
     compute_s = float(np.median(times.phase("forward", "backward").mean(axis=1)))
     return replace(step.training, compute_s=compute_s, update_s=measured.update_s / step.updated_share(kind))

@@ -1,4 +1,4 @@
-"""What the cost model says of a run: its own exchange, and its step with every other strategy."""
+"""Predict a run with the cost model: its own exchange, and its step with every other strategy."""
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
 
 ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
-ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
+ONE_NODE_RATE = 10e9  # on one node no port limits anything, but the model needs a number
 OTHER_PROGRAM = "it is a program of your own, whose exchange the model does not know"
 NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
-    """None where it is a file that is gone, another program, or the control, which exchanges nothing."""
+    """Return the run's strategy; None for a user's program, the control, or a strategy's file that is gone."""
     if "program" in run.config:
         return None
     try:
@@ -37,18 +37,19 @@ def strategy_of(run: Run) -> type[Strategy] | None:
 
 
 def item_bytes(settings: dict) -> int:
-    """Return the bytes of one gradient as a run with these settings sends it."""
+    """Return the bytes of one gradient on the wire."""
     return WIRE_BYTES[settings.get("wire", "float32")]
 
 
 def cluster_of(run: Run) -> Cluster | None:
-    """As `probed_cluster`; None for a run whose ranks share models, too."""
+    """Return `probed_cluster`; None also for a run whose ranks share models."""
     return None if run.config.get("mesh") else probed_cluster(run)
 
 
 def probed_cluster(run: Run) -> Cluster | None:
-    """The run's nodes and links as they were probed; None for a run on one node, which has no rates of ports."""
-    links, placement = run.links, placement_of(run)
+    """Return the run's nodes and probed links; None for a run on one node, whose links are not probed."""
+    links = run.links
+    placement = placement_of(run)
     nodes = sorted(set(placement))
     if not nodes or not links or set(nodes) - set(links):
         return None
@@ -58,7 +59,7 @@ def probed_cluster(run: Run) -> Cluster | None:
 
 
 def placement_of(run: Run) -> list[int]:
-    """The node of each rank; nodes are numbered from 0 without gaps."""
+    """Return the node of each rank; nodes are numbered from 0 without gaps."""
     return [place["node"] for place in run.config.get("ranks") or []]
 
 
@@ -69,11 +70,12 @@ def library_of(run: Run) -> str:
 def training_of(
     config: dict, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
 ) -> Training:
-    """What a step of a run computes and exchanges; without `measured` the exchange alone.
+    """Return what a step of a run computes and exchanges; without `measured` only the exchange.
 
-    config: config.json; kind: the strategy that was measured; placement: the node of each rank.
+    config: of config.json. kind: the strategy that was measured. placement: the node of each rank.
     """
-    settings, parameters = config["settings"], config["parameters"]
+    settings = config["settings"]
+    parameters = config["parameters"]
     compute_s = update_s = 0.0
     if measured is not None:
         memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
@@ -87,9 +89,13 @@ def training_of(
 
 
 def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
-    """What a run looks up in a step, as its first step did, if a run with overlap exchanges that apart: as the run did
-    where it overlapped with this strategy, which can, or else as it pays. None, too, where config.json does not say."""
-    settings, found = config["settings"], config.get("looked_up") or {}
+    """Return the sparse embedding gradient of a run's first step if it is exchanged apart from the rest, else None.
+
+    A run with overlap whose strategy can do so has decided; other runs would do so where it pays. Return None also if
+    config.json does not say.
+    """
+    settings = config["settings"]
+    found = config.get("looked_up") or {}
     model = config_of(settings, config["parameters"])
     if model is None or "of_ranks" not in found or settings.get("split_embedding") == "off":
         return None
@@ -101,7 +107,7 @@ def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
 
 
 def config_of(settings: dict, parameters: int) -> GPT2Config | None:
-    """The shape of a run's model; None where its settings do not make one of so many parameters."""
+    """Return the shape of a run's model; None if its settings do not give so many parameters."""
     config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
     shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
     tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
@@ -114,18 +120,19 @@ def config_of(settings: dict, parameters: int) -> GPT2Config | None:
 
 
 def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
-    """Elements of the embeddings, each layer and the last LayerNorm; () where the settings do not say."""
+    """Return the elements of the embeddings, each layer and the last LayerNorm; () if the settings do not say."""
     config = config_of(settings, parameters)
     return tuple(stop - start for start, stop in Layout(config).ranges) if config else ()
 
 
 def own_exchange(run: Run) -> Prediction | None:
-    """The cost model's exchange of the run's vector over its links, and of looked-up rows that go apart; None where it
-    cannot tell."""
-    kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
-    if kind is None or cluster is None or parameters is None:
+    """Predict the run's exchange over its links, with a sparse embedding gradient that goes apart; None if unknown."""
+    kind = strategy_of(run)
+    cluster = cluster_of(run)
+    if kind is None or cluster is None or run.config.get("parameters") is None:
         return None
-    training, library = training_of(run.config, kind, cluster.placement), library_of(run)
+    training = training_of(run.config, kind, cluster.placement)
+    library = library_of(run)
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice:
@@ -135,7 +142,7 @@ def own_exchange(run: Run) -> Prediction | None:
 
 
 def own_schedule(run: Run) -> PredictedExchange | None:
-    """What the run's own strategy sends, for the diagnosis."""
+    """Return the bytes that the run's own strategy sends, for the diagnosis."""
     predicted = own_exchange(run)
     if predicted is None:
         return None
@@ -149,23 +156,27 @@ def measured_of(evidence: Evidence) -> MeasuredStep:
 
 
 def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibration]:
-    """(rows of {"strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared"}, their calibration).
+    """Predict the run's step with each other strategy. Return (rows, their calibration), the shortest step first.
 
-    The shortest step first, without the run's own strategy; no rows where the model does not explain the run.
+    A row has "strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes" and "compared". There are no rows if
+    the model does not explain the run.
     """
-    kind, cluster, parameters = strategy_of(run), cluster_of(run), run.config.get("parameters")
-    if kind is None or cluster is None or parameters is None:
+    kind = strategy_of(run)
+    cluster = cluster_of(run)
+    if kind is None or cluster is None or run.config.get("parameters") is None:
         return [], Calibration(measured, why_unknown(run, kind))
-    settings, library = run.config["settings"], library_of(run)
+    settings = run.config["settings"]
+    library = library_of(run)
     training = training_of(run.config, kind, cluster.placement, measured)
-    calibration, rows = own_calibration(kind, cluster, training, library, settings, measured), []
+    calibration = own_calibration(kind, cluster, training, library, settings, measured)
+    rows = []
     if calibration.reason is not None:
         return [], calibration
     overlapped = bool(settings.get("overlap"))
     for other in (one for one in STRATEGIES.values() if one.exchanges and one is not kind):
         step = predicted_step(other, cluster, training, library)
         if step.exchange is not None:
-            # A run with overlap would keep it with a strategy that can.
+            # A run with overlap keeps it if the other strategy can overlap.
             seconds = calibration.step_s(step, overlapped)
             row = {"strategy": step.name, "predicted_step_s": seconds, "speedup": measured.step_s / seconds}
             row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.memory.total}
@@ -174,13 +185,13 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
 
 
 def advised(rows: list[dict]) -> str | None:
-    """The name of the best of those that are clearly faster."""
+    """Return the name of the best strategy that is clearly faster; None if there is none."""
     faster = [row for row in rows if row["compared"] == FASTER]
     return best_of(faster, lambda row: row["predicted_step_s"])["strategy"] if faster else None
 
 
 def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
-    """Why the model has nothing to say of a run."""
+    """Say why the model cannot predict a run."""
     if "program" in run.config:
         return OTHER_PROGRAM
     if kind is None:
@@ -191,23 +202,24 @@ def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
 
 
 def own_calibration(kind, cluster, training, library, settings: dict, measured: MeasuredStep) -> Calibration:
-    """training: as training_of gives it of the run and `measured`."""
+    """Compare the predicted step with the measured one. training: from training_of(..., measured)."""
     own = predicted_step(kind, cluster, training, library, settings.get("server", "colocated"))
     return calibrate(measured, own, bool(settings.get("overlap")))
 
 
 def message_matrix(run: Run) -> np.ndarray | None:
-    """(N, N) bytes from rank (row) to rank (column) in one exchange; None for a run whose config.json does not tell,
-    or one rank."""
-    kind, places, parameters = strategy_of(run), run.config.get("ranks"), run.config.get("parameters")
+    """Return (N, N): bytes from rank (row) to rank (column) in one exchange; None for one rank, or if unknown."""
+    kind = strategy_of(run)
+    places = run.config.get("ranks")
+    parameters = run.config.get("parameters")
     if run.config.get("mesh") or not places or not parameters or len(places) < 2 or kind is None or not kind.messages:
         return None
     item = kind.item_bytes(item_bytes(run.config["settings"]))
     try:
         own = run.config["settings"].get("op") == "own"
-        size, library = parameters * item, library_of(run)
-        stages, _ = message_schedule(kind.messages, placement_of(run), size, library, item, own_operation=own)
-    except ValueError:  # UnknownChoice too
+        size = parameters * item
+        stages, _ = message_schedule(kind.messages, placement_of(run), size, library_of(run), item, own_operation=own)
+    except ValueError:  # UnknownChoice is one
         return None
     rows = rows_of(run.config, kind) if run.config["settings"].get("overlap") else None
     if rows and kind.row_messages:
