@@ -3,12 +3,12 @@
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
 
-Each strategy is trained --rounds times: all of them in this order, then in the reverse one, and so on. So what else the
-machine does meets all of them, and what the rounds differ by says which differences are noise. The first round's runs
-are OUT/STRATEGY, with the validation loss; the others OUT/STRATEGY-round-2 and so on.
+Each strategy is trained --rounds times: all of them in this order, then in reverse order, and so on. Other load of the
+machine then affects all alike, and the spread of the rounds shows which differences are noise. The runs of the first
+round are OUT/STRATEGY, with validation losses; the others are OUT/STRATEGY-round-2 and so on.
 
-The flags behind -- go to scripts/train.py in every run. Options of a strategy stand behind its name:
-reduce-bcast/dedicated, hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM stops the run as well.
+The flags after -- go to scripts/train.py in every run. Options of a strategy follow its name: reduce-bcast/dedicated,
+hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM also stops the current run.
 """
 
 import subprocess
@@ -27,9 +27,9 @@ from strategies import CONTROL, STRATEGIES, find, is_auto
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
 DEFAULT_TRAINING = ["--n-layer", "3", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "6"]
-# Equal strategies fill the first places with all four rounds of one of them once in 165 times if they are three.
+# Of three equal strategies, one has its four rounds in the first four places once in 165 times.
 ROUNDS = 4
-GRACE_S = 10  # for ranks that save something when told to stop
+GRACE_S = 10  # for ranks that write a checkpoint before they stop
 
 OPTIONS = {
     "dedicated": ["--server", "dedicated"],
@@ -42,10 +42,12 @@ OPTIONS = {
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
-    parser.add_argument("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="a list with commas, or all")
+    parser.add_argument(
+        "--strategies", default="reduce-bcast,sliced,reduce-scatter", help="names with commas between them, or all"
+    )
     parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")
     parser.add_argument("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
-    rounds = f"how often each strategy is trained, in turns ({ROUNDS}; with flags of your own behind --, 1)"
+    rounds = f"trainings of each strategy, in turns ({ROUNDS}; with flags after --, 1)"
     parser.add_argument("--rounds", type=int, help=rounds)
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:
@@ -59,7 +61,7 @@ def main():
 
 
 def compare(arguments) -> int:
-    """Train and draw; the exit code of what ended last."""
+    """Train and draw; return the exit code of the last command."""
     out = arguments.out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     names = strategy_names(arguments.strategies)
     rounds = arguments.rounds or default_rounds(names, arguments.training)
@@ -76,12 +78,12 @@ def compare(arguments) -> int:
 
 
 def default_rounds(names: list[str], training: list[str]) -> int:
-    """One where there is nothing to rank, and of a training of the user's own, which may take hours."""
+    """Return one if there is only one strategy, or if the user's training may take hours."""
     return ROUNDS if len(names) > 1 and training == DEFAULT_TRAINING else 1
 
 
 def in_turns(names: list[str], rounds: int) -> list[tuple[int, str]]:
-    """(round, name), rounds from 1: A B C, then C B A, and so on. A steady drift then meets all of them alike."""
+    """Return (round, name), rounds from 1: A B C, then C B A, so that a steady drift affects all alike."""
     return [(at + 1, name) for at in range(rounds) for name in (reversed(names) if at % 2 else names)]
 
 
@@ -94,7 +96,7 @@ def strategy_names(text: str) -> list[str]:
 
 
 def strategy_flags(name: str) -> list[str]:
-    """The flags of train.py for a name with options, such as "hierarchical/bfloat16/overlap". UserError: unknown."""
+    """Return the flags of train.py for a name like "hierarchical/bfloat16/overlap". Raise UserError."""
     strategy, *options = name.split("/")
     if not is_auto(strategy):
         find(strategy)
@@ -106,7 +108,7 @@ def strategy_flags(name: str) -> list[str]:
 
 
 def train(name: str, ranks: int, out: Path, training: list[str]) -> int:
-    """Make one run; mpirun's exit code."""
+    """Train once; return the exit code of mpirun."""
     try:
         train_line = [sys.executable, str(SCRIPTS / "train.py"), *strategy_flags(name), "--out", str(out), *training]
         command = [*mpirun_command(ranks), *train_line]
@@ -116,7 +118,7 @@ def train(name: str, ranks: int, out: Path, training: list[str]) -> int:
 
 
 def run(command: list[str], **options) -> int:
-    """A command to its end. It is in a session of its own: a terminal's Ctrl-C is for this program, which ends it."""
+    """Run a command in its own process session: Ctrl-C reaches only this program, which then ends the command."""
     options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
     return run_process(command, partial(end_process, grace_s=GRACE_S), **options)
 

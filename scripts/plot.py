@@ -94,11 +94,11 @@ def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
 def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
     """Draw and save all figures of the runs in the folder, and one run's report as `page`; returns the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
-    from scripts.reports.figures import of_one, of_several
+    from scripts.reports.figures import figures_of_run, figures_of_runs
     from scripts.reports.html_page import write_report
     from traces.plots import look
 
-    figures = of_one(measured[0]) if len(measured) == 1 else of_several(measured)
+    figures = figures_of_run(measured[0]) if len(measured) == 1 else figures_of_runs(measured)
     with replacing_in(folder) as new:
         names = {name: look.save(figure, new / name) for name, figure in sorted(figures.items())}
     saved = {name: [folder / path.name for path in pair] for name, pair in names.items()}

@@ -35,13 +35,8 @@ from traces.read.runs import Run
 from traces.record.files import RunError
 from traces.verdict.evidence import Evidence
 
-OF_STAGE = (
-    "data",
-    "forward",
-    "backward",
-    "tensor",
-    "send",
-)  # phases; in a sum over shards each shard waits for the slowest
+# Phases in which a stage is busy; in a sum over shards each shard waits for the slowest.
+STAGE_PHASES = ("data", "forward", "backward", "tensor", "send")
 
 
 def is_model_parallel(config: dict) -> bool:
@@ -105,7 +100,7 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
 
 def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:
     """Return (p,): busy seconds of each stage in a step, the median over its ranks and over steps."""
-    busy = times.phase(*OF_STAGE)
+    busy = times.phase(*STAGE_PHASES)
     return np.array([np.median(busy[:, run.mesh.stage == stage]) for stage in range(run.mesh.stages)])
 
 

@@ -1,10 +1,10 @@
-"""TensorBoard's event files: the fields of log.jsonl as scalars over the steps, written by TensorBoard's own package.
+"""Write TensorBoard's event files: the fields of log.jsonl as scalars over the steps.
 
     events.out.tfevents.TIME.HOST.PID      records of protocol buffers (tensorboard/compat/proto/event.proto): the
-                                           format's version, the session's start, then an Event a step
+                                           format's version, the start, then an Event per step
 
-The package is imported when a file is begun. Records are written as they come, not by the package's EventFileWriter:
-that one has a thread, on whose errors, like a full disk, Python prints a traceback.
+TensorBoard's package is imported when a file is opened. Records are written directly, not by its EventFileWriter, which
+has a thread: at an error in it, like a full disk, Python prints a traceback.
 """
 
 import os
@@ -21,9 +21,9 @@ FORMAT = "brain.Event:2"
 
 
 class EventFile:
-    """One more event file of a folder; UserError if it cannot be written.
+    """A new event file in a folder. Raises UserError if it cannot be written.
 
-    first_step: the first one in the file. Readers forget what earlier files of the folder say of it and later steps.
+    first_step: the first step in the file. Readers discard this and later steps of earlier files in the folder.
     """
 
     def __init__(self, folder: Path, first_step: int):
@@ -34,19 +34,20 @@ class EventFile:
         except ImportError as error:
             raise UserError(f"the package tensorboard cannot be imported ({error}): {INSTALL_TENSORBOARD}") from None
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._new_event, self._new_value = Event, Summary.Value
+        self._new_event = Event
+        self._new_value = Summary.Value
         with self._errors():
             folder.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(open(self.path, "xb"))  # noqa: SIM115
         now = time.time()
         self._write(Event(wall_time=now, file_version=FORMAT))
-        # Also in the first file: readers take the first start that they find for no restart.
+        # Needed in the first file, too: readers do not count the first start that they find as a restart.
         self._write(Event(wall_time=now, step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, record: dict, wall_time: float) -> None:
-        """A line of log.jsonl, handed to the file system when it returns; wall_time: seconds since 1970.
+        """Write a line of log.jsonl and flush it. wall_time: seconds since 1970.
 
-        After a UserError the file is not to be used any more: it may end in a half record, which readers drop.
+        After a UserError do not use the file any more: it may end in an incomplete record, which readers drop.
         """
         event = self._new_event(wall_time=wall_time, step=record["step"])
         for name in LOG_ROW:
@@ -67,10 +68,10 @@ class EventFile:
 
 
 def write_log(folder: Path, config: dict, log: list[dict]) -> Path:
-    """A run's whole log as one file of the folder, which must not hold any yet; returns its path. UserError.
+    """Write a run's whole log into a folder without event files, and return the file's path. Raise UserError.
 
-    config, log: as read_config and read_log give them. The log holds no times of day: they are counted in the steps'
-    own seconds, forwards and backwards from when the last of the run's jobs began.
+    config, log: from read_config and read_log. The log has no times of day; they are computed from the seconds of the
+    steps, forward and backward from the start of the run's last job.
     """
     check_tensorboard("--format tensorboard")
     if folder.exists() and not folder.is_dir():
@@ -82,16 +83,18 @@ def write_log(folder: Path, config: dict, log: list[dict]) -> Path:
         for record, wall_time in zip(log, _wall_times(config, log), strict=True):
             events.add(record, wall_time)
     except BaseException:
-        events.path.unlink(missing_ok=True)  # half of them would keep the next attempt from writing all
+        events.path.unlink(missing_ok=True)  # else the next attempt would refuse to write
         raise
     events.close()
     return events.path
 
 
 def _wall_times(config: dict, log: list[dict]) -> list[float]:
-    """When each line of a log was about written, seconds since 1970."""
+    """Estimate when each line of a log was written, in seconds since 1970."""
     begun = datetime.fromisoformat(config["started"]).timestamp() if "started" in config else 0.0
-    resumed_step, elapsed_s, times = config.get("resumed_step") or 0, 0.0, []
+    resumed_step = config.get("resumed_step") or 0
+    elapsed_s = 0.0
+    times = []
     for record in log:
         elapsed_s += record.get("step_s", 0.0)
         times.append(elapsed_s)

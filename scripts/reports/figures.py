@@ -1,4 +1,4 @@
-"""Which figures are drawn of one run and of several, and what each is given."""
+"""Draw all figures of one run, or of several."""
 
 from scripts.prediction.run_prediction import message_matrix, own_exchange, own_schedule
 from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic, whole_run
@@ -6,8 +6,8 @@ from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
 
-def of_one(measured: TimedRun) -> dict:
-    """The figures of one run by name."""
+def figures_of_run(measured: TimedRun) -> dict:
+    """Return the figures of one run by name."""
     figures = {
         "timeline": timeline.draw(measured),
         "phases": comparison.draw_phases([measured]),
@@ -30,7 +30,8 @@ def of_one(measured: TimedRun) -> dict:
     return figures
 
 
-def of_several(measured: list[TimedRun]) -> dict:
+def figures_of_runs(measured: list[TimedRun]) -> dict:
+    """Return the figures that compare several runs by name."""
     figures = {"comparison": comparison.draw_comparison(measured), "phases": comparison.draw_phases(measured)}
     figures["loss"] = loss_curves.draw(measured)
     figures |= {f"timeline-{file_name(one.label)}": timeline.draw(one) for one in measured}
@@ -46,7 +47,7 @@ def of_several(measured: list[TimedRun]) -> dict:
 
 
 def _model_point(measured: TimedRun) -> tuple[str, float, float] | None:
-    """(label, predicted, measured) seconds of a run's exchange; None where the model has no say, or it overlaps."""
+    """Return (label, predicted, measured) seconds of a run's exchange; None if it overlaps or is not predicted."""
     run = measured.run
     if run.config["settings"].get("overlap"):
         return None
@@ -58,5 +59,5 @@ def _model_point(measured: TimedRun) -> tuple[str, float, float] | None:
 
 
 def file_name(label: str) -> str:
-    """A label as part of a file name: "reduce-bcast dedicated" gives reduce-bcast-dedicated."""
+    """Turn a label into a part of a file name: "reduce-bcast dedicated" gives reduce-bcast-dedicated."""
     return "-".join("".join(sign if sign.isalnum() or sign in "-_." else " " for sign in label).split())

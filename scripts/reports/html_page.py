@@ -1,4 +1,4 @@
-"""RUN/report.html: the verdict, the pictures, the tables and the settings of a run in one file that needs no other."""
+"""Write RUN/report.html: the verdict, pictures, tables and settings of a run in one self-contained file."""
 
 import base64
 from html import escape
@@ -33,32 +33,32 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 .settings td { text-align: left; word-break: break-word }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
-# What each picture shows, in the order of the report. What it means for this run is for the verdict to say.
+# What each picture shows, in the order of the report. The verdict says what they mean for the run.
 CAPTIONS = {
-    "timeline": "Three steps, the median one among them, a row a rank. Hatched: waiting for other ranks. Below, each "
-    "node's port: bytes a second in and out, and dashed what was probed. Of a pipeline one step, its stages below each "
-    "other: numbers are micro-steps, white is where a stage waits for another one.",
-    "slices": "One step's slices, a lane for each root: when every rank had its part of them under way. On the right: "
-    "the slice's bytes.",
+    "timeline": "Three steps, with the median one among them, a row per rank. Hatched: waiting for other ranks. Below: "
+    "bytes per second through each node's port, in and out; dashed: the probed rate. With pipeline stages: one step, "
+    "the stages below each other; numbers are microbatches, white means waiting for another stage.",
+    "slices": "One step's slices, a row per root: when each rank exchanges its part of them. On the right: the slice's "
+    "bytes.",
     "phases": "The median step, cut into its phases.",
-    "ports": "Bytes through each node's port in a step. Dashed: what the port carries in that time. Diamonds: what the "
-    "strategy's messages add up to.",
-    "ranks": "Each rank's computing and waiting, step by step: the brighter, the longer.",
-    "waits": "Each rank's median step: computing, moving data, and each kind of waiting.",
+    "ports": "Bytes through each node's port in a step. Dashed: the most that the port carries in that time. Diamonds: "
+    "the sum of the strategy's messages.",
+    "ranks": "Each rank's computing and waiting, step by step; brighter is longer.",
+    "waits": "Each rank's median step: computing, copying data, and each kind of waiting.",
     "messages": "Bytes between ranks and between nodes in one exchange, from the strategy's schedule.",
-    "loss": "The loss.",
-    "whole-run": "The whole run, step by step: pale each step, dark the running mean. Dashed lines: where it was "
-    "taken up again; crosses: updates that --skip-outliers left out. Memory: of the rank that had most.",
+    "loss": "Training and validation loss.",
+    "whole-run": "The whole run, step by step: pale is each step, dark the running mean. Dashed lines: resumes. "
+    "Crosses: updates that --skip-outliers skipped. Memory: of the rank with the most.",
 }
 
 
 def write_report(
     path: Path, numbers: dict, answer: dict, figures: dict[str, Path], config: dict, first: tuple[str, ...] = ()
 ) -> Path:
-    """Write the page and return its path. UserError: it cannot be written.
+    """Write the page and return its path. Raise UserError if it cannot be written.
 
-    numbers: a run's traces.verdict.summary; answer: what diagnose.py --json prints; figures: SVG files by name; config:
-    config.json; first: the names of the figures in which the verdict is seen.
+    numbers: from traces.verdict.summary. answer: the object that diagnose.py --json prints. figures: SVG files by name.
+    config: of config.json. first: the figures that show the verdict.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     title += f", {code}" if (code := _code(config)) else ""
@@ -177,7 +177,7 @@ def _ranks(evidence: dict) -> str:
 
 
 def _nodes(evidence: dict) -> str:
-    """Empty for a run on one node: no port was probed or counted, as none is in the way."""
+    """Return the table of nodes; empty for a run on one node, which probes and counts no port."""
     if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
         return ""
     rows = []
@@ -190,9 +190,7 @@ def _nodes(evidence: dict) -> str:
             cells.append(f"{used[way]:.0%}" if used and used[way] is not None else "-")
         rows.append(cells)
     head = ["node", "in a step", "link in", "used", "out a step", "link out", "used"]
-    note = (
-        "Used: of the link's rate, in the exchange phase in which it carried most; a burst may pass faster than that."
-    )
+    note = "Used: share of the link's rate in the exchange phase that carried most; a burst may be faster."
     return f"<h2>Nodes</h2><p>{note}</p>{_table(head, rows)}"
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a run, with what other strategies would take: one object, and the text of it that people read."""
+"""The verdict on a run, with predictions for other strategies: as an object, and as text."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.model_parallel_run import is_model_parallel, model_parallel_facts
@@ -11,15 +11,17 @@ from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_t
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 from traces.verdict.headlines import headline
 
-STARTS_SHOWN = 10  # of a run that was taken up again, the last ones
-# What is read of the traces of other starts than the one that is diagnosed: of a rank; of all; of a rank in any case.
-TRACE_BYTES, ALL_TRACES_BYTES, LEAST_BYTES = 256_000, 16_000_000, 32_000
+STARTS_SHOWN = 10  # the last ones of a resumed run
+# Limits for reading traces of starts other than the diagnosed one.
+TRACE_BYTES = 256_000  # of a rank
+ALL_TRACES_BYTES = 16_000_000  # of all ranks and starts
+LEAST_BYTES = 32_000  # of a rank, even if that exceeds the limit for all
 
 
 def diagnose(run: Run) -> dict:
-    """What scripts/diagnose.py --json prints, of a run as read_run gives it. RunError if no step of it is complete.
+    """Return the object that scripts/diagnose.py --json prints. Raise RunError if no step is complete.
 
-    Of the other starts of the run, it says by the last steps of each what held that start up.
+    run: from read_run. The other starts of the run get a short verdict from the last steps of each.
     """
     answer = answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
     others = judged(run, answer["evidence"]["start"])
@@ -28,15 +30,16 @@ def diagnose(run: Run) -> dict:
 
 
 def judged(run: Run, own: int) -> dict[int, dict]:
-    """{number: {"kind", "headline"}} of the starts that are shown and have traces, the run's `own` left out."""
+    """Return {number: {"kind", "headline"}} of the shown starts that have traces, except the run's `own`."""
     shown = run.starts[-STARTS_SHOWN:]
     shared = ALL_TRACES_BYTES // max(1, sum(one["ranks"] for one in shown))
-    most_bytes, found = max(LEAST_BYTES, min(TRACE_BYTES, shared)), {}
+    most_bytes = max(LEAST_BYTES, min(TRACE_BYTES, shared))
+    found = {}
     for number in (one["start"] for one in shown if one["start"] != own):
         try:
             one = read_run(run.path, allow_missing=True, most_bytes=most_bytes, start=number)
             found[number] = _in_short(find_bottleneck(one, measure(one), own_schedule(one)))
-        except RunError:  # they were not kept, or no step of them is complete on all ranks
+        except RunError:  # the traces are gone, or no step is complete on all ranks
             continue
     return found
 
@@ -46,7 +49,7 @@ def _in_short(diagnosis: Diagnosis) -> dict:
 
 
 def answer_of(diagnosis: Diagnosis) -> dict:
-    """`diagnose`'s object, of a run that is diagnosed already."""
+    """Return the object of `diagnose` for a diagnosed run."""
     run = diagnosis.evidence.run
     if is_model_parallel(run.config):
         answer = diagnosis.answer([], model_parallel_facts(diagnosis.evidence))
@@ -64,8 +67,9 @@ def answer_of(diagnosis: Diagnosis) -> dict:
 
 
 def as_text(answer: dict) -> str:
-    """What scripts/diagnose.py prints of `diagnose`'s object."""
-    evidence, strategy = answer["evidence"], answer["evidence"]["strategy"]
+    """Return the text that scripts/diagnose.py prints. answer: from `diagnose`."""
+    evidence = answer["evidence"]
+    strategy = evidence["strategy"]
     lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
     lines += [f"strategy    {strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}"]
     lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
@@ -78,8 +82,9 @@ def as_text(answer: dict) -> str:
 
 
 def _start_lines(evidence: dict) -> list[str]:
-    """Of a run that was taken up again, whose verdict this is, and a line for each of the last starts; else none."""
-    starts, own = evidence["starts"], evidence["start"]
+    """Return lines about the starts of a resumed run: whose verdict this is, then the last starts."""
+    starts = evidence["starts"]
+    own = evidence["start"]
     if len(starts) < 2 and own == 1:
         return []
     shown = starts[-STARTS_SHOWN:]
@@ -88,14 +93,14 @@ def _start_lines(evidence: dict) -> list[str]:
 
 
 def start_text(start: dict) -> str:
-    """ "2: steps 81 to 160 on 4 ranks, 31 ms a step: the port of node2 is slow, and every exchange waits for it"."""
+    """Describe a start: "2: steps 81 to 160 on 4 ranks, 31 ms a step: the port of node2 is slow, and ..."."""
     text = f"{start['start']}: steps {start['first']} to {start['last']} on {count_text(start['ranks'], 'rank')}"
     text += f", {seconds_text(start['step_s'])} a step" if start["step_s"] is not None else ""
     return f"{text}: {start['headline'] or 'its traces are not there'}"
 
 
 def _other_lines(answer: dict) -> list[str]:
-    """Other strategies by how they compare with the run, a line each."""
+    """Return a line for each way in which other strategies compare with the run."""
     lines = []
     for word in (FASTER, UNCLEAR, SLOWER):
         rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
@@ -104,12 +109,12 @@ def _other_lines(answer: dict) -> list[str]:
 
 
 def step_text(row: dict) -> str:
-    """ "244 ms (225 to 262 ms)", of a row of the advice."""
+    """Return a text like "244 ms (225 to 262 ms)" for a row of the advice."""
     return f"{seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
 
 
 def model_text(model: dict) -> str:
-    """What the steps of the others rest on."""
+    """Say how the predictions for other strategies were calibrated."""
     measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
     whose = "what shows of this run's exchange" if model["overlap"] else "this run's exchange"
     return (
@@ -118,7 +123,7 @@ def model_text(model: dict) -> str:
 
 
 def not_predicted(model: dict) -> str:
-    """Why there are no others. Of a run whose ranks share models also what the model says of its own step."""
+    """Say why no other strategy is predicted; if ranks share a model, also predict the run's own step."""
     if "own_unknown" not in model:
         return f"not predicted: {UNEXPLAINED}: {model['reason']}"
     if model["predicted_step_s"] is None:
@@ -131,7 +136,7 @@ def not_predicted(model: dict) -> str:
 
 
 def place_text(bottleneck: dict) -> str:
-    """ "server-hotspot: phase reduce, node 0, direction in, 53% of the step"."""
+    """Return a text like "server-hotspot: phase reduce, node 0, direction in, 53% of the step"."""
     names = ("phase", "node", "rank", "direction")
     where = [f"{name} {bottleneck[name]}" for name in names if bottleneck[name] is not None]
     where.append(f"{bottleneck['share']:.0%} of the step")
@@ -139,12 +144,12 @@ def place_text(bottleneck: dict) -> str:
 
 
 def other_findings(evidence: dict, most: int) -> list[str]:
-    """The sentences of the first findings that were not chosen."""
+    """Return the sentences of the most important findings after the verdict."""
     return [one["sentence"] for one in evidence["also"][:most]]
 
 
 def efficiencies(evidence: dict) -> dict[str, float]:
-    """POP's efficiencies by their names in words."""
+    """Return POP's efficiencies by their names in words."""
     return {name.replace("_", " "): value for name, value in evidence["efficiency"].items() if name != "lost"}
 
 
@@ -153,7 +158,7 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
     step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
-    # Rates are there as far as the log has them.
+    # The log may lack these rates.
     step += f"; {evidence['tokens_per_s']:,.0f} tokens/s" if evidence["tokens_per_s"] else ""
     step += f", MFU {mfu_text(evidence['mfu'], evidence['peak_underestimated'])}" if evidence["mfu"] else ""
     return {
@@ -166,12 +171,14 @@ def _step_rows(evidence: dict) -> dict[str, str]:
 
 
 def bubble_text(evidence: dict) -> str:
-    """What stages wait for each other, and what that is made of: part of what the efficiencies have lost."""
-    pipeline, step_s = evidence["pipeline"], evidence["step_s"]
+    """Describe how long stages wait for each other, and why: a part of the lost efficiency."""
+    pipeline = evidence["pipeline"]
+    step_s = evidence["step_s"]
     names = {"structure": "structure", "imbalance": "unequal stages", "transfer": "transfer"}
     waits = ", ".join(f"{text} {pipeline['waits_s'][name] / step_s:.0%}" for name, text in names.items())
     text = f"pipeline bubble {pipeline['wait_s'] / step_s:.0%} of the step: {waits}; "
-    stages, ideal = ", ".join(map(seconds_text, pipeline["tau_s"])), seconds_text(pipeline["ideal_s"])
+    stages = ", ".join(map(seconds_text, pipeline["tau_s"]))
+    ideal = seconds_text(pipeline["ideal_s"])
     text += f"{count_text(pipeline['micro_steps'], 'micro-step')} of {stages} on the stages take {ideal} "
     return text + "where messages take no time"
 
@@ -179,7 +186,8 @@ def bubble_text(evidence: dict) -> str:
 def _node_lines(nodes: list[dict]) -> list[str]:
     lines = []
     for row in nodes:
-        amounts, link = row.get("bytes_a_step"), row.get("link_bytes_per_s")
+        amounts = row.get("bytes_a_step")
+        link = row.get("link_bytes_per_s")
         if amounts or link:
             cells = [f"{way} {_amount(amounts, way)} a step, link {_amount(link, way)}/s" for way in ("in", "out")]
             lines.append(f"{row['host']:<11} {'; '.join(cells)}")

@@ -98,7 +98,7 @@ def test_every_kind_has_a_headline_and_figures():
 def test_a_report_says_its_verdict_and_no_other(kind, changes, tmp_path):
     run = run_of(tmp_path / "run", changes)
     (one,) = measure_runs([run], own_schedule)
-    answer, drawn = diagnose(run), figures.of_one(one)
+    answer, drawn = diagnose(run), figures.figures_of_run(one)
     assert answer["bottleneck"]["kind"] == one.diagnosis.finding.kind == kind
     page, printed = page_of(one, drawn, tmp_path), report([one])
     assert answer["verdict"][1:] in page, "one verdict for diagnose.py, the page and the last line"
@@ -121,7 +121,7 @@ def test_what_comes_after_the_verdict_is_no_part_of_it(tmp_path):
     page_of(one, {}, tmp_path)
     (after,) = re.findall(r'<p class="next">After that: (.*?)</p>', (tmp_path / "report.html").read_text())
     assert judged(after) == {"server-hotspot"}
-    assert judged(texts_of(figures.of_one(one)["ports"])) == set()
+    assert judged(texts_of(figures.figures_of_run(one)["ports"])) == set()
 
 
 def test_a_slow_port_says_nothing_of_the_exchange_without_it(tmp_path):
@@ -135,7 +135,7 @@ def test_a_comparison_says_of_each_run_what_its_own_verdict_says(tmp_path):
     measured = measure_runs(runs, own_schedule)
     kinds = {one.diagnosis.finding.kind for one in measured}
     assert len(kinds) == 3
-    drawn, printed = figures.of_several(measured), report(measured)
+    drawn, printed = figures.figures_of_runs(measured), report(measured)
     _, *lanes = drawn["comparison"].axes
     lanes = {axes.get_title("left").partition(", step")[0]: axes.get_title("left") for axes in lanes}
     for one in measured:
@@ -154,6 +154,6 @@ def test_runs_of_growing_size_end_with_the_largest_ones_verdict(tmp_path):
     sizes = ([0, 0], [0, 0, 1, 1])
     runs = [make(tmp_path / str(len(nodes)), nodes=nodes, rate=5e6, steps=12) for nodes in sizes]
     measured = measure_runs(runs, own_schedule)
-    scaling = figures.of_several(measured)["scaling"]
+    scaling = figures.figures_of_runs(measured)["scaling"]
     assert top_of(scaling).endswith(f"on 4 ranks: {headline(measured[-1].diagnosis)}")
     assert judged(texts_of(scaling)) == {measured[-1].diagnosis.finding.kind}

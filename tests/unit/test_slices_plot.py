@@ -85,9 +85,9 @@ def test_runs_below_each_other_have_one_axis_of_time_and_those_without_calls_are
     assert len(figure.axes) == 2
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
     assert slices.draw([without]) is None
-    assert "slices" in figures.of_one(runs[0])
-    assert "slices" not in figures.of_one(without)
-    assert "slices" in figures.of_several([*runs, without])
+    assert "slices" in figures.figures_of_run(runs[0])
+    assert "slices" not in figures.figures_of_run(without)
+    assert "slices" in figures.figures_of_runs([*runs, without])
 
 
 def test_a_rank_without_a_trace_takes_its_slice_along(tmp_path):

@@ -126,7 +126,7 @@ def pictures(part: Part, folder: Path) -> dict[str, str]:
     def drawn(*names: str) -> dict:
         """Return all figures of these runs by name."""
         measured = measure_runs([read_run(folder / "runs" / name) for name in names], own_schedule)
-        return figures.of_one(measured[0]) if len(names) == 1 else figures.of_several(measured)
+        return figures.figures_of_run(measured[0]) if len(names) == 1 else figures.figures_of_runs(measured)
 
     for picture, pair in part.pairs.items():
         for health, names in zip(("healthy", "sick"), pair, strict=True):
