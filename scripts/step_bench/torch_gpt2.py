@@ -43,8 +43,12 @@ def loss_of(p: dict, tokens, targets, layers: int, heads: int, pads=None):
 
 def new_adamw(p: dict, weight_decay: float, **options) -> torch.optim.AdamW:
     """Return an AdamW that decays matrices and embeddings only."""
-    groups = [
+    return torch.optim.AdamW(decay_groups(p, weight_decay), **options)
+
+
+def decay_groups(p: dict, weight_decay: float) -> list[dict]:
+    """Group the parameters for an optimizer: matrices and embeddings decay, all others do not."""
+    return [
         {"params": [value for value in p.values() if value.dim() > 1], "weight_decay": weight_decay},
         {"params": [value for value in p.values() if value.dim() == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, **options)

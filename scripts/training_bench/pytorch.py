@@ -25,7 +25,7 @@ from dist.waiting import sum_everywhere
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout, Parameters, initialize
 from scripts.settings.derived import global_batch, learning_rate
-from scripts.step_bench.torch_gpt2 import block_of, new_adamw
+from scripts.step_bench.torch_gpt2 import block_of, decay_groups, new_adamw
 
 
 class Block(nn.Module):
@@ -103,11 +103,7 @@ def new_optimizer(name: str, model: nn.Module, s):
     options = {"betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
     if name != SHARDS_STATE:
         return new_adamw(p, s.weight_decay, lr=s.lr, **options)
-    groups = [
-        {"params": [value for value in p.values() if (value.dim() > 1) == decays], "weight_decay": decay}
-        for decays, decay in ((True, s.weight_decay), (False, 0.0))
-    ]
-    return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=s.lr, **options)
+    return ZeroRedundancyOptimizer(decay_groups(p, s.weight_decay), torch.optim.AdamW, lr=s.lr, **options)
 
 
 def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Iterator[tuple[float, float]]:
