@@ -106,7 +106,7 @@ class Calibration:
             "reason": self.reason,
             "factor": None if self.reason else self.factor,
             "predicted_step_s": self.own.seconds(self.overlapped) if is_known else None,
-            "predicted_exchange_s": shown_s(self.own, self.overlapped) if is_known else None,
+            "predicted_exchange_s": exposed_s(self.own, self.overlapped) if is_known else None,
             "measured_step_s": self.measured.step_s,
             "measured_step_range_s": list(self.measured.range),
             "measured_exchange_s": self.measured.transfer_s,
@@ -126,16 +126,16 @@ def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> C
         return Calibration(measured, own.unknown)
     overlapped = overlapped and own.overlap is not None
     factor = factor_of(own, overlapped, measured.transfer_s)
-    missed_s = abs(shown_s(own.scaled(factor), overlapped) - measured.transfer_s)
+    missed_s = abs(exposed_s(own.scaled(factor), overlapped) - measured.transfer_s)
     if missed_s <= TRIFLE * measured.step_s:
         return Calibration(measured, None, own, overlapped, factor)
     low, high = EXPLAINED
-    predicted_s = shown_s(own, overlapped)
+    predicted_s = exposed_s(own, overlapped)
     reason = f"its exchange takes {measured.transfer_s * 1e3:.3g} ms of a step, the model says {predicted_s * 1e3:.3g} "
     return Calibration(measured, f"{reason}ms; expected {low:g} to {high:g} times that", own, overlapped)
 
 
-def shown_s(step: PredictedStep, overlapped: bool) -> float:
+def exposed_s(step: PredictedStep, overlapped: bool) -> float:
     """Return the exposed exchange of a step, in seconds."""
     return step.seconds(overlapped) - step.compute_s - step.update_s
 
@@ -148,5 +148,5 @@ def factor_of(own: PredictedStep, overlapped: bool, transfer_s: float) -> float:
     low, high = EXPLAINED
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if shown_s(own.scaled(middle), overlapped) < transfer_s else (low, middle)
+        low, high = (middle, high) if exposed_s(own.scaled(middle), overlapped) < transfer_s else (low, middle)
     return high

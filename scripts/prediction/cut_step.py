@@ -38,7 +38,7 @@ MOST_REPLAYED = 20_000  # messages times ranks
 
 
 @dataclass(frozen=True)
-class Held:
+class PlacedShard:
     """A model shard: its stage, its tensor-parallel part, its layout, and the cluster of the ranks that hold it."""
 
     stage: int
@@ -80,16 +80,16 @@ class CutStep:
         return VECTOR_BYTES * self.config.padded_vocab_size * self.config.n_embd
 
     @cached_property
-    def few(self) -> ModelCut:
+    def simulated(self) -> ModelCut:
         """The cut with only as many microbatches as are simulated."""
         return replace(self.cut, micro_steps=min(self.cut.micro_steps, FEW * self.cut.pipeline))
 
     @cached_property
-    def held(self) -> list[Held]:
+    def shards(self) -> list[PlacedShard]:
         """All model shards, by stage, then by tensor-parallel part."""
         places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
         return [
-            Held(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
+            PlacedShard(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
             for (stage, part), shard in zip(places, self.cut.shards, strict=True)
         ]
 
@@ -99,7 +99,7 @@ class CutStep:
     def is_replayed(self) -> bool:
         """Whether the messages between stages are few enough to be replayed."""
         boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
-        return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.few.micro_steps)
+        return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.simulated.micro_steps)
 
     def _are_few(self, messages: int) -> bool:
         return messages * self.seats.nodes.size <= MOST_REPLAYED
@@ -120,7 +120,7 @@ class CutStep:
 
     def _of_all(self, ends_s_of) -> np.ndarray:
         """Extrapolate ends_s_of(count), the times (p,) after `count` microbatches, to all microbatches."""
-        few = self.few.micro_steps
+        few = self.simulated.micro_steps
         more = self.cut.micro_steps - few
         ends_s = ends_s_of(few)
         return ends_s + more * (ends_s - ends_s_of(few // 2)) / (few - few // 2) if more else ends_s
@@ -129,13 +129,13 @@ class CutStep:
         return np.array(simulate(self._plans(micro_steps), *self._seconds, hop_s, head))
 
     def _replayed(self, micro_steps: int) -> WholeStep:
-        if micro_steps == self.few.micro_steps:
+        if micro_steps == self.simulated.micro_steps:
             return self._few_replayed
         return self._new_replay(micro_steps)
 
     @cached_property
     def _few_replayed(self) -> WholeStep:
-        return self._new_replay(self.few.micro_steps)
+        return self._new_replay(self.simulated.micro_steps)
 
     def _new_replay(self, micro_steps: int) -> WholeStep:
         pipeline = Pipeline(self._plans(micro_steps), *self._seconds, self.rows, self.embedding, self._head_share())
@@ -165,50 +165,50 @@ class CutStep:
         if self.seats.copies == 1:
             return 0.0
         if self.is_replayed and kind.keeps_gradients and not overlaps:
-            stages = {(held.stage, held.part): self._stages_of(kind, held) for held in self.held}
+            stages = {(shard.stage, shard.part): self._stages_of(kind, shard) for shard in self.shards}
             if self._are_few(sum(one.repeat * len(one.size) for of in stages.values() for one in of)):
                 return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
-        through = (self.ends_s[held.stage] + self._shown_s(kind, held, overlaps) for held in self._last_to_come)
+        through = (self.ends_s[shard.stage] + self._exposed_s(kind, shard, overlaps) for shard in self._decisive_shards)
         return float(max(through) - self.ends_s.max())
 
     @cached_property
-    def _last_to_come(self) -> list[Held]:
+    def _decisive_shards(self) -> list[PlacedShard]:
         """The model shards whose exchange may end last.
 
         Of shards whose ranks have equal places, a larger one that is ready later makes a smaller one irrelevant.
         """
         alike = {}
-        for held in self.held:
-            of = held.cluster.placement, held.cluster.rate_in, held.cluster.rate_out
-            alike.setdefault(tuple(tuple(np.ravel(one)) for one in of), []).append(held)
+        for shard in self.shards:
+            of = shard.cluster.placement, shard.cluster.rate_in, shard.cluster.rate_out
+            alike.setdefault(tuple(tuple(np.ravel(one)) for one in of), []).append(shard)
         found = []
         for pieces in alike.values():
-            pieces.sort(key=lambda held: (held.layout.count, self.ends_s[held.stage]), reverse=True)
+            pieces.sort(key=lambda shard: (shard.layout.count, self.ends_s[shard.stage]), reverse=True)
             latest_s = -1.0
-            for held in pieces:
-                if self.ends_s[held.stage] > latest_s:
-                    latest_s = self.ends_s[held.stage]
-                    found.append(held)
+            for shard in pieces:
+                if self.ends_s[shard.stage] > latest_s:
+                    latest_s = self.ends_s[shard.stage]
+                    found.append(shard)
         return found
 
-    def _shown_s(self, kind: type[Strategy], held: Held, overlaps: bool) -> float:
+    def _exposed_s(self, kind: type[Strategy], shard: PlacedShard, overlaps: bool) -> float:
         """Return the exposed exchange of one model shard, in seconds."""
-        training = self._training_of(held)
-        exchange_s = exchange_seconds(kind, held.cluster, training, self.library)
-        rows = predicted_rows(kind, held.cluster, training, self.library)
+        training = self._training_of(shard)
+        exchange_s = exchange_seconds(kind, shard.cluster, training, self.library)
+        rows = predicted_rows(kind, shard.cluster, training, self.library)
         overlap = kind.overlap(training if rows else replace(training, rows=None)) if overlaps else None
         if overlap is None:
             return exchange_s
-        shown_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
-        return shown_s + (rows.seconds if rows else 0.0)
+        exposed_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
+        return exposed_s + (rows.seconds if rows else 0.0)
 
-    def _stages_of(self, kind: type[Strategy], held: Held) -> list[Stage]:
-        return exchanged_stages(kind, held.cluster.placement, self._training_of(held), self.library)
+    def _stages_of(self, kind: type[Strategy], shard: PlacedShard) -> list[Stage]:
+        return exchanged_stages(kind, shard.cluster.placement, self._training_of(shard), self.library)
 
-    def _training_of(self, held: Held) -> Training:
-        compute_s = float(self.cut.micro_steps * self.stage_s[held.stage])
+    def _training_of(self, shard: PlacedShard) -> Training:
+        compute_s = float(self.cut.micro_steps * self.stage_s[shard.stage])
         return replace(
-            self.training, parameters=held.layout.count, ranges=held.ranges, micro_steps=self.cut.micro_steps,
+            self.training, parameters=shard.layout.count, ranges=shard.ranges, micro_steps=self.cut.micro_steps,
             compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
         )  # fmt: skip
 
@@ -219,8 +219,8 @@ class CutStep:
     def updated_share(self, kind: type[Strategy]) -> float:
         """Return the largest share of the whole model that one rank updates."""
         amounts = []
-        for held in self.held:
-            count, cluster = held.layout.count, held.cluster
+        for shard in self.shards:
+            count, cluster = shard.layout.count, shard.cluster
             share = kind.memory.of_rank(count, self.seats.copies, cluster.nodes).updated_share(count)
             amounts.append(count / self.training.parameters * share)
         return max(amounts)
@@ -233,15 +233,15 @@ class CutStep:
         With 1F1B the number of microbatches in flight does not grow with their number.
         """
         return max(
-            kind.memory.of_rank(held.layout.count, self.seats.copies, held.cluster.nodes).total + beside
-            for held, beside in zip(self.held, self._beside, strict=True)
+            kind.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes).total + beside
+            for shard, beside in zip(self.shards, self._other_bytes, strict=True)
         )
 
     @cached_property
-    def _beside(self) -> list[int]:
+    def _other_bytes(self) -> list[int]:
         """The bytes of each model shard that do not depend on the strategy."""
-        shape = self.batch_size, self.length, self.few.micro_steps
-        found = [bytes_beside(held.layout, self.few.in_flight(held.stage), *shape) for held in self.held]
+        shape = self.batch_size, self.length, self.simulated.micro_steps
+        found = [bytes_beside(shard.layout, self.simulated.in_flight(shard.stage), *shape) for shard in self.shards]
         if len(found) > 1:
             found[0] += bytes_of_slots(Layout(self.config))
         return found
