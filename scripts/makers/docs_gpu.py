@@ -8,7 +8,6 @@
 """
 
 import argparse
-import re
 from pathlib import Path
 
 from dist.console import open_console
@@ -16,7 +15,6 @@ from gpt2.files import write_json
 from scripts.makers.pages.faults import save
 from scripts.makers.pages.gpu_figure import NAMES, draw, title
 from scripts.makers.pages.page import FIGURES, ROOT, read, replace_block
-from scripts.step_bench.gpu_table import floors, groups
 
 RESULTS = ROOT / "docs" / "gpu"
 MAIN = "gpt2-124M", 64  # model and batch size of the figure
@@ -56,12 +54,9 @@ def gpu_name(report: dict) -> str:
 def blocks() -> dict[str, dict[str, str]]:
     """Return {page: {block: text}} from the files in docs/gpu/."""
     tests = read(next(RESULTS.glob("*_tests.json")))
-    main_report = main_reports()[0]
-    on_page = {
-        "gpu_speed": f"{speed_table(step_reports())}\n\n{measured_on(step_reports(), tests)}",
-        "gpu_limit": limit_block(main_report, (RESULTS / "h100_power.txt").read_text()),
-    }
-    return {"README.md": {"gpu_figure": figure_block(main_reports(), tests)}, "docs/gpu.md": on_page}
+    speed = f"{speed_table(step_reports())}\n\n{measured_on(step_reports(), tests)}"
+    figure = f"![{title(main_reports())}](docs/figures/gpu.png)\n\n{measured_on(main_reports(), tests)}"
+    return {"README.md": {"gpu_figure": figure}, "docs/gpu.md": {"gpu_speed": speed}}
 
 
 def step_reports() -> list[dict]:
@@ -73,10 +68,6 @@ def step_reports() -> list[dict]:
 def main_reports() -> list[dict]:
     """Return each GPU's report of the model and batch size that all GPUs have run."""
     return [one for one in step_reports() if (one["settings"]["model"], one["settings"]["batch_size"]) == MAIN]
-
-
-def figure_block(reports: list[dict], tests: dict) -> str:
-    return f"![{title(reports)}](docs/figures/gpu.png)\n\n{measured_on(reports, tests)}"
 
 
 def speed_table(reports: list[dict]) -> str:
@@ -93,12 +84,7 @@ def speed_table(reports: list[dict]) -> str:
             cells = [cell(report["contenders"].get(name, {}), *how) for how in half.values() for name in NAMES]
             lines.append(f"{row:17}{''.join(f'{text:>9}' for text in cells)}")
         lines.append("")
-    return table(lines[:-1])
-
-
-def table(lines: list[str]) -> str:
-    """Return a code block whose first line may begin with spaces."""
-    return "\n".join(("```", *lines, "```"))
+    return "\n".join(("```", *lines[:-1], "```"))  # the first line may begin with spaces
 
 
 def short_name(name: str) -> str:
@@ -108,26 +94,6 @@ def short_name(name: str) -> str:
 
 def cell(contender: dict, key: str, factor: float, digits: str) -> str:
     return f"{contender[key] * factor:{digits}}" if key in contender else "-"
-
-
-def limit_block(report: dict, power: str) -> str:
-    """Return groups of a step's kernels beside their floors, and the GPU's clock under this load."""
-    clocks = [int(mhz) for mhz in re.findall(r"^steps .*: (\d+),", power, re.MULTILINE)]
-    card = re.search(r"driver (?P<driver>\S+), power limit (?P<watts>\d+) W, highest clock (?P<highest>\d+) MHz", power)
-    lines = [f"{'':22}{'ms a step':>10}{'floor':>8}"]
-    for name, rows in groups(floors(report)).items():
-        took, floor = (sum(row[key] for row in rows) for key in ("ms", "floor_ms"))
-        lines.append(f"{name:22}{took:10.1f}{floor:8.1f}")
-    settings = report["settings"]
-    rates = report["rates"]
-    text = (
-        f"{gpu_name(report)}, {settings['model']}, B={settings['batch_size']}. Floor: bytes at "
-        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s, as a copy, or operations at the "
-        f"{rates['matmul_flops'] / 1e12:.0f} TFLOP/s that an 8192-cubed product sustains (in a burst "
-        f"{rates['matmul_burst_flops'] / 1e12:.0f}). At the card's limit of {card['watts']} W the clock falls from "
-        f"{int(card['highest']):,} MHz to between {min(clocks):,} and {max(clocks):,}. Driver {card['driver']}."
-    )
-    return f"{table(lines)}\n\n{text}"
 
 
 def measured_on(reports: list[dict], tests: dict) -> str:

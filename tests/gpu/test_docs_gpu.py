@@ -78,19 +78,6 @@ def test_a_row_of_each_shape_and_a_dash_where_nothing_was_measured():
             assert gigabytes == pytest.approx(one[name]["memory_bytes"] / 1e9, abs=0.06)
 
 
-def test_floors_of_groups_and_the_clock():
-    power = """# commit abc, NVIDIA H200, driver 580, power limit 700 W, highest clock 1980 MHz
-steps 0: 113.14 ms  clocks/power/temp/reasons: 1605, 672.81, 57, 0x4
-steps 1: 115.62 ms  clocks/power/temp/reasons: 1420, 703.58, 57, 0x4
-8192^3 x700: 500 TFLOP/s  1300, 780.41, 65, 0x4
-"""
-    block = docs_gpu.limit_block(STEP, power)
-    assert re.search(r"^all matrix products +60\.0 +50\.0$", block, re.MULTILINE)  # 4e13 operations at 800e12
-    assert re.search(r"^all other kernels +4\.0 +3\.0$", block, re.MULTILINE)  # 12e9 bytes at 4e12
-    assert "the 800 TFLOP/s that an 8192-cubed product sustains (in a burst 900)" in block
-    assert "At the card's limit of 700 W the clock falls from 1,980 MHz to between 1,420 and 1,605." in block
-
-
 def test_bars_are_as_long_as_the_speeds_and_say_what_was_not_measured():
     reports = docs_gpu.main_reports()
     figure = gpu_figure.draw(reports)

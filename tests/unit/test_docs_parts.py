@@ -53,10 +53,6 @@ class Programs:
             self.write_run(out / strategy.replace("/", "-"), words)
         return ["--- reduce-scatter", "median ms  step", "all           1", "", "all is fastest"]
 
-    def train(self, words, value):
-        self.write_run(Path(value("--out")), words)
-        return ["host", "", "a step"]
-
     def write_run(self, run, words):
         run.mkdir(parents=True)
         (run / "config.json").write_text(json.dumps(ORIGIN | {"threads_per_rank": 3, "blas": [BLAS]}))

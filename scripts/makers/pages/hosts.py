@@ -1,8 +1,7 @@
-"""Parts of make_docs.py that run on virtual hosts, as root: exchanges, whole steps beside PyTorch, a cluster."""
+"""Parts of make_docs.py that run on virtual hosts, as root: exchanges, and whole steps beside PyTorch."""
 
 import shutil
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -11,19 +10,13 @@ from gpt2.data.shards import write_shard
 from scripts.makers.pages.page import (
     FIGURES,
     Part,
-    comparison_table,
     fenced,
-    log_of,
     measured_on,
     on_hosts,
-    output_of,
     read,
 )  # fmt: skip
 from scripts.training_bench.table import table
 from traces.plots import look, training_bars
-from traces.read.analysis import measure
-from traces.read.runs import read_run
-from traces.record.phases import INDEX
 
 DRAWN_TOKENS = 200_000
 
@@ -80,32 +73,3 @@ def training_steps(part: Part, folder: Path) -> str:
     picture, _ = look.save(training_bars.draw(reports), folder / "training-steps")
     shutil.copy(picture, FIGURES / picture.name)
     return "\n\n".join([*texts, measured_on(file)])
-
-
-def cluster(part: Part, folder: Path) -> str:
-    """Train with each strategy on nine ranks and five hosts; the server alone uses the first host."""
-    runs = [folder / strategy.replace(" ", "") for strategy in part.strategies]
-    for run, strategy in zip(runs, part.strategies, strict=True):
-        before = part.tree_and_chain.split() if "dedicated" in strategy else []
-        train = ["train.py", "--strategy", *strategy.split(), *part.training.split(), "--out", run]
-        on_hosts(part.hosts, *before, *train)
-    comparison = comparison_table(output_of("plot.py", *runs, "--out", folder / "plots"))
-    shutil.copy(folder / "plots" / "comparison.png", FIGURES / "cluster.png")
-    dedicated, *_, best = (median(line["step_s"] for line in log_of(run)[2:]) for run in runs)
-    shares = server_shares(runs[0])
-    return part.filled(table=comparison, shares=shares, faster=dedicated / best, measured_on=measured_on(runs[-1]))
-
-
-def server_shares(run: Path) -> list[float]:
-    """Return Reduce : Bcast : compute of a dedicated server's step, scaled to 500 for Reduce.
-
-    Reduce is timed from the arrival of the last rank, Bcast until the last rank has all parameters.
-    """
-    times = measure(read_run(run))
-    names = ("forward", "backward", "reduce", "bcast", "wait")
-    seconds = {name: times.seconds[:, :, INDEX[name]] for name in names}
-    compute = np.median(seconds["forward"][:, 1:] + seconds["backward"][:, 1:])
-    # The server leaves Bcast when it has sent everything, and then waits until everything has arrived.
-    bcast = np.median(seconds["bcast"][:, 0] + seconds["wait"][:, 0])
-    reduced = np.median(seconds["reduce"][:, 0] - times.waiting[:, 0, INDEX["reduce"]])
-    return [500 * share / reduced for share in (reduced, bcast, compute)]

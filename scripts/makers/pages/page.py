@@ -55,11 +55,6 @@ def compare(folder: Path, ranks: int, strategies: str, training: str = "") -> di
     return {name: folder / name.replace("/", "-") for name in strategies.split(",")}
 
 
-def comparison_table(output: str) -> str:
-    """Return the table in the output of plot.py."""
-    return output[output.find("median ms") :].split("\n\n")[0]
-
-
 def on_hosts(hosts: str, *command: object, **options) -> str:
     """Run a command on virtual hosts; return its output without the table of hosts."""
     return (

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from scripts.makers.pages.page import (
     FIGURES,
-    ROOT,
     SCRIPTS,
     Part,
     fenced,
@@ -31,20 +30,6 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
     output_of("plot.py", folder / "runs/first")
     shutil.copy(folder / "runs/first/plots/timeline.png", FIGURES / "first-run.png")
     return blocks
-
-
-def watch(part: Part, folder: Path) -> str:
-    """Show the screen of watch.py, 80 columns wide, after `part.after` steps of a run."""
-    for name in ("scripts", "tests"):
-        (folder / name).symlink_to(ROOT / name)
-    run = folder / "runs" / "sliced"
-    background = f"({part.training} --out {run.relative_to(folder)} >training.txt 2>&1 &)"
-    reached = f'[ "$(cat {run / "log.jsonl"} 2>/dev/null | wc -l)" -ge {part.after} ]'
-    waiting = f"for i in $(seq 600); do {reached} && break; sleep 0.2; done"
-    shown(f"{background}; {waiting}", folder)
-    text = shown(f"COLUMNS=80 LINES=25 python scripts/watch.py {run.relative_to(folder)} --once", folder)
-    shown(f"for i in $(seq 600); do [ -e {run / 'lock.json'} ] || break; sleep 0.2; done", folder)
-    return f"{fenced(text.partition(chr(10))[2])}\n\n{part.text} {measured_on(run)}"
 
 
 def step(part: Part, folder: Path) -> str:
