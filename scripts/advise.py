@@ -203,21 +203,11 @@ def parser() -> Parser:
     add("--latency", metavar="TIME", help="latency of one message, with software: 20us, 1ms (50us)")
     add("--parameters", metavar="COUNT", help="parameters of the model: 124M, 1.5B or a number")
     add("--model", type=preset_name, choices=PRESETS, help="instead of --parameters: a model by name")
-    add(
-        "--layers",
-        type=int,
-        metavar="L",
-        help=f"with --parameters: layers, which ZeRO exchanges one by one ({DEFAULT_LAYERS})",
-    )
+    add("--layers", type=int, metavar="L", help=f"with --parameters: ZeRO exchanges each by itself ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="microbatches of a step (1)")
     add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step on all ranks")
-    add(
-        "--global-batch",
-        "--global-batch-size",
-        type=int,
-        metavar="G",
-        help="sequences of a step: compare ways to cut the model over the ranks",
-    )
+    batch = "sequences of a step: compare ways to cut the model over the ranks"
+    add("--global-batch", "--global-batch-size", type=int, metavar="G", help=batch)
     add("--batch-size", type=int, metavar="B", help=f"with --global-batch: sequences of a microbatch ({DEFAULT_BATCH})")
     add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens of a sequence (the model's context)")
     add("--memory", metavar="SIZE", help="with --global-batch: limit of a rank, such as 16GB")
@@ -225,13 +215,7 @@ def parser() -> Parser:
     add("--op", choices=OPERATIONS, help="the operation of MPI's collectives (mpi; own with --wire bfloat16)")
     add("--library", choices=LIBRARIES, help="the MPI library of strategies that call its collectives (mpich)")
     add("--transport", choices=("tcp", "rdma"), default="tcp", help="transport of the MPI library (tcp)")
-    add(
-        "--memory-rate",
-        type=float,
-        default=5,
-        metavar="GB/S",
-        help="rate at which a rank adds or copies vectors (5, one core)",
-    )
+    add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")
     add("--json", action="store_true", help="print a JSON object instead of a table")
     return result
 

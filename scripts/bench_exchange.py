@@ -23,10 +23,11 @@ from gpt2.errors import UserError
 from gpt2.files import place_of_file, replacing_in
 from scripts.bench.job import describe_job
 from scripts.bench.report import ReportFile
+from scripts.bench.turns import in_turns
 from scripts.exchange_bench.contenders import chosen_makers
 from scripts.exchange_bench.progress import ExchangeProgress
 from scripts.exchange_bench.pytorch import Gloo, check_torch
-from scripts.exchange_bench.rounds import measure
+from scripts.exchange_bench.rounds import counted_repetition
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from scripts.exchange_bench.values import FLOAT32, vector_size
 from scripts.settings.training import OneLineParser
@@ -59,7 +60,13 @@ def exchange_parser(description: str, repeat: int) -> OneLineParser:
     parser = OneLineParser(description)
     add = parser.add_argument
     add("--strategies", default="all", metavar="all|LIST", help="names with commas between them (all)")
-    add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="size of one gradient vector in float32 (8MB)")
+    add(
+        "--bytes",
+        type=sizes,
+        default="8MB",
+        metavar="D[,D2]",
+        help="size of one gradient vector in float32 (8MB)",
+    )
     add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
     counted = "exchanges of each contender that count (%(default)s); one before each does not"
     add("--repeat", type=repetitions, default=repeat, metavar="R", help=counted)
@@ -108,20 +115,17 @@ def bench(
     wire_format = WireFormat(segment_bytes=segment_bytes(rate))
     contenders = {name: make(world, own_buffers, wire_format) for name, make in makers.items()}
     bound_s = lower_bound_s(FLOAT32 * size, world.node_count, rate)
+    results = {name: [] for name in contenders}
     figures = {}
     report["sizes"].append({"bytes": FLOAT32 * size, "bound_s": bound_s, "contenders": figures})
-
-    def begin_turn(turn: int, name: str) -> None:
+    for turn, name, contender in in_turns(contenders, report["settings"]["repeat"]):
         if world.rank == 0:
             progress.begin_turn(size_bytes, turn, name)
-
-    def end_turn(name: str, repetitions: list[dict]) -> None:
-        figures[name] = summarize(contenders[name], repetitions, FLOAT32 * size, world.size, bound_s)
+        results[name].append(counted_repetition(world, turn, name, contender, ports))
+        figures[name] = summarize(contender, results[name], FLOAT32 * size, world.size, bound_s)
         if world.rank == 0:
-            progress.end_turn(size_bytes, name, repetitions[-1]["seconds"])
+            progress.end_turn(size_bytes, name, results[name][-1]["seconds"])
             file.keep(report | {"complete": False})
-
-    measure(world, contenders, report["settings"]["repeat"], ports, begin_turn, end_turn)
     for contender in contenders.values():
         contender.close()
 

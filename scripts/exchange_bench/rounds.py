@@ -6,7 +6,6 @@ exchanges the ranks sleep in a barrier, because a rank that spins slows down tho
 """
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -16,29 +15,11 @@ from dist.world import World, end_with_one_line
 from scripts.bench.turns import in_turns, spread
 
 
-def ignore(*unused) -> None:
-    """Ignore a turn's begin or end."""
-
-
-def measure(
-    world: World,
-    contenders: dict,
-    repeat: int,
-    ports: Ports,
-    begins: Callable = ignore,
-    ends: Callable = ignore,
-) -> dict[str, list[dict]]:
-    """Return {name: its `repeat` repetitions}, the same on every rank. Collective.
-
-    Wrong sums end the job with one line.
-    begins(turn, name) is called before each turn, ends(name, the contender's repetitions so far) after it.
-    """
+def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
+    """Return {name: its `repeat` repetitions}, the same on every rank. Collective."""
     results = {name: [] for name in contenders}
     for turn, name, contender in in_turns(contenders, repeat):
-        begins(turn, name)
-        checked_repetition(world, turn, name, contender, ports)  # does not count
-        results[name].append(checked_repetition(world, turn, name, contender, ports))
-        ends(name, results[name])
+        results[name].append(counted_repetition(world, turn, name, contender, ports))
     return results
 
 
@@ -48,12 +29,13 @@ def measured_seconds(world: World, contenders: dict, repeat: int) -> dict[str, f
     return {name: spread([one["seconds"] for one in results[name]])["median"] for name in contenders}
 
 
-def checked_repetition(world: World, turn: int, name: str, contender, ports: Ports) -> dict:
-    """Measure one exchange; end the job if a rank has wrong sums. Collective."""
-    result = repetition(world, contender, ports)
-    if wrong := result.pop("wrong_ranks"):
-        ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
-        end_with_one_line(world.comm, f"{name}, round {turn}: wrong sums on {ranks}")
+def counted_repetition(world: World, turn: int, name: str, contender, ports: Ports) -> dict:
+    """Measure two exchanges and return the second. Collective; wrong sums end the job with one line."""
+    for _ in range(2):
+        result = repetition(world, contender, ports)
+        if wrong := result.pop("wrong_ranks"):
+            ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))} of {world.size}"
+            end_with_one_line(world.comm, f"{name}, round {turn}: wrong sums on {ranks}")
     return result
 
 
