@@ -95,7 +95,7 @@ def test_the_table_says_what_the_cut_costs():
     )
     s, config = completed("--pipeline-parallel 2", 2)
     assert "bubble 50% of a step, as there are fewer micro-steps than stages" in model_cut(s, config).text(1)
-    assert len(model_cut(s, config).pieces) == 2
+    assert len(model_cut(s, config).shards) == 2
     assert model_cut(*completed("", 2)).text(2) is None
 
 
