@@ -32,7 +32,7 @@ class OwnBuffers:
         self.parameters, self.gradients, self.zeros = zeros(size), zeros(size), zeros
 
     def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
-        """For at most so many rows that a step looks up in a table of that shape."""
+        """Make room for the sparse gradient of a table of this shape: at most `most` rows per step."""
         return LookedUp(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
 
     def filled(self, start: int, stop: int) -> None:
@@ -62,7 +62,7 @@ class NodeBuffers(NodeMemory):
         barrier(world.job.local_comm)
 
     def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
-        """As OwnBuffers', where the node's ranks see each other's rows. Collective."""
+        """Make room as OwnBuffers does, in memory that the node's ranks share. Collective."""
         check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
         return LookedUp(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
 

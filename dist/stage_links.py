@@ -78,7 +78,7 @@ class StageLinks:
         self._send_head(wte)
 
     def borrow_head(self, wte: np.ndarray) -> None:
-        """Last stage: begin to receive it, early, so that it comes while this stage has nothing to do yet."""
+        """Begin to receive the tied embedding on the last stage, early, while this stage has nothing to do yet."""
         self._receive_head(wte)
 
     def return_head(self, dwte: np.ndarray) -> None:

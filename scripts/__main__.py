@@ -1,11 +1,11 @@
-"""The project's programs by name, as they are called where the project is installed.
+"""Run the project's programs by name, where the project is installed.
 
     gpt2-mpi COMMAND [FLAGS...]
     mpirun -n 4 gpt2-mpi train --strategy sliced
     mpirun -n 4 python -m scripts train --strategy sliced         the same in the repository: scripts/__main__.py
 
-A command is a file of this folder: `train` is train.py, `bench-step` is bench_step.py. What each does is the first
-line of its file, and its flags are said by gpt2-mpi COMMAND --help.
+A command is a file of this folder: `train` is train.py, `bench-step` is bench_step.py. --help lists the first line of
+each file; gpt2-mpi COMMAND --help lists its flags.
 """
 
 import ast

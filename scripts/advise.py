@@ -1,4 +1,4 @@
-"""Predict the cost of every way to exchange gradients on a described cluster.
+"""Predict the cost of every gradient exchange on a cluster that you describe.
 
     python scripts/advise.py --nodes 5 --ranks 9 --ranks-per-node 2 --link 400mbit --parameters 2M --compute-ms 100
     python scripts/advise.py --nodes 64 --ranks-per-node 8 --link 200gbit --latency 3us --transport rdma \\
@@ -7,18 +7,16 @@
     python scripts/advise.py --from-run runs/sliced --nodes 16 --ranks 64 --link 25gbit --latency 20us
     python scripts/advise.py --nodes 4 --ranks-per-node 4 --link 25gbit --model gpt2-774M --compute-ms 20000 \\
         --global-batch 64 --batch-size 1 --memory 16GB
-    python scripts/advise.py --from-run runs/sliced --global-batch 64     the run's model cut over its ranks
+    python scripts/advise.py --from-run runs/sliced --global-batch 64     layouts of the run's model on its ranks
 
-Nothing is run or measured. Bytes are counted from each strategy's messages; seconds come from the model in
-dist/cost/model.py. For strategies that call MPI's collectives the library's default algorithms are assumed. A step is
-its computing and the exposed exchange. Only --from-run includes the update, which the run has measured. It also
-corrects the model by the run's own exchange; docs/diagnosis.md says how, and how certain that is. The global batch is
-the same in all rows. Thousands of nodes take a second or two.
+Nothing is run or measured. Bytes are counted from each strategy's messages; strategies that call MPI's collectives send
+what that library selects by default. Seconds come from the model in dist/cost/model.py. A step is computing plus the
+exposed exchange, without the update. All rows have the same global batch. --from-run includes the run's update and
+corrects the model by the run's measured exchange; docs/diagnosis.md explains how, and how accurate that is.
 
-With --global-batch the program compares ways to cut a model over the ranks: a row for each number of data-parallel
-replicas (copies), tensor-parallel shards (parts) and pipeline stages, with its best strategy. --compute-ms is then the
-computing of a step of that batch with replicas alone; --from-run takes it from the run. docs/choosing-a-strategy.md
-explains the table.
+With --global-batch the table compares layouts: each row has a number of data-parallel replicas, tensor-parallel shards
+and pipeline stages, with the best strategy for it. --compute-ms is then the time of a step of that batch with replicas
+alone; --from-run derives it from any run. docs/choosing-a-strategy.md explains the table.
 """
 
 import sys
@@ -195,28 +193,33 @@ def described_rows(arguments) -> Rows | None:
 def parser() -> Parser:
     result = Parser(__doc__)
     add = result.add_argument
-    add("--from-run", type=Path, metavar="RUN", help="a run folder, which provides everything that is not given")
-    add("--nodes", type=int, metavar="M")
-    add("--ranks", type=int, metavar="N", help="ranks on all nodes (M times P)")
-    add("--ranks-per-node", type=int, metavar="P", help="nodes are filled in order (N/M, rounded up)")
+    add("--from-run", type=Path, metavar="RUN", help="take the values of omitted flags from this run")
+    add("--nodes", type=int, metavar="M", help="number of nodes")
+    add("--ranks", type=int, metavar="N", help="number of ranks (M times P)")
+    add("--ranks-per-node", type=int, metavar="P", help="ranks per node, which are filled in order (N/M, rounded up)")
     add("--link", metavar="RATE", help="rate of every node's port, each way: 400mbit, 10gbit, 200gbit")
-    add("--latency", metavar="TIME", help="latency of one message, with software: 20us, 1ms (50us)")
-    add("--parameters", metavar="COUNT", help="parameters of the model: 124M, 1.5B or a number")
-    add("--model", type=preset_name, choices=PRESETS, help="instead of --parameters: a model by name")
-    add("--layers", type=int, metavar="L", help=f"with --parameters: ZeRO exchanges each by itself ({DEFAULT_LAYERS})")
-    add("--grad-accum", type=int, default=1, metavar="K", help="microbatches of a step (1)")
-    add("--compute-ms", type=float, metavar="MS", help="forward and backward of a step on all ranks")
-    batch = "sequences of a step: compare ways to cut the model over the ranks"
-    add("--global-batch", "--global-batch-size", type=int, metavar="G", help=batch)
-    add("--batch-size", type=int, metavar="B", help=f"with --global-batch: sequences of a microbatch ({DEFAULT_BATCH})")
-    add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens of a sequence (the model's context)")
-    add("--memory", metavar="SIZE", help="with --global-batch: limit of a rank, such as 16GB")
-    add("--wire", choices=WIRE_BYTES, help="dtype of gradients on the wire (float32)")
-    add("--op", choices=OPERATIONS, help="the operation of MPI's collectives (mpi; own with --wire bfloat16)")
-    add("--library", choices=LIBRARIES, help="the MPI library of strategies that call its collectives (mpich)")
+    add("--latency", metavar="TIME", help="latency of one message, software included: 20us, 1ms (50us)")
+    add("--parameters", metavar="COUNT", help="size of the model: 124M, 1.5B or a number")
+    add("--model", type=preset_name, choices=PRESETS, help="instead of --parameters: a known model")
+    add("--layers", type=int, metavar="L", help=f"with --parameters: layers of the model ({DEFAULT_LAYERS})")
+    add("--grad-accum", type=int, default=1, metavar="K", help="microbatches per step (1)")
+    add("--compute-ms", type=float, metavar="MS", help="time of forward and backward in a step on all ranks")
+    add(
+        "--global-batch",
+        "--global-batch-size",
+        type=int,
+        metavar="G",
+        help="sequences per step; compares layouts of the model on the ranks",
+    )
+    add("--batch-size", type=int, metavar="B", help=f"with --global-batch: sequences per microbatch ({DEFAULT_BATCH})")
+    add("--seq-len", type=int, metavar="T", help="with --global-batch: tokens per sequence (the model's context)")
+    add("--memory", metavar="SIZE", help="with --global-batch: memory per rank, such as 16GB")
+    add("--wire", choices=WIRE_BYTES, help="number format of messages (float32)")
+    add("--op", choices=OPERATIONS, help="reduction operation of MPI's collectives (mpi; own with --wire bfloat16)")
+    add("--library", choices=LIBRARIES, help="MPI library of strategies that call its collectives (mpich)")
     add("--transport", choices=("tcp", "rdma"), default="tcp", help="transport of the MPI library (tcp)")
-    add("--memory-rate", type=float, default=5, metavar="GB/S", help="a rank adds or copies vectors at (5, one core)")
-    add("--json", action="store_true", help="print a JSON object instead of a table")
+    add("--memory-rate", type=float, default=5, metavar="GB/S", help="rate of adding and copying vectors (5, one core)")
+    add("--json", action="store_true", help="print one object instead of a table")
     return result
 
 

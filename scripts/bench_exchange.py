@@ -1,14 +1,13 @@
-"""Measure how long one exchange of D bytes takes, by every strategy and by MPI's own collectives.
+"""Time one exchange of D bytes, by every strategy and by MPI's own collectives, against the network's bound.
 
 mpirun -n 4 python scripts/bench_exchange.py --strategies all --bytes 8MB
 srun -n 64 python scripts/bench_exchange.py --strategies all --bytes 8MB,500MB --link 100gbit --json exchange.json
 sudo python scripts/virtual_cluster.py run --nodes 5 --ranks 9 --ranks-per-node 2 --rate 400mbit -- \\
     python scripts/bench_exchange.py --bytes 8MB --link 400mbit --figure exchange.png
 
-The tables compare each time with the network's bound, 2 (M-1)/M D / B for M nodes and B bytes/s through a node's port
-each way. Contenders take turns, and every rank checks every sum. A strategy's name may end in /bfloat16 (the wire),
-/own (our own operation adds, not MPI's) or /dedicated (the server only updates); a collective's name begins with MPI_.
-Bytes are those of each node's counters.
+The bound is 2 (M-1)/M D / B for M nodes and B bytes/s through a node's port each way. Contenders take turns, and every
+rank checks every sum. A strategy's name may end in /bfloat16 (--wire), /own (--op) or /dedicated (--server); the names
+of MPI's collectives begin with MPI_. Bytes are read from the counters of each node's ports.
 """
 
 from pathlib import Path
@@ -36,8 +35,8 @@ from scripts.settings.units import bytes_per_s, repetitions, sizes
 
 def main():
     parser = exchange_parser(__doc__, repeat=5)
-    parser.add_argument("--vs", choices=("torch",), help="also PyTorch's all-reduce on CPUs, gloo")
-    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders; as FILE.svg too")
+    parser.add_argument("--vs", choices=("torch",), help="also time PyTorch's all-reduce on CPUs (gloo)")
+    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders, also as FILE.svg")
     settings = parser.parse_args()
     world = start_world()
     with world.together(UserError):
@@ -59,18 +58,12 @@ def exchange_parser(description: str, repeat: int) -> OneLineParser:
     """Return the flags of a benchmark of exchanges. repeat: the default number of exchanges that count."""
     parser = OneLineParser(description)
     add = parser.add_argument
-    add("--strategies", default="all", metavar="all|LIST", help="names with commas between them (all)")
-    add(
-        "--bytes",
-        type=sizes,
-        default="8MB",
-        metavar="D[,D2]",
-        help="size of one gradient vector in float32 (8MB)",
-    )
-    add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    counted = "exchanges of each contender that count (%(default)s); one before each does not"
+    add("--strategies", default="all", metavar="all|LIST", help="names of contenders, separated by commas (all)")
+    add("--bytes", type=sizes, default="8MB", metavar="D[,D2]", help="bytes of one gradient vector in float32 (8MB)")
+    add("--link", type=bytes_per_s, metavar="RATE", help="rate of a node's port, each way: 400mbit, 100gbit (probed)")
+    counted = "measured exchanges of each contender; one warm-up precedes each (%(default)s)"
     add("--repeat", type=repetitions, default=repeat, metavar="R", help=counted)
-    add("--json", type=Path, metavar="FILE", help="write all measurements to this file, as they come")
+    add("--json", type=Path, metavar="FILE", help="write all measurements to this file as they come")
     return parser
 
 

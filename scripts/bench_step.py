@@ -1,21 +1,21 @@
-"""Measure one training step on one rank, beside the hardware's limit and beside PyTorch.
+"""Time one training step on one rank, against the hardware's limit and against PyTorch.
 
     python scripts/bench_step.py --model gpt2-124M --batch-size 4 --seq-len 256
     python scripts/bench_step.py --model gpt2-124M --batch-size 4 --seq-len 256 --vs torch --json step.json
     python scripts/bench_step.py --backend cupy --batch-size 64 --seq-len 1024 --vs torch --vs llmc=PATH --json gpu.json
 
-Every contender is a process of its own, so that its peak memory can be measured. --vs torch adds PyTorch, eager and
-compiled; torch is not a dependency of the project. On CPUs contenders take turns, so that a drift of the machine
-affects all alike.
+Every contender is a separate process, so that its peak memory can be measured. --vs torch adds PyTorch, eager and
+compiled; torch is not a dependency of the project.
 
-On CPUs the floor is the time of all matrix products of the step: same shapes, dtype and threads, with those of
-attention, whose masked half is not skipped. With --dtype bfloat16 our float32 step is measured, too. "peak / it" is the
-time of a step's products at the measured peak of our instruction, over the contender's step: the rest is the most that
-could be gained.
-On a GPU (--backend cupy) each contender has the GPU to itself. Each of our kernels stands beside the time that its
-bytes or floating point operations take at this GPU's rates, measured in the same run. --vs llmc=PATH runs llm.c's
-train_gpt2cu, which the user has built. Our figures come first, --json is written after every result, and the whole
-run ends within eight minutes.
+On CPUs contenders take turns, so that drifts of the machine affect all of them. The floor is the time of the step's
+matrix products alone, with the same shapes, dtype and threads; attention's products include the masked half. A bfloat16
+step is also compared with ours in float32. "peak / it" divides the time of the products at the CPU's measured peak by
+the contender's step: 1 cannot be exceeded.
+
+On a GPU (--backend cupy) each contender has the GPU to itself. The table shows each of our kernels beside the time that
+its bytes or operations take at this GPU's rates, measured in the same run. --vs llmc=PATH runs a train_gpt2cu of llm.c
+that you have built. Our own results come first, --json is written after every result, and the run ends within eight
+minutes.
 """
 
 import argparse
@@ -62,24 +62,26 @@ def parse():
     parser = Parser(__doc__)
     parser.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
     parser.add_argument(
-        "--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape by name (gpt2-124M)"
+        "--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape of the model (gpt2-124M)"
     )
-    parser.add_argument("--batch-size", type=int, default=4, help="B: sequences (4)")
-    parser.add_argument("--seq-len", type=int, default=256, help="T: tokens of a sequence (256)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(bfloat16 on a GPU, float32 on CPUs)")
+    parser.add_argument("--batch-size", type=int, default=4, help="B: sequences per step (4)")
+    parser.add_argument("--seq-len", type=int, default=256, help="T: tokens per sequence (256)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="number format (bfloat16 on a GPU, float32 on CPUs)"
+    )
     parser.add_argument("--threads", type=int, help="threads of each contender on CPUs (all cores)")
     parser.add_argument(
-        "--repeat", type=int, default=7, help="turns of each contender (7): one step on CPUs, five on a GPU"
+        "--repeat", type=int, default=7, help="turns of each contender (7), of one step on CPUs and five on a GPU"
     )
     parser.add_argument(
         "--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH",
-        help="also measure PyTorch, eager and compiled; on a GPU also llm.c, by its train_gpt2cu at PATH",
+        help="also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH",
     )  # fmt: skip
     parser.add_argument(
-        "--peak-tflops", type=float, help="on a GPU: the rate that is 100% MFU (this GPU's datasheet, dense bfloat16)"
+        "--peak-tflops", type=float, help="with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)"
     )
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # for the contenders' processes: NAME SHAPE
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # what each one's process is given: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)
     if settings.backend == "cupy":

@@ -1,14 +1,14 @@
-"""Measure whole training steps: ours beside PyTorch's DistributedDataParallel, ZeRO optimizer and FSDP over gloo.
+"""Time whole training steps beside PyTorch's DistributedDataParallel, its ZeRO optimizer and FSDP, over gloo on CPUs.
 
 mpirun -n 2 python scripts/bench_training.py -- --n-layer 2 --n-embd 128 --batch-size 2
 srun -n 16 python scripts/bench_training.py --link 25gbit --json steps.json -- --model gpt2-124M --train-data '...'
 sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 4 --rate 400mbit -- \\
     python scripts/bench_training.py --link 400mbit --json steps.json -- --n-layer 6 --n-embd 384 --batch-size 4
 
-The flags after -- go to scripts/train.py: model, data, batch, optimizer. Those that concern the exchange apply to our
-contenders only. All contenders run on CPUs, begin with the same parameters and read the same windows. They take turns;
-a turn is a training from its beginning. A step's computing is the step of the same library without exchange; the rest
-is the exposed exchange. torch is not a dependency of the project: without it only our contenders are measured.
+The flags after -- go to scripts/train.py: model, data, batch, optimizer. Flags of the exchange apply to ours only. All
+contenders begin with the same parameters and read the same windows; they take turns, and each turn is a new training.
+A contender's computing is the step of the same library without exchange, and its exposed exchange is the rest of the
+step. torch is not a dependency of the project: without it only ours is measured.
 """
 
 import gc
@@ -61,16 +61,11 @@ def parser() -> OneLineParser:
     """Return the parser of the flags before --."""
     result = OneLineParser(__doc__)
     add = result.add_argument
-    add("--contenders", default="all", metavar="all|LIST", help="names with ; between them (all)")
+    add("--contenders", default="all", metavar="all|LIST", help="contenders, separated by ; (all)")
     add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each contender (%(default)s)")
-    add("--steps", type=repetitions, default=4, metavar="S", help="counted steps of a turn, after one of warm-up (4)")
-    add("--link", type=bytes_per_s, metavar="RATE", help="a node's port, each way: 400mbit, 100gbit (probed)")
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs/bench-training"),
-        help="folder of run folders, deleted later (%(default)s)",
-    )
+    add("--steps", type=repetitions, default=4, metavar="S", help="measured steps per turn, after one of warm-up (4)")
+    add("--link", type=bytes_per_s, metavar="RATE", help="rate of a node's port, each way: 400mbit, 100gbit (probed)")
+    add("--out", type=Path, default=Path("runs/bench-training"), help="folder for temporary run folders (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     return result
 

@@ -3,12 +3,12 @@
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
 
-Each strategy is trained --rounds times: all of them in this order, then in reverse order, and so on. Other load of the
-machine then affects all alike, and the spread of the rounds shows which differences are noise. The runs of the first
-round are OUT/STRATEGY, with validation losses; the others are OUT/STRATEGY-round-2 and so on.
+Each strategy is trained --rounds times: all of them in this order, then in the reverse order, and so on. Other load on
+the machine then affects all of them, and the spread between rounds shows which differences are noise. The runs of the
+first round are OUT/STRATEGY, with the validation loss; the others are OUT/STRATEGY-round-2 and so on.
 
 The flags after -- go to scripts/train.py in every run. Options of a strategy follow its name: reduce-bcast/dedicated,
-hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM also stops the current run.
+hierarchical/bfloat16/overlap. Ctrl-C or SIGTERM also stops the run in progress.
 """
 
 import subprocess
@@ -43,11 +43,11 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
     parser.add_argument(
-        "--strategies", default="reduce-bcast,sliced,reduce-scatter", help="names with commas between them, or all"
+        "--strategies", default="reduce-bcast,sliced,reduce-scatter", help="strategies separated by commas, or all"
     )
-    parser.add_argument("--out", type=Path, help="folder of the runs and the figures (runs/compare-TIME)")
+    parser.add_argument("--out", type=Path, help="folder for runs and figures (runs/compare-TIME)")
     parser.add_argument("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
-    rounds = f"trainings of each strategy, in turns ({ROUNDS}; with flags after --, 1)"
+    rounds = f"trainings of each strategy ({ROUNDS}; 1 if flags follow --)"
     parser.add_argument("--rounds", type=int, help=rounds)
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:

@@ -1,13 +1,12 @@
-"""What holds a run's steps up: one sentence to act on, the numbers behind it, and what other strategies would take.
+"""Name what holds a run's steps up, with the evidence and the predicted steps of other strategies.
 
     python scripts/diagnose.py runs/sliced
     python scripts/diagnose.py runs/sliced --json
-    python scripts/diagnose.py runs/sliced --start 2        of a run that was taken up again, its second start
+    python scripts/diagnose.py runs/sliced --start 2        the second start of a resumed run
 
 Reads what scripts/train.py --out wrote; nothing is run or measured. --json prints one object: verdict, bottleneck,
-evidence, advice. A run that crashed is diagnosed from what it left, and what is missing is said. Of a run that was
-taken up again the verdict is that of its last start, or of the one that --start names; the lines `starts` say of each
-in short what held it up.
+evidence, advice. A crashed run is diagnosed as far as it got, and missing files are named. For a resumed run the
+verdict covers its last start, or the one that --start selects; the lines `starts` summarize every start.
 """
 
 import argparse
@@ -36,9 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
-    parser.add_argument("--json", action="store_true", help="one object instead of text")
+    parser.add_argument("--json", action="store_true", help="print one object instead of text")
     parser.add_argument(
-        "--start", type=int, metavar="K", help="of a run that was taken up again: which start (the last)"
+        "--start", type=int, metavar="K", help="which start of a resumed run, counted from 1 (the last)"
     )
     return parser.parse_args(arguments)
 

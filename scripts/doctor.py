@@ -1,11 +1,11 @@
-"""What this machine or allocation is, and what will go wrong when a training is started on it, each with its fix.
+"""Describe this machine or allocation, and list what will fail or be slow in a training, with fixes.
 
     python scripts/doctor.py                            this host alone
     mpirun -n 4 python scripts/doctor.py                the ranks, as a training would get them
     srun --mpi=pmix -n 16 python scripts/doctor.py --expect-ranks 16 --model gpt2-124M --out $SCRATCH/runs
 
-Start it as the training will be started. It prints facts, findings ("will fail", "will be slow", "note") and a verdict.
-Exit code: 1 if something will fail, else 0. It takes some seconds, and ends after --limit seconds whatever hangs.
+Start it as you will start the training. It prints facts, findings ("will fail", "will be slow", "note") and a verdict.
+Exit code: 1 if something will fail, else 0. It takes some seconds, at most --limit, even if a check hangs.
 If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export MPIR_CVAR_CH4_NETMOD=ofi.
 """
 
@@ -57,12 +57,18 @@ def main():
 def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders will be made (runs)")
-    add("--model", type=preset_name, choices=PRESETS, help="say whether it fits: memory, shared memory, checkpoints")
-    add("--expect-ranks", type=int, metavar="N", help="it will fail if there are more or fewer")
-    add("--limit", type=float, default=180.0, metavar="SECONDS", help="end then, whatever hangs (180)")
-    add("--json", nargs="?", const="-", metavar="FILE", help="facts and findings as one object: to FILE, or as output")
-    add("--remove-segments", action="store_true", help="first remove what killed jobs of yours left in /dev/shm")
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for your run folders (runs)")
+    add("--model", type=preset_name, choices=PRESETS, help="check that this model fits into memory and disk")
+    add("--expect-ranks", type=int, metavar="N", help="report a failure unless there are this many ranks")
+    add(
+        "--limit",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="stop after this time, even if a check hangs (180)",
+    )
+    add("--json", nargs="?", const="-", metavar="FILE", help="write facts and findings to FILE, or standard output")
+    add("--remove-segments", action="store_true", help="first remove what your killed jobs left in /dev/shm")
     settings = parser.parse_args()
     if settings.json not in (None, "-") and is_first(RANKS):
         try:

@@ -1,20 +1,19 @@
-"""How well a model predicts: validation loss, perplexity of a text, HellaSwag; on any number of ranks.
+"""Measure how well a model predicts: validation loss, perplexity of a text, HellaSwag; on any number of ranks.
 
     mpirun -n 4 python scripts/evaluate.py runs/sliced --val-data 'tokens/*_val_*.bin'
     mpirun -n 4 python scripts/evaluate.py gpt2_124M.bin --hellaswag hellaswag_val.bin --json hellaswag.json
     python scripts/evaluate.py my-gpt2/ --text wikitext.txt --stride 256
 
-The model is a run (its newest checkpoint), a checkpoint, llm.c's file or a folder of Hugging Face's. Each rank holds
-all of it. The rows are dealt to the ranks: on another number of ranks, a result differs by rounding alone.
+The model is a run (its newest checkpoint), a checkpoint, an llm.c file or a Hugging Face folder. Every rank holds the
+whole model, and the ranks share the rows: on another number of ranks the result differs only by rounding. A run is
+evaluated on sequences of its training length, unless --seq-len says otherwise.
 
-A run is evaluated on sequences as long as those that it was trained on, unless --seq-len says otherwise.
-
---val-data   mean loss over all whole windows of --seq-len tokens, as in train.py --eval-steps 0.
---text       loss of every token of a file or a folder, read as by prepare.py. The first one counts, too: each document
-             begins after an end-of-text or, in bytes, a newline. Of several documents, those between them count, too.
-             Windows of --seq-len tokens advance by --stride, and score what is new in each.
---hellaswag  llm.c's evaluation file. acc: how often the ending with the highest probability is right; acc_norm: how
-             often the one with the highest probability per token is (EleutherAI's harness takes it per character).
+--val-data   mean loss over all whole windows of --seq-len tokens, as with train.py --eval-steps 0.
+--text       loss of every token of a file or folder, read as by prepare.py, and of the end-of-text tokens between
+             documents. The first token is predicted from an end-of-text (a newline for bytes). Windows of --seq-len
+             tokens advance by --stride, and each scores its new tokens.
+--hellaswag  llm.c's evaluation file. acc: accuracy of the ending with the highest probability; acc_norm: of the ending
+             with the highest probability per token (EleutherAI's harness divides by characters instead).
 """
 
 import argparse
@@ -64,21 +63,21 @@ def parse(arguments=None) -> argparse.Namespace:
     add = parser.add_argument
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
     add("--val-data", metavar="GLOB", help="llm.c token shards, a glob in quotes")
-    add("--text", type=Path, metavar="PATH", help="a file or a folder of text, as prepare.py reads it")
-    add("--split-documents", action="store_true", help=f"of --text: {SPLIT_HELP}")
+    add("--text", type=Path, metavar="PATH", help="a file or folder of text, read as by prepare.py")
+    add("--split-documents", action="store_true", help=f"with --text: {SPLIT_HELP}")
     add("--hellaswag", type=Path, metavar="FILE", help="llm.c's hellaswag_val.bin, or another of its evaluations")
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
+        help="tokenizer of the model (from its run or folder; else gpt2 for 50257 tokens, bytes for 256)",
     )
-    add("--batch-size", type=int, default=4, metavar="B", help="rows a rank takes at once (4)")
-    add("--seq-len", type=int, metavar="T", help="tokens in a window (as in the run's training; else the context)")
-    add("--stride", type=int, metavar="S", help="for --text (half of --seq-len); a small one is exact, and slow")
-    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the operands of products on cores ({DTYPES[0]})")
-    add("--threads", type=int, default=0, help="per rank; 0: the rank's share of its node's cores")
-    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
+    add("--batch-size", type=int, default=4, metavar="B", help="rows per rank and forward (4)")
+    add("--seq-len", type=int, metavar="T", help="tokens per window (as in the run's training; else the context)")
+    add("--stride", type=int, metavar="S", help="with --text: new tokens per window (half of --seq-len)")
+    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto: cupy if there is a GPU")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format of matrix operands on CPUs ({DTYPES[0]})")
+    add("--threads", type=int, default=0, help="threads per rank; 0: its share of the node's cores")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     settings = parser.parse_args(arguments)
     if not (settings.val_data or settings.text or settings.hellaswag):
         parser.error("nothing to evaluate on: give --val-data, --text or --hellaswag")

@@ -1,14 +1,14 @@
-"""A run for the tools of others.
+"""Export a run's weights or traces for other tools.
 
     python scripts/export.py runs/sliced --format llmc --out gpt2.bin           the last checkpoint's weights for llm.c
     python scripts/export.py runs/sliced --format huggingface --out my-gpt2     for transformers, tokenizer included
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
     python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
-    python scripts/export.py runs/sliced --format otf2 --start 2 --out two.otf2     of a run that was taken up again
+    python scripts/export.py runs/sliced --format otf2 --start 2 --out two.otf2     the second start of a resumed run
     python scripts/export.py runs/sliced --format tensorboard --out board/sliced    for tensorboard --logdir board
 
-A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, for another format of them.
+A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, to convert their format.
 """
 
 import argparse
@@ -133,15 +133,13 @@ def read_traced_run(settings: argparse.Namespace) -> Run:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add(
-        "run", metavar="RUN", type=Path, help="a run folder, written by train.py --out; for weights also a PATH of some"
-    )
-    add("--format", choices=FORMATS, required=True, help="what to write")
-    add("--out", metavar="PATH", type=Path, required=True, help="where to")
-    add("--dtype", choices=WRITTEN, help=f"of the weights written ({WRITTEN[0]}); rounded to nearest even")
-    add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: of one file, like 500MB (5GB)")
-    add("--tokenizer", choices=TOKENIZERS, help="huggingface: whose files to add (the model's)")
-    add("--start", type=int, metavar="K", help="traces: which start of a run that was taken up again (the last)")
+    add("run", metavar="RUN", type=Path, help="a run folder, or a file or folder of weights")
+    add("--format", choices=FORMATS, required=True, help="format to write")
+    add("--out", metavar="PATH", type=Path, required=True, help="file or folder to write")
+    add("--dtype", choices=WRITTEN, help=f"number format of the weights ({WRITTEN[0]}); rounded to nearest even")
+    add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: largest file, such as 500MB (5GB)")
+    add("--tokenizer", choices=TOKENIZERS, help="huggingface: tokenizer whose files are added (the model's)")
+    add("--start", type=int, metavar="K", help="traces: which start of a resumed run (the last)")
     settings = parser.parse_args(arguments)
     for name, formats in FLAGS.items():
         if getattr(settings, name) is not None and settings.format not in formats:

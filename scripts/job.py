@@ -1,11 +1,11 @@
-"""Write a SLURM job script: with this Python, and with how the ranks of its MPI start.
+"""Write a SLURM job script for this Python and its MPI.
 
     python scripts/job.py > train.sbatch                       then: sbatch --nodes=4 train.sbatch RUN [FLAGS...]
-    python scripts/job.py --launcher mpirun > train.sbatch     where SLURM lacks what this MPI needs (docs/slurm.md)
-    python scripts/job.py --sweep > sweep.sbatch               several strategies, each by the train.sbatch beside it
+    python scripts/job.py --launcher mpirun > train.sbatch     if SLURM lacks what this MPI needs (docs/slurm.md)
+    python scripts/job.py --sweep > sweep.sbatch               one job per strategy; each runs train.sbatch
 
-What only the site knows is in the block on top of the script: partition, nodes, ranks of a node, time, modules. The
-script says in its first lines what it does.
+Edit the block at the top of the script for your site: partition, nodes, ranks per node, time, modules. The script's
+first lines describe what it does.
 """
 
 import re
@@ -41,8 +41,8 @@ def main(words: list[str] | None = None) -> int:
 
 def parse(words: list[str] | None):
     parser = Parser(__doc__)
-    parser.add_argument("--launcher", choices=LAUNCHERS, help=f"what starts the ranks ({SRUN})")
-    parser.add_argument("--sweep", action="store_true", help="the script that trains with one strategy after another")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help=f"program that starts the ranks ({SRUN})")
+    parser.add_argument("--sweep", action="store_true", help="write the script that trains with several strategies")
     asked = parser.parse_args(words)
     if asked.sweep and asked.launcher:
         parser.error("--launcher with --sweep, whose ranks start as its train.sbatch says: leave one of them out")

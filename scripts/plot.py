@@ -1,13 +1,13 @@
-"""Figures and the table of medians of one run, or of several side by side.
+"""Draw the figures and print the table of medians of one run, or of several side by side.
 
     python scripts/plot.py runs/sliced
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
     python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
-One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages, loss and whole-run, and RUN/report.html the
-verdict, all pictures and the tables; with --out DIR all of it goes there. Several: --out gets comparison, phases, loss,
-model, each run's timeline and, of runs of different size, scaling. Every figure is written as PNG and SVG. What a
-crashed run lacks is said, the rest is drawn.
+One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages, loss and whole-run; RUN/report.html contains
+the verdict, all figures and the tables. With --out DIR everything goes there. Several runs: --out gets comparison,
+phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written as PNG and
+SVG. A crashed run is drawn as far as it got, and missing files are named.
 """
 
 import argparse
@@ -56,16 +56,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out",
         metavar="DIR",
         type=Path,
-        help='for everything; default: RUN/plots, and RUN/report.html; of several runs, "plots" beside the first',
+        help='folder for all output (RUN/plots and RUN/report.html; for several runs "plots" beside the first)',
     )
     parser.add_argument(
         "--rounds", metavar="R", type=int, default=1,
-        help="the runs are R rounds of the same strategies, one round after another: show each strategy once, with the "
-        "rounds' medians and what they differ by (1)",
+        help="the runs are R rounds of the same strategies, one round after another: show each strategy once, with "
+        "median and spread of its rounds (1)",
     )  # fmt: skip
-    which = (
-        "which start of a run that was taken up again, counted from 1 (the last one); to RUN/plots/start-K, or --out"
-    )
+    which = "which start of a resumed run, counted from 1 (the last); drawn into RUN/plots/start-K, or --out"
     parser.add_argument("--start", metavar="K", type=int, help=which)
     settings = parser.parse_args(arguments)
     if settings.rounds < 1:

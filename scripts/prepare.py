@@ -1,20 +1,20 @@
-"""Text to token shards in llm.c's format, for --train-data and --val-data.
+"""Convert text to token shards in llm.c's format, for --train-data and --val-data.
 
     python scripts/prepare.py my.txt --tokenizer gpt2 --out data/my
     python scripts/prepare.py corpus/ more.jsonl.zst --tokenizer gpt2 --out data/corpus --val-percent 0.5
     python scripts/prepare.py fineweb/*.parquet --out data/fineweb --processes 64
 
-Reads .txt, .jsonl (of each line the field --field), both also as .gz or .zst (needs the package zstandard), and
-.parquet (needs pyarrow); of a folder, every such file at any depth, sorted by path. In folders, links are followed, and
-hidden files are left out; a line says what else is left out. A file of another extension is read as plain text if it is
-named itself. A .txt file, a line, a row is a document. The end-of-text token goes between documents (a newline with
---tokenizer bytes); empty documents are left out and counted.
+Reads .txt and .jsonl (one document per line, in --field), both also as .gz or .zst (needs the package zstandard), and
+.parquet (needs pyarrow). In a folder it reads every such file at any depth, sorted by path; it follows links, leaves
+out hidden files, and prints what else it leaves out. A named file with another extension is read as plain text. Each
+.txt file, line or row is a document. The end-of-text token goes between documents (a newline with --tokenizer bytes);
+empty documents are left out and counted.
 
-The last --val-percent of the characters are the validation split. The tokens are those of `train.py --text`, the files
-DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., the same to the last bit for any number of processes.
-manifest.json beside them says what was read, how, and what was written, with checksums. Interrupted at any moment, the
-same command goes on from the last complete shard. The input is read twice, as a stream: it may be larger than memory.
-Nobody may write to it meanwhile: a file that changes is refused, and what was made of it is removed.
+The last --val-percent of the characters become the validation split. The tokens are those of `train.py --text`, in
+files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., which do not depend on the number of processes.
+manifest.json beside them lists input, options and output, with checksums. If interrupted, run the same command again:
+it continues after the last complete shard. The input is read twice, as a stream, so it may be larger than memory. Do
+not write to it meanwhile: a file that changes is refused, and the shards made from it are removed.
 """
 
 import argparse
@@ -189,16 +189,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     token_count, process_count = partial(integer, low=2, high=MAX_COUNT), partial(integer, low=1, high=4096)
     add = parser.add_argument
-    add("inputs", metavar="INPUT", nargs="+", type=Path, help="text: a file or a folder of files")
-    add("--out", metavar="DIR", required=True, type=Path, help="the folder for the shards")
-    add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="what makes the tokens (%(default)s)")
-    add("--field", default="text", help="of .jsonl, and the column of .parquet (%(default)s)")
+    add("inputs", metavar="INPUT", nargs="+", type=Path, help="a file or folder of text")
+    add("--out", metavar="DIR", required=True, type=Path, help="folder for the shards")
+    add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="tokenizer (%(default)s)")
+    add("--field", default="text", help="field of .jsonl and column of .parquet to read (%(default)s)")
     add("--split-documents", action="store_true", help=SPLIT_HELP)
-    add("--name", type=plain_name, help="what the shards' names begin with (the first INPUT's)")
-    add("--shard-tokens", type=token_count, default=10**8, help="of each but the last (%(default)s)")
-    add("--val-percent", type=percent, default=Fraction(10), help="to validate on (%(default)s)")
+    add("--name", type=plain_name, help="prefix of the shards' names (from the first INPUT)")
+    add("--shard-tokens", type=token_count, default=10**8, help="tokens per shard (%(default)s)")
+    add("--val-percent", type=percent, default=Fraction(10), help="percentage of the text for validation (%(default)s)")
     cores = len(os.sched_getaffinity(0))
-    add("--processes", type=process_count, default=cores, help="in parallel (all cores: %(default)s)")
+    add("--processes", type=process_count, default=cores, help="number of parallel processes (all cores: %(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -1,14 +1,14 @@
-"""Text from a model, printed as it is drawn.
+"""Print text from a model, as it is drawn.
 
     python scripts/sample.py runs/sliced --prompt "ROMEO:" --tokens 200             a run: its newest checkpoint
-    python scripts/sample.py gpt2_124M.bin --prompt "The ocean" --temperature 0     llm.c's file; 0: the likeliest token
-    python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a folder of Hugging Face's
+    python scripts/sample.py gpt2_124M.bin --prompt "The ocean" --temperature 0     an llm.c file; the likeliest tokens
+    python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a Hugging Face folder
 
-A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, all else to standard error.
-The model reads sequences of --seq-len tokens, by default as long as those that its run was trained on. The text may be
-longer: when a sequence is full, the model reads its newest half again. The text ends early where the model ends its
-document. The model runs on a GPU where there is one that can run it, else on cores. Tokens are drawn on the host: one
-seed gives one text. Between a GPU and cores, rounding can change a draw.
+A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, everything else to standard
+error. The model reads sequences of --seq-len tokens, by default the run's training length. If the text grows longer,
+the model continues from the newest half of the sequence. The text ends early where the model ends its document. The
+model runs on a GPU if one is there, else on CPU cores. Tokens are drawn on the host, so one seed gives one text;
+between a GPU and CPU cores, rounding can change a draw.
 """
 
 import argparse
@@ -52,26 +52,31 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("model", metavar="RUN|PATH", type=Path, help="a run folder, a checkpoint, or weights: .bin, .safetensors")
-    add("--prompt", default="", metavar="TEXT", help="the text to go on with (none: as a document begins)")
+    add("--prompt", default="", metavar="TEXT", help="beginning of the text (none: a new document)")
     add("--split-documents", action="store_true", help=SPLIT_HELP)
-    add("--tokens", type=int, default=200, metavar="N", help="how many tokens, at most (200)")
-    add("--seq-len", type=int, metavar="T", help="tokens read at once (as in the run's training; else the context)")
-    add("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest token (0.8)")
-    add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest, 0 for all (200)")
+    add("--tokens", type=int, default=200, metavar="N", help="tokens to draw, at most (200)")
+    add("--seq-len", type=int, metavar="T", help="tokens per sequence (as in the run's training; else the context)")
+    add(
+        "--temperature",
+        type=float,
+        default=Sampling.temperature,
+        help="randomness; 0: always the likeliest token (0.8)",
+    )
+    add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest tokens; 0: all (200)")
     add(
         "--top-p",
         type=float,
         default=Sampling.top_p,
-        help="draw from the likeliest, together of this probability (1: all)",
+        help="draw from the likeliest tokens with this total probability (1: all)",
     )
-    add("--seed", type=int, default=1337, help="the same seed gives the same text (1337)")
+    add("--seed", type=int, default=1337, help="random seed; the same seed gives the same text (1337)")
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="the model's (as its run or folder says; else gpt2 for 50257 tokens, bytes for 256)",
+        help="tokenizer of the model (from its run or folder; else gpt2 for 50257 tokens, bytes for 256)",
     )
-    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto takes what the machine has")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"operands of products; all on a GPU ({DTYPES[0]})")
+    add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto: cupy if there is a GPU")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format; on CPUs of products only ({DTYPES[0]})")
     add("--threads", type=int, help="CPU cores to use (all)")
     return parser.parse_args(arguments)
 

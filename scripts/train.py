@@ -1,13 +1,13 @@
-"""Train a GPT-2 under MPI: data-parallel, and over parts and stages of one model.
+"""Train a GPT-2 under MPI, with data, tensor and pipeline parallelism.
 
 mpirun -n 4 python scripts/train.py                                  a minute on a laptop: six plays, a small model
 mpirun -n 4 python scripts/train.py --strategy sliced --text my.txt --out runs/sliced
 srun -n 8 python scripts/train.py --strategy hierarchical-sharded --model gpt2-124M --train-data '...'
 mpirun -n 8 python scripts/train.py --tensor-parallel 2 --pipeline-parallel 2 --grad-accum 8
-python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN       starts the ranks, and again when they fail
+python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN       starts the ranks, and restarts them
 
-Exit codes: 0 all steps are done, or --minutes are over; 75 a SIGTERM ended it after a checkpoint, 130 Ctrl-C, --resume
-goes on; 2 a mistake, one line. A second Ctrl-C ends it at once.
+Exit codes: 0 all steps or --minutes are done; 75 SIGTERM or SIGUSR2 and 130 Ctrl-C, both after a checkpoint from which
+--resume continues; 2 invalid input or a disk error, one line. A second Ctrl-C ends the job at once.
 """
 
 import sys

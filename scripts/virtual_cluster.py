@@ -1,4 +1,4 @@
-"""A cluster on one Linux machine: hosts with rate-limited network ports, and a command run on them under mpirun.
+"""Run a command under mpirun on a virtual cluster: hosts on one Linux machine, with rate-limited network ports.
 
     python scripts/virtual_cluster.py run --nodes 5 --rate 400mbit --ranks 9 --ranks-per-node 2 -- \\
         python scripts/train.py --steps 20
@@ -7,10 +7,10 @@
         -- python scripts/train.py --steps 20
     python scripts/virtual_cluster.py down
 
-Needs root, iproute2 and util-linux; mpirun is the one that belongs to this Python. Hosts node0, node1, ... see the
-machine's files, share its cores and memory, or have a part of them each, and reach each other alone; each has a
-network, host name, /dev/shm and processes of its own. What needs more memory than its host has is ended, and a line
-says so. Ctrl-C or SIGTERM stops mpirun, then the hosts; the exit code is mpirun's, or 2 for a mistake.
+Needs root, iproute2 and util-linux, and uses the mpirun of this Python. Hosts node0, node1, ... see the machine's files
+and reach only each other. Each has its own network, host name, /dev/shm and processes. They share the machine's cores
+and memory unless you limit each host; a process that exceeds its host's memory is killed, and a line says so. Ctrl-C or
+SIGTERM stops mpirun, then the hosts. The exit code is mpirun's, or 2 for invalid input.
 """
 
 import os
@@ -37,22 +37,22 @@ def main():
 def parser() -> Parser:
     result = Parser(__doc__)
     verbs = result.add_subparsers(dest="verb", required=True)
-    run_flags = verbs.add_parser("run", help="a cluster for one command", usage="%(prog)s FLAGS -- COMMAND...")
+    run_flags = verbs.add_parser("run", help="run one command on a new cluster", usage="%(prog)s FLAGS -- COMMAND...")
     add = run_flags.add_argument
     add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
-    add("--rate", required=True, help="of every port, each way at once: 400mbit, 1gbit")
-    add("--ranks", type=int, required=True, metavar="N")
-    add("--ranks-per-node", type=int, metavar="P", help="the last node gets the rest (N/M, rounded up)")
-    add("--first-node", type=int, metavar="K", help="ranks on node0, where not P")
-    add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="a port's own rate; may be repeated")
-    add("--burst", type=size_in_bytes, metavar="BYTES", help="what passes at once after a pause: 512KiB (2 ms)")
-    add("--delay", metavar="TIME", help="added to each packet that leaves a node (100us); needs a kernel with netem")
+    add("--rate", required=True, help="rate of every port, each way: 400mbit, 1gbit")
+    add("--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    add("--ranks-per-node", type=int, metavar="P", help="ranks per node; the last node gets the rest (N/M, rounded up)")
+    add("--first-node", type=int, metavar="K", help="ranks on node0 (P)")
+    add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="rate of this port; may be repeated")
+    add("--burst", type=size_in_bytes, metavar="BYTES", help="bytes sent at once after a pause: 512KiB (2 ms)")
+    add("--delay", metavar="TIME", help="delay of packets that leave a node, such as 100us; needs a kernel with netem")
     # BBR empties its pipe for 200 ms every 10 s; one such connection holds up a whole ring.
     add("--congestion", default="reno", metavar="NAME", help="TCP congestion control of the hosts (reno)")
-    add("--cores-per-host", metavar="CORES", help="cores' time that each host has at most: 0.4 (all; needs cgroups)")
-    add("--memory-per-host", metavar="BYTES", help="600MB: what needs more is ended (no limit; needs cgroups)")
-    down_flags = verbs.add_parser("down", help="end what is left of clusters whose script is gone")
-    down_flags.add_argument("--all", action="store_true", help="and those that are running")
+    add("--cores-per-host", metavar="CORES", help="CPU time limit of each host, in cores: 0.4 (all; needs cgroups)")
+    add("--memory-per-host", metavar="BYTES", help="memory limit of each host, such as 600MB (none; needs cgroups)")
+    down_flags = verbs.add_parser("down", help="remove what killed scripts left of their clusters")
+    down_flags.add_argument("--all", action="store_true", help="also end running clusters")
     return result
 
 

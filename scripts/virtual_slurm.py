@@ -1,4 +1,4 @@
-"""A real SLURM on one Linux machine, and a command on its login node: to try job scripts before a cluster sees them.
+"""Run a command under a real SLURM on one Linux machine, to try job scripts before you use a cluster.
 
     sudo python scripts/virtual_slurm.py run --nodes 4 --ranks-per-node 2 -- sbatch my.sbatch
     sudo python scripts/virtual_slurm.py run --nodes 2 --ranks-per-node 2 -- srun --mpi=pmi2 -N2 -n4 python my.py
@@ -6,8 +6,8 @@
 
 Needs root, iproute2, util-linux and Debian's slurm-wlm and munge (with libpmix-dev, srun --mpi=pmix works too). The
 hosts are those of virtual_cluster.py: node0, node1, ... and head, where the command runs with SLURM_CONF set. Jobs see
-this machine's files. The end comes when the command has ended and no job is left, or with Ctrl-C or SIGTERM; the exit
-code is the command's, or 2 for a mistake.
+this machine's files. SLURM ends when the command has ended and no job is left, or at Ctrl-C or SIGTERM. The exit code
+is the command's, or 2 for invalid input.
 """
 
 import signal
@@ -38,13 +38,13 @@ def main():
 def parser() -> Parser:
     result = Parser(__doc__)
     run_flags = result.add_subparsers(dest="verb", required=True).add_parser(
-        "run", help="a SLURM for one command", usage="%(prog)s FLAGS -- COMMAND..."
+        "run", help="run one command under a new SLURM", usage="%(prog)s FLAGS -- COMMAND..."
     )
     add = run_flags.add_argument
     add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
-    add("--ranks-per-node", type=int, default=2, metavar="P", help="CPUs that SLURM gives out on each (2)")
-    add("--gpus-per-node", type=int, default=0, metavar="G", help="stand-ins for GPUs, to see what each rank is given")
-    add("--rate", default="10gbit", help="of every port, each way at once (10gbit)")
+    add("--ranks-per-node", type=int, default=2, metavar="P", help="CPUs per node in SLURM's configuration (2)")
+    add("--gpus-per-node", type=int, default=0, metavar="G", help="stand-ins for GPUs of each node")
+    add("--rate", default="10gbit", help="rate of every port, each way (10gbit)")
     return result
 
 

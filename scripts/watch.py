@@ -1,13 +1,13 @@
-"""Look at a run while it trains: progress, loss, verdict so far, each rank's step, each node's ports, stalls.
+"""Watch a run while it trains: progress, loss, verdict so far, each rank's step, each node's ports, stalls.
 
-    python scripts/watch.py runs/sliced                 on the login node; ends with the run, or by Ctrl-C
+    python scripts/watch.py runs/sliced                 on the login node; ends with the run, or at Ctrl-C
     python scripts/watch.py runs/sliced --once          one screen, for a pipe or a mail
 
-Reads the run folder alone, and of long files their ends: the run notices nothing of it. Needs the package rich
+Reads only the run folder, and only the ends of long files, so the run is not disturbed. Needs the package rich
 (pip install -e '.[watch]').
 
-Exit codes: 0 the run has made all its steps, or --once has printed a screen; 1 it ended before, and nobody has gone on
-with it for --patience seconds; 2 a mistake, one line; 130 Ctrl-C.
+Exit codes: 0 the run has made all its steps, or --once has printed a screen; 1 it ended early and was not resumed
+within --patience seconds; 2 invalid input, one line; 130 Ctrl-C.
 """
 
 import argparse
@@ -40,10 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="the folder that train.py --out names")
+    add("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
     add("--once", action="store_true", help="print one screen and end")
-    add("--every", type=positive, default=2.0, metavar="SECONDS", help="between two looks, or more (%(default)g)")
-    patience = "how long to wait for a run that ended early to be taken up again (%(default)g)"
+    add("--every", type=positive, default=2.0, metavar="SECONDS", help="least seconds between updates (%(default)g)")
+    patience = "seconds to wait for a run that ended early to be resumed (%(default)g)"
     add("--patience", type=positive, default=60.0, metavar="SECONDS", help=patience)
     return parser.parse_args(arguments)
 

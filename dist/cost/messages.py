@@ -82,7 +82,7 @@ def in_turn(*calls: Messages) -> Messages:
 
 
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
-    """A call of a rooted collective for each rank's slice of the vector, whose root is that rank."""
+    """List one call of a rooted collective per rank: the rank is the root of its slice of the vector."""
     slices, calls = setting.blocks(len(setting.placement)), []
     for start, stop in cut(len(slices), len(slices) if len(slices) <= MOST_ROOTS else FEW_ROOTS):
         root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike

@@ -20,11 +20,11 @@ from dist.world import World
 
 
 class EndWithoutGone:
-    """For the watchdog's thread of one rank.
+    """Finds ranks that are gone after SIGTERM, in the watchdog's thread of one rank.
 
-    before: the ranks that come before this one in looking at all; None if it never does. first_nodes: those of ranks 0
-    and 1. new_observation: one of ranks that show no life, or wait, for too long: too long for ranks that show their
-    life four times a second once SIGTERM has come, and as rarely as the watchdog lets them as long as it has not.
+    before: this rank looks at all ranks once these are silent; None if it never does. first_nodes: the nodes of ranks 0
+    and 1. new_observation: makes an Observation of ranks that are silent or wait for too long. After SIGTERM ranks
+    signal four times a second, before it at the watchdog's pace; the Observation's limit allows for both.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ class Watchdog:
         return ", ".join(named) + more
 
     def _tell(self, stall: Stall) -> str:
-        """ "rank 5 on cn03 has been in backward of step 17 for 62 s while 8 ranks wait in reduce: ..." """
+        """Describe a stall: "rank 5 on cn03 has been in backward of step 17 for 62 s while 8 ranks wait: ..." """
         where = f"{self._names[stall.phase]} of step {stall.step}"
         what, why = f"has been in {where} for {stall.since_s:.0f} s", ""
         if stall.is_silent:

@@ -111,7 +111,7 @@ def random_on_gpu(device, *shape, storage: str = "bfloat16"):
 
 
 def copy_rate(device, count: int) -> float:
-    """Bytes/s of a copy of `count` bytes within the GPU, those read and those written; the best of some."""
+    """Return the best rate of several copies of `count` bytes within the GPU, in bytes/s read plus written."""
     one, two = device.empty((count,), np.uint8), device.empty((count,), np.uint8)
     ms = _best_ms(device, lambda: two.data.copy_from_device_async(one.data, count, device.stream))
     return 2 * count / ms * 1e3

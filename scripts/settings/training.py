@@ -20,8 +20,8 @@ from traces.read.checks import STRATEGY
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))
 STRATEGY_HELP = (
-    "how gradients are exchanged; auto takes what is fastest here; or a Python file with a strategy of your own, "
-    "auto:FILE to try it too"
+    "how ranks exchange gradients; auto takes the fastest here; FILE.py is a strategy of your own, and auto:FILE.py "
+    "tries it beside the others"
 )
 LEAST = 1e-9  # of rates: nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
@@ -92,146 +92,137 @@ class Settings:
     )
     strategy: str = setting(AUTO, STRATEGY_HELP, type=strategy_name, metavar=f"{{{STRATEGY_NAMES}}}")
     server: str = setting(
-        "colocated", "with reduce-bcast: rank 0 computes gradients too, or only serves", choices=SERVERS
+        "colocated", "with reduce-bcast: rank 0 also computes gradients (colocated) or only serves", choices=SERVERS
     )
-    wire: str = setting("float32", "number format in which ranks send; bfloat16 halves the bytes", choices=WIRE_BYTES)
+    wire: str = setting("float32", "number format of messages; bfloat16 halves the bytes", choices=WIRE_BYTES)
     op: str = setting(
         None,
-        "what MPI's collectives add with, where a strategy calls them: MPI's sum, or a compiled operation of our own "
-        "(mpi; own with --wire bfloat16)",
+        "reduction operation of strategies that call MPI's collectives: MPI_SUM or our compiled one (mpi; own with "
+        "--wire bfloat16)",
         choices=OPERATIONS,
     )
     error_feedback: bool = setting(
-        False, "with --wire bfloat16: add what rounding has lost to the gradients of the next step"
+        False, "with --wire bfloat16: add each step's rounding errors to the next step's gradients"
     )
     overlap: bool = setting(
         None,
-        "exchange while the model computes; needs one of our own exchanges, or NCCL (auto, on cores: as is faster; "
-        "else off)",
+        "exchange while the model computes; needs one of our own exchanges, or NCCL (on CPUs, --strategy auto decides; "
+        "otherwise off)",
     )
     split_embedding: str = setting(
-        AUTO, "with --overlap: exchange the embedding's looked-up rows apart from its use as head", choices=SPLITS
+        AUTO, "with --overlap: exchange sparse embedding gradients apart from the head's gradient", choices=SPLITS
     )
-    no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a model of its own")
-    tensor_parallel: int = setting(1, "parts: ranks that share each layer's matrices, and sum what these make")
+    no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a separate model")
+    tensor_parallel: int = setting(1, "tensor-parallel shards: ranks that split the matrices of each layer")
     pipeline_parallel: int = setting(
-        1, "stages: ranks that share a model layer by layer; --grad-accum micro-steps fill them"
+        1, "pipeline stages: ranks that split the model by layers; --grad-accum microbatches fill them"
     )
     pipeline_schedule: str = setting(
-        "1f1b", "order of a stage's forwards and backwards; gpipe holds the activations of all", choices=SCHEDULES
+        "1f1b", "order of forwards and backwards; gpipe holds all microbatches' activations", choices=SCHEDULES
     )
     pipeline_layers: str = setting(
-        None, "layers of each stage, such as 4,4,4,0 (equally long stages, with the head's share)", type=layer_counts
+        None, "layers of each stage, such as 4,4,4,0 (stages that take equal time, head included)", type=layer_counts
     )
     model: str = setting(
         None,
-        "the model's shape by name (baby, or the shape of --init); gpt2, gpt2-medium, gpt2-large and gpt2-xl are the "
-        "shapes of these names elsewhere",
+        "shape of the model (baby, or the shape of --init); gpt2, gpt2-medium, gpt2-large and gpt2-xl are known, too",
         type=preset_name, choices=PRESETS,
     )  # fmt: skip
-    n_layer: int = setting(None, "layers of the model, if not as in --model")
-    n_head: int = setting(None, "attention heads of a layer, if not as in --model")
-    n_embd: int = setting(None, "channels of the model, if not as in --model")
-    context: int = setting(None, "longest sequence that the model can read, if not as in --model")
-    vocab_size: int = setting(None, "tokens that the model knows, if not as in --model or the tokenizer")
+    n_layer: int = setting(None, "layers (as in --model)")
+    n_head: int = setting(None, "attention heads per layer (as in --model)")
+    n_embd: int = setting(None, "channels (as in --model)")
+    context: int = setting(None, "longest sequence in tokens (as in --model)")
+    vocab_size: int = setting(None, "size of the vocabulary (as in --model or the tokenizer)")
     init: str = setting(
         "random",
-        "first parameters: random, or from an llm.c .bin, a Hugging Face folder, or a run folder's last checkpoint",
+        "initial parameters: random, an llm.c .bin, a Hugging Face folder, or a run folder (its last checkpoint)",
     )
-    train_data: str = setting(None, "token shards in llm.c's format to train on, a glob in quotes")
-    val_data: str = setting(None, "token shards for validation, a glob in quotes")
+    train_data: str = setting(None, "training data: token shards in llm.c's format, a glob in quotes")
+    val_data: str = setting(None, "validation data: token shards, a glob in quotes")
     text: str = setting(
         None,
-        "a file or a folder of text, as prepare.py reads it; 90%% of the text is for training, 10%% for validation "
-        "(without --train-data: plays of Shakespeare that come with this project)",
+        "a file or folder of text, read as by prepare.py; the last 10%% are for validation (without --train-data: the "
+        "project's plays of Shakespeare)",
     )
     split_documents: bool = setting(False, f"with --text: {SPLIT_HELP}")
     tokenizer: str = setting(
         None,
-        "how a text becomes tokens, also in samples (that of --init's model; else that of --train-data, or bytes)",
+        "tokenizer of --text and of samples (as in --init; else as in --train-data, or bytes)",
         choices=TOKENIZERS,
     )
-    batch_size: int = setting(4, "B: sequences that a rank computes at once")
-    seq_len: int = setting(None, "T: tokens of a sequence (as many as --context)")
-    global_batch_size: int = setting(
-        None, "sequences of a step on all ranks together; --grad-accum then follows from it and --batch-size"
-    )
-    shuffle: bool = setting(True, "read the training data in a random order; --no-shuffle is the order of llm.c")
-    steps: int = setting(200, "steps to train")
-    tokens: int = setting(
-        None, "tokens to train on, such as 300M: --steps and the schedule then follow from it", type=count_of
-    )
-    minutes: float = setting(
-        0.0, "end after so many minutes with a checkpoint, wherever the run stands; 0: after --steps"
-    )
-    grad_accum: int = setting(1, "K: micro-steps of a step; their gradients are summed before the exchange")
-    seed: int = setting(1337, "seed of everything random: parameters, shuffling, rounding, samples")
-    lr: float = setting(1e-3, "highest learning rate, reached after the warm-up")
-    warmup: int = setting(20, "steps over which the learning rate rises to --lr")
-    schedule: str = setting("cosine", "how the learning rate goes on after the warm-up", choices=LEARNING_RATES)
+    batch_size: int = setting(4, "B: sequences per rank and microbatch")
+    seq_len: int = setting(None, "T: tokens per sequence (as in --context)")
+    global_batch_size: int = setting(None, "sequences per step on all ranks; sets --grad-accum")
+    shuffle: bool = setting(True, "shuffle the training data; --no-shuffle reads them in llm.c's order")
+    steps: int = setting(200, "number of steps")
+    tokens: int = setting(None, "number of training tokens, such as 300M; sets --steps and the schedule", type=count_of)
+    minutes: float = setting(0.0, "write a checkpoint and end after this many minutes; 0: end after --steps")
+    grad_accum: int = setting(1, "K: microbatches per step; their gradients are summed before the exchange")
+    seed: int = setting(1337, "random seed of parameters, shuffling, rounding and samples")
+    lr: float = setting(1e-3, "peak learning rate")
+    warmup: int = setting(20, "warm-up steps, in which the learning rate rises to --lr")
+    schedule: str = setting("cosine", "learning-rate schedule after the warm-up", choices=LEARNING_RATES)
     min_lr: float = setting(None, "learning rate at the end of the schedule (a tenth of --lr)")
-    lr_steps: int = setting(None, "step at which the schedule ends, wherever the run stops (as many as --steps)")
+    lr_steps: int = setting(None, "step at which the schedule ends (as in --steps)")
     weight_decay: float = setting(0.1, "weight decay of AdamW, on matrices and embeddings")
     beta1: float = setting(0.9, "decay rate of AdamW's first moment")
     beta2: float = setting(0.95, "decay rate of AdamW's second moment")
     eps: float = setting(1e-8, "epsilon of AdamW")
-    grad_clip: float = setting(1.0, "scale gradients down to this global norm; 0: never")
+    grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: never")
     skip_outliers: float = setting(
-        0.0, "skip a step if its gradient norm is this many standard deviations above the last ones; 0: never"
+        0.0, "skip updates whose gradient norm is this many standard deviations above recent ones; 0: never"
     )
     backend: str = setting(
-        "auto", "which kernels compute; auto: cupy if every rank has a GPU", choices=(AUTO, "numpy", "cupy")
+        "auto", "compute kernels; auto: cupy if every rank has a GPU", choices=(AUTO, "numpy", "cupy")
     )
     dtype: str = setting(
-        "float32", "number format of products' operands, and on a GPU of the model; sums and AdamW stay float32",
+        "float32", "number format of matrix operands, on GPUs also of parameters; sums and AdamW stay float32",
         choices=DTYPES,
     )  # fmt: skip
     tf32: bool = setting(False, "with --dtype float32 on a GPU: multiply on tensor cores, with 10 bits of mantissa")
     stochastic_rounding: bool = setting(
-        False, "with --dtype bfloat16: round parameters at random, so that they are right on average"
+        False, "with --dtype bfloat16 on a GPU: round parameters up or down at random, without bias"
     )
-    transport: str = setting("auto", "what carries the exchange between GPUs", choices=(AUTO, *TRANSPORTS))
-    share_gpus: bool = setting(False, "allow several ranks on one GPU, to try things out")
-    threads: int = setting(0, "threads of a rank; 0: as many as its share of the node's cores")
+    transport: str = setting("auto", "transport of the exchange between GPUs", choices=(AUTO, *TRANSPORTS))
+    share_gpus: bool = setting(False, "let several ranks share a GPU, for tests")
+    threads: int = setting(0, "threads per rank; 0: its share of the node's cores")
     peak_tflops: float = setting(
         None,
-        "the most that one rank can compute, 100%% in MFU (a GPU's datasheet; cores are measured)",
+        "peak of one rank, 100%% in MFU (GPUs: datasheet; CPUs: measured)",
         type=positive,
     )
-    eval_every: int = setting(50, "steps between validations; there is one after the last step too; 0: never")
-    eval_steps: int = setting(20, "batches that each rank takes in a validation; 0: the whole validation set")
-    sample_every: int = setting(0, "steps between two samples of text, which rank 0 prints; 0: none")
-    out: str = setting(None, "folder of the run (runs/TIME-STRATEGY, or TIME-auto-STRATEGY)")
+    eval_every: int = setting(50, "steps between validations, one of which follows the last step; 0: never")
+    eval_steps: int = setting(20, "batches per rank in a validation; 0: the whole validation set")
+    sample_every: int = setting(0, "steps between text samples; 0: none")
+    out: str = setting(None, "run folder (runs/TIME-STRATEGY, or runs/TIME-auto-STRATEGY)")
     checkpoint_every: int = setting(
-        0, "steps between checkpoints; there is one after the last step too; 0: that one alone"
+        0, "steps between checkpoints, one of which follows the last step; 0: only that one"
     )
-    checkpoint_minutes: float = setting(
-        0.0, "minutes between checkpoints, beside --checkpoint-every; 0: by steps alone"
-    )
-    keep: int = setting(2, "how many checkpoints stay, the newest ones")
-    keep_every: int = setting(0, "checkpoints of steps that are multiples of this one stay, too; 0: none")
-    check_replicas: int = setting(0, "steps between checks that all ranks hold the same parameters; 0: none")
-    resume: bool = setting(False, "go on from the newest checkpoint in --out; if there is none, begin")
-    take_over: bool = setting(
-        False, "train in --out although another job seems to hold it; that one ends, if it still runs"
-    )
-    log_every: int = setting(None, "steps between two progress lines (as many as give a line a second at most)")
-    tensorboard: bool = setting(False, "write the log for TensorBoard too, into tensorboard/ of the run folder")
+    checkpoint_minutes: float = setting(0.0, "minutes between checkpoints, in addition to --checkpoint-every; 0: none")
+    keep: int = setting(2, "keep this many of the newest checkpoints")
+    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this number; 0: none")
+    check_replicas: int = setting(0, "steps between checks that all replicas are equal; 0: none")
+    resume: bool = setting(False, "continue from the newest checkpoint in --out, or begin if there is none")
+    take_over: bool = setting(False, "take --out from another job, which then ends if it still runs")
+    log_every: int = setting(None, "steps between progress lines (at most one line per second)")
+    tensorboard: bool = setting(False, "also write the log for TensorBoard, into OUT/tensorboard/")
     trace: str = setting(
-        "on", "which steps to trace: on (the first 256, then ever fewer, and slow ones), off (none) or FROM:TO (all)"
+        "on", "steps to trace: on (the first 256, then ever fewer, and slow ones), off, or all of FROM:TO"
     )
-    trace_mb: int = setting(64, "the most that each rank's traces take, in MB")
-    stall_after: float = setting(60.0, "name a rank that others have waited for so many seconds; 0: never")
+    trace_mb: int = setting(64, "size limit of a rank's traces, in MB")
+    stall_after: float = setting(60.0, "name a rank that others have waited for during this many seconds; 0: never")
     end_on_stall: bool = setting(False, "end the job when --stall-after names a rank")
     restarts: int = setting(
-        0, "start the ranks by --launcher, and so often again when they have failed; 0: this is a rank itself"
+        0, "start the ranks by --launcher, and restart them up to this many times when they fail; 0: do not"
     )
-    launcher: str = setting(None, "with --restarts: what starts the ranks, such as 'mpirun -n 4'")
+    launcher: str = setting(None, "with --restarts: the command that starts the ranks, such as 'mpirun -n 4'")
     restart_after: float = setting(
-        3600.0, "with --restarts: end a start that writes nothing to its run folder for so many seconds; 0: never"
+        3600.0, "with --restarts: end ranks that write nothing to the run folder for this many seconds; 0: never"
     )
-    supervisor: str = setting(None, "of --restarts to its ranks: its number; a start takes over from those before it")
-    expect_ranks: int = setting(None, "end with an error unless there are this many ranks")
+    supervisor: str = setting(
+        None, "set by --restarts for its ranks: its number, so that a restart may take over the run folder"
+    )
+    expect_ranks: int = setting(None, "fail unless there are exactly this many ranks")
 
 
 class OneLineParser(Parser):

@@ -1,7 +1,7 @@
-"""Plots: where a step's time goes, of one run or of several side by side. Which is fastest, and why?
+"""Draw where a step's time goes, in one run or in several side by side.
 
-Phases: a stacked bar a run, the median milliseconds of each phase. Comparison: such bars lying down, and below them one
-representative step of each run on the same time axis.
+phases: one stacked bar per run with the median milliseconds of each phase. comparison: the same bars, horizontal, and
+below them one representative step of each run on the same time axis.
 """
 
 import textwrap

@@ -34,7 +34,7 @@ WORTH_SAYING = 1.1  # times faster
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The chosen finding, the others that applied in the order of their weight, and the evidence."""
+    """The chosen finding, the other findings in order of importance, and the evidence."""
 
     finding: Finding
     others: list[Finding]

@@ -186,7 +186,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
-    """The phase that is longer in the stalled steps; None where it is outside all phases."""
+    """Return the phase that is longest in stalled steps, or None if the time is lost outside all phases."""
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
         for name in ("data", *COMPUTE, *COPY)
