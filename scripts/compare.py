@@ -1,4 +1,4 @@
-"""Train the same run with several strategies, in turns, and draw one comparison.
+"""Train with several strategies in turns, and draw one comparison.
 
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5
@@ -70,7 +70,8 @@ def compare(arguments) -> int:
         training = [*arguments.training, *(["--eval-every", "0"] if round_number > 1 else [])]
         if code := train(name, arguments.ranks, run_folder(out, name, round_number), training):
             return code
-    plots, runs = out / "plots", [str(run_folder(out, name, at + 1)) for at in range(rounds) for name in names]
+    plots = out / "plots"
+    runs = [str(run_folder(out, name, at + 1)) for at in range(rounds) for name in names]
     if code := run([sys.executable, str(SCRIPTS / "plot.py"), *runs, "--rounds", str(rounds), "--out", str(plots)]):
         return code
     print(f"pictures: {plots}/, begin with {plots}/{'comparison' if len(names) > 1 else 'timeline'}.png", flush=True)

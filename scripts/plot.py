@@ -23,19 +23,18 @@ from scripts.settings.command_line import Parser
 from traces import RunError, read_run
 from traces.read.runs import Run
 from traces.verdict.curves import compare_curves
-from traces.verdict.headlines import headline, shown_in
 from traces.verdict.ranking import grounds, merge_rounds, verdict
 from traces.verdict.summary import TimedRun, measure_runs, table
+from traces.verdict.titles import shown_in
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where a run folder cannot be used, or a file not be written."""
+    """Returns the exit status, 2 for an unusable run folder or a file that cannot be written."""
     settings = parse(arguments)
     try:
         runs = [read_run(path, allow_missing=True, start=settings.start) for path in settings.runs]
         measured = measure_rounds(runs, settings.rounds) if settings.rounds > 1 else measure_runs(runs, own_schedule)
-        of_one = len(measured) == 1
-        folder = settings.runs[0] if of_one else settings.runs[0].resolve().parent
+        folder = settings.runs[0] if len(measured) == 1 else settings.runs[0].resolve().parent
         page = (settings.out or settings.runs[0]) / "report.html"
         for path in plot(measured, settings.out or folder / "plots", page):
             print(path)
@@ -76,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
-    """The runs of the first round, each merged with its repetitions. UserError where a round lacks one."""
+    """Merge each run of the first round with its repetitions. UserError if a round lacks one."""
     count, rest = divmod(len(runs), rounds)
     if rest:
         raise UserError(f"{len(runs)} runs are not {rounds} rounds of the same strategies; give as many of each")
@@ -111,14 +110,14 @@ def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
 
 
 def report(measured: list[TimedRun]) -> str:
-    """The table of medians; the run's verdict. Of several runs each one's in short, whether their losses agree, which
-    is the fastest, and what that rests on.
+    """The table of medians, and the run's verdict. For several runs: each verdict in short, whether their losses agree,
+    which one is fastest, and on what grounds.
     """
     runs = [one.figures for one in measured]
     if len(measured) == 1:
         (one,) = measured
         return f"\n{table(runs)}\n\n{one.label}: {answer_of(one.diagnosis)['verdict']}"
-    verdicts = "\n".join(f"{one.label}: {headline(one.diagnosis)}" for one in measured)
+    verdicts = "\n".join(f"{one.label}: {one.diagnosis.finding.headline}" for one in measured)
     curves = compare_curves(measured)
     learned = f"{curves.sentence}\n" if curves else ""
     ranked = ". ".join(filter(None, (verdict(runs), grounds(runs))))

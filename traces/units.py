@@ -1,9 +1,9 @@
-"""Numbers with their units, as sentences, tables and pictures show them."""
+"""Format numbers with their units, for sentences, tables and figures."""
 
 
-def count_text(number: int, noun: str) -> str:
-    """ "1 node", "5 nodes"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_text(number: int, noun: str, ending: str = "s") -> str:
+    """ "1 node", "5 nodes"; with the ending "es" "2 microbatches"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
 def short_count(number: int) -> str:
@@ -41,21 +41,21 @@ def duration_text(seconds: float) -> str:
 
 
 def range_text(ends) -> str:
-    """Two of seconds_text: "225 to 262 ms", "405 ms to 0.54 s"."""
+    """ "225 to 262 ms", "405 ms to 0.54 s", of two numbers of seconds."""
     low, high = map(seconds_text, ends)
     number, unit = low.split()
     return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 def short_ms(ms: float, digits: int = 2) -> str:
-    """Milliseconds in `digits` digits, more only before the point: 0.4, 4.2, 42, 421."""
+    """Milliseconds with `digits` significant digits, all digits before the point: 0.4, 4.2, 42, 421."""
     return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"
 
 
 def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
-    """A fraction in two digits: "46%", "4.6%"; "at most 97% (peak underestimated)".
+    """A fraction in two digits: "46%", "4.6%".
 
-    The last where a step reached more than the known peak, which may have been measured on a busy machine.
+    peak_underestimated: a step exceeded the peak, which may have been measured on a busy machine: "at most 97% (...)".
     """
     text = f"{short_ms(100 * mfu)}%"
     return f"at most {text} (peak underestimated)" if peak_underestimated else text

@@ -26,7 +26,7 @@ from scripts.machine.host import machine, versions
 from scripts.training.report import TraceFailures
 from scripts.training.run_lock import RunLock
 from traces import RunError, Tracer
-from traces.read.checks import NAME
+from traces.read.schemas import NAME
 from traces.record.files import END_CLOCKS, END_LINKS, RUN_FORMAT, CounterFile, write_at_end
 
 

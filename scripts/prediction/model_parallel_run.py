@@ -30,7 +30,7 @@ from scripts.prediction.run_prediction import (
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 from traces.read.analysis import StepTimes
-from traces.read.mesh import Mesh
+from traces.read.run_mesh import RunMesh
 from traces.read.runs import Run
 from traces.record.files import RunError
 from traces.verdict.evidence import Evidence
@@ -104,16 +104,16 @@ def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:
     return np.array([np.median(busy[:, run.mesh.stage == stage]) for stage in range(run.mesh.stages)])
 
 
-def cut_of(settings: dict, config: GPT2Config, mesh: Mesh) -> ModelCut:
+def cut_of(settings: dict, config: GPT2Config, mesh: RunMesh) -> ModelCut:
     """Return the cut that config.json and the traces describe. Raise RunError if they contradict each other."""
     layers = tuple(map(int, (settings.get("pipeline_layers") or str(config.n_layer)).split(",")))
-    if len(layers) != mesh.stages or sum(layers) != config.n_layer or mesh.parts > config.n_head:
+    if len(layers) != mesh.stages or sum(layers) != config.n_layer or mesh.shards > config.n_head:
         raise RunError(
-            f"config.json says layers {','.join(map(str, layers))}, the traces {mesh.stages} stages and {mesh.parts} "
+            f"config.json says layers {','.join(map(str, layers))}, the traces {mesh.stages} stages and {mesh.shards} "
             "parts, which make no such model"
         )
     schedule = settings.get("pipeline_schedule") or "1f1b"
-    return ModelCut(mesh.parts, mesh.stages, layers, schedule, settings.get("grad_accum") or 1)
+    return ModelCut(mesh.shards, mesh.stages, layers, schedule, settings.get("grad_accum") or 1)
 
 
 def replica_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: type[Strategy]) -> Training:

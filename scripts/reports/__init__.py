@@ -1,1 +1,1 @@
-"""What is made of a run for people to look at: figures, report.html, TensorBoard's event files."""
+"""Output about a run for people: figures, report.html, TensorBoard's event files."""

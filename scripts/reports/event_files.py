@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 from scripts.settings.checks import INSTALL_TENSORBOARD, check_tensorboard
-from traces.read.checks import LOG_ROW
+from traces.read.schemas import LOG_ROW
 
 FORMAT = "brain.Event:2"
 

@@ -74,7 +74,7 @@ def write_report(
 def _verdict(title: str, answer: dict) -> str:
     sentence = answer["verdict"]
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
-    uncertain = f'<div class="uncertain">Less certain, as<ul>{thin}</ul></div>' if thin else ""
+    uncertain = f'<div class="uncertain">Less certain, because<ul>{thin}</ul></div>' if thin else ""
     also = other_findings(answer["evidence"], 3)
     more = f'<p class="next">After that: {escape("; ".join(also))}.</p>' if also else ""
     return (
@@ -84,7 +84,7 @@ def _verdict(title: str, answer: dict) -> str:
 
 
 def _speed(numbers: dict, config: dict) -> str:
-    """What a run is judged by, in large figures: milliseconds, tokens a second, MFU, as far as they are known."""
+    """The run's speed in large figures: milliseconds, tokens a second, MFU, as far as they are known."""
     shown = {f"a step (median of {numbers['steps']})": f"{short_ms(numbers['step_ms'])} ms"}
     if numbers["tokens_per_s"] is not None:
         shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"

@@ -9,7 +9,6 @@ from traces.read.runs import Run
 from traces.read.starts import number_of
 from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
-from traces.verdict.headlines import headline
 
 STARTS_SHOWN = 10  # the last ones of a resumed run
 # Limits for reading traces of starts other than the diagnosed one.
@@ -45,7 +44,7 @@ def judged(run: Run, own: int) -> dict[int, dict]:
 
 
 def _in_short(diagnosis: Diagnosis) -> dict:
-    return {"kind": diagnosis.finding.kind, "headline": headline(diagnosis)}
+    return {"kind": diagnosis.finding.kind, "headline": diagnosis.finding.headline}
 
 
 def answer_of(diagnosis: Diagnosis) -> dict:
@@ -89,7 +88,7 @@ def _start_lines(evidence: dict) -> list[str]:
         return []
     shown = starts[-STARTS_SHOWN:]
     count = f"the last {len(shown)} of {len(starts)}" if len(shown) < len(starts) else f"{len(starts)}"
-    return [f"{count}; all above is of start {own}, --start K gives another", *map(start_text, shown)]
+    return [f"{count}; all above is about start {own}, --start K selects another", *map(start_text, shown)]
 
 
 def start_text(start: dict) -> str:
@@ -116,9 +115,9 @@ def step_text(row: dict) -> str:
 def model_text(model: dict) -> str:
     """Say how the predictions for other strategies were calibrated."""
     measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
-    whose = "what shows of this run's exchange" if model["overlap"] else "this run's exchange"
+    whose = "the exposed part of this run's exchange" if model["overlap"] else "this run's exchange"
     return (
-        f"{whose}: {modelled} modelled, {measured} measured; all are taken to last {model['factor']:.2f} times as long"
+        f"{whose}: {modelled} predicted, {measured} measured; all predictions are multiplied by {model['factor']:.2f}"
     )
 
 
@@ -130,8 +129,8 @@ def not_predicted(model: dict) -> str:
         own = f"its own step is not predicted: {model['own_unknown']}"
     else:
         predicted_s, measured_s = model["predicted_step_s"], model["measured_step_s"]
-        own = f"its own step is predicted to take {seconds_text(predicted_s)} with the seconds that its stages "
-        own += f"computed, off by {predicted_s / measured_s - 1:+.1%}"
+        own = f"from its stages' computing, its own step is predicted to take {seconds_text(predicted_s)}, "
+        own += f"off by {predicted_s / measured_s - 1:+.1%}"
     return f"not predicted: {model['reason']}; {own}"
 
 
@@ -179,7 +178,7 @@ def bubble_text(evidence: dict) -> str:
     text = f"pipeline bubble {pipeline['wait_s'] / step_s:.0%} of the step: {waits}; "
     stages = ", ".join(map(seconds_text, pipeline["tau_s"]))
     ideal = seconds_text(pipeline["ideal_s"])
-    text += f"{count_text(pipeline['micro_steps'], 'micro-step')} of {stages} on the stages take {ideal} "
+    text += f"{count_text(pipeline['micro_steps'], 'microbatch', 'es')} of {stages} on the stages take {ideal} "
     return text + "where messages take no time"
 
 

@@ -13,7 +13,7 @@ from scripts.export import main as export
 from scripts.settings.training import parse_settings
 from tests.support.in_process import ROOT, alone, log
 from tests.support.in_process import train as train_here
-from traces.read.checks import LOG_ROW
+from traces.read.schemas import LOG_ROW
 from traces.record.files import RUN_FORMAT
 
 SMALL = ["--n-layer", 1, "--n-head", 2, "--n-embd", 16, "--context", 16, "--trace", "off"]

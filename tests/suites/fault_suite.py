@@ -75,15 +75,15 @@ CASES = {
                            train=("--strategy", "allreduce", *TINY)),
     "stalling-rank": Case("rank 4 stands still for a second, once in 20 steps", ("straggler",), 4, 4,
                           fault="stalling-rank:4"),
-    "few-micro-steps": Case("a pipeline of 4 stages with 2 micro-steps", ("pipeline-bubble",), ranks=4, nodes=4,
+    "few-micro-steps": Case("a pipeline of 4 stages with 2 microbatches", ("pipeline-bubble",), ranks=4, nodes=4,
                             train=(*STAGES, "--grad-accum", 2)),
     "long-stage": Case("stage 1 of 4 has 5 of 8 layers", ("stage-imbalance",), ranks=4, nodes=4,
                        train=(*STAGES, "--grad-accum", 12, "--pipeline-layers", "1,5,1,1")),
     "slow-stage": Case("the host of stage 2 of 4 has half the speed", ("straggler",), 2, 2, ranks=4, nodes=4,
                        fault="slow-rank:2", train=(*STAGES, "--grad-accum", 12)),
-    "slow-part": Case("of 2 copies of 2 parts, rank 1 computes at half the speed", ("straggler",), 0, 1, ranks=4,
-                      nodes=2, fault="slow-rank:1", train=PARTS),
-    "parts-apart": Case("the 2 parts of a model are on 2 hosts", ("tensor-exchange",), ranks=2, nodes=2, train=PARTS),
+    "slow-part": Case("of 2 replicas with 2 shards each, rank 1 computes at half the speed", ("straggler",), 0, 1,
+                      ranks=4, nodes=2, fault="slow-rank:1", train=PARTS),
+    "parts-apart": Case("the 2 shards of a model are on 2 hosts", ("tensor-exchange",), ranks=2, nodes=2, train=PARTS),
 }  # fmt: skip
 # Run only where they are asked for: docs/diagnosis.md has pictures of them besides.
 FOR_PICTURES = {

@@ -14,7 +14,7 @@ from scripts.prediction.run_prediction import own_schedule
 from tests.support.pipeline_runs import make_shared
 from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_lanes, lanes_of
-from traces.plots.stage_lanes import LANE_INCHES, number_micro_steps
+from traces.plots.stage_lanes import LANE_INCHES, number_microbatches
 from traces.verdict.summary import measure_runs
 
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "pipeline.png"
@@ -35,7 +35,7 @@ def main(path: Path) -> None:
         for axes, one, drawn, says in zip(figure.subplots(2, 1), measured, lanes, SCHEDULES.values(), strict=True):
             draw_lanes(axes, drawn, 4, LANE_INCHES)
             label_lanes(axes, one, LANE_INCHES)
-            number_micro_steps(axes, one, one.times.representative(), 1)
+            number_microbatches(axes, one, one.times.representative(), 1)
             axes.set_title(says, loc="left", size=9, pad=3)
             axes.set_xlabel("milliseconds", labelpad=2)
         figure.savefig(path, dpi=120)

@@ -39,8 +39,12 @@ def write_run(
     identities = [own | (places[rank] if places else {}) for rank, own in enumerate(identities)]
     for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
         clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
-        with files.create(folder / "traces", identity, clock) as file:
-            files.append(file, records_of(rank_spans, offset).tobytes())
+        header = files.header_of(files.TRACE_FORMAT, identity, clock)
+        trace = files.RecordFile(files.trace_path(folder / "traces", identity["rank"]), header, files.RECORD)
+        trace.begin()
+        trace.records += records_of(rank_spans, offset).tolist()
+        trace.write()
+        trace.close()
     config = {
         "format": files.RUN_FORMAT,
         "settings": {"strategy": strategy, "server": "colocated", **settings},

@@ -16,9 +16,8 @@ from tests.support.faulty_runs import make
 from tests.support.make_run import write_run
 from traces import read_run
 from traces.record.phases import COPY, STEP
-from traces.verdict.evidence import KINDS
-from traces.verdict.headlines import HEADLINES, SHOWN_IN, WHOLE_STEP, headline, shown_in
 from traces.verdict.summary import measure_runs
+from traces.verdict.titles import SHOWN_IN, WHOLE_STEP, shown_in
 
 # The words of each verdict, which nobody else's report may have.
 WORDS = {
@@ -30,9 +29,9 @@ WORDS = {
     "data": r"\bdata:|for its data|reading data takes|file system",
     "compute-bound": r"compute-bound|computing takes|faster kernels",
     "latency-bound": r"latency-bound|small exchanges|exchange more at once",
-    "stage-imbalance": r"stage-imbalance|is long:|the stages on average|--pipeline-layers",
+    "stage-imbalance": r"stage-imbalance|is long:|the mean stage|--pipeline-layers",
     "pipeline-bubble": r"pipeline-bubble|stages wait|raise --grad-accum",
-    "tensor-exchange": r"tensor-exchange|sums over (the \d+ )?parts",
+    "tensor-exchange": r"tensor-exchange|sums over (the \d+ )?shards",
     "none": r"none: \d+% of the step|nothing stands out",
 }
 # What figures once found by rules of their own.
@@ -89,7 +88,7 @@ def judged(text: str) -> set[str]:
 
 
 def test_every_kind_has_a_headline_and_figures():
-    assert set(WORDS) == set(CASES) == set(HEADLINES) == set(SHOWN_IN) == set(KINDS)
+    assert set(WORDS) == set(CASES) == set(SHOWN_IN)
     assert {name for names in SHOWN_IN.values() for name in (*names, *WHOLE_STEP)} <= set(CAPTIONS)
     assert judged("\n".join(CAPTIONS.values())) == set()
 
@@ -108,7 +107,7 @@ def test_a_report_says_its_verdict_and_no_other(kind, changes, tmp_path):
         assert judged(text) == {kind}
     for name, figure in drawn.items():
         is_seen = name in shown_in(one.diagnosis.finding)
-        assert (title_of(figure) == f"{one.label}: {headline(one.diagnosis)}") == is_seen, name
+        assert (title_of(figure) == f"{one.label}: {one.diagnosis.finding.headline}") == is_seen, name
         assert judged(texts_of(figure)) == ({kind} if is_seen else set()), name
     said = [page, printed, evidence, *map(texts_of, drawn.values())]
     assert re.search(NOBODYS, "\n".join(said), re.IGNORECASE) is None
@@ -139,7 +138,7 @@ def test_a_comparison_says_of_each_run_what_its_own_verdict_says(tmp_path):
     _, *lanes = drawn["comparison"].axes
     lanes = {axes.get_title("left").partition(", step")[0]: axes.get_title("left") for axes in lanes}
     for one in measured:
-        line = f": {headline(one.diagnosis)}"
+        line = f": {one.diagnosis.finding.headline}"
         assert lanes[one.label].endswith(line)
         assert f"\n{one.label}{line}\n" in printed
         timeline = drawn[f"timeline-{figures.file_name(one.label)}"]
@@ -155,5 +154,5 @@ def test_runs_of_growing_size_end_with_the_largest_ones_verdict(tmp_path):
     runs = [make(tmp_path / str(len(nodes)), nodes=nodes, rate=5e6, steps=12) for nodes in sizes]
     measured = measure_runs(runs, own_schedule)
     scaling = figures.figures_of_runs(measured)["scaling"]
-    assert top_of(scaling).endswith(f"on 4 ranks: {headline(measured[-1].diagnosis)}")
+    assert top_of(scaling).endswith(f"on 4 ranks: {measured[-1].diagnosis.finding.headline}")
     assert judged(texts_of(scaling)) == {measured[-1].diagnosis.finding.kind}

@@ -142,7 +142,7 @@ def page_of(folder):
 
 def test_the_report_sets_the_others_beside_what_was_measured(tmp_path):
     page = page_of(made_run(tmp_path / "ring", "ring", 1.3))
-    assert re.search(r"exchange: \d+ ms modelled, \d+ ms measured; all are taken to last 1.30 times as long", page)
+    assert re.search(r"exchange: \d+ ms predicted, \d+ ms measured; all predictions are multiplied by 1.30", page)
     assert re.search(
         r" ring, this run (\d+ ms) \(\d+ to \d+ ms\) measured .* hierarchical \1 \(.* no clear winner", page
     )

@@ -10,7 +10,7 @@ import pytest
 from scripts import diagnose, export, plot, virtual_cluster, watch
 from scripts.settings.command_line import ELSEWHERE, Parser
 from scripts.settings.training import flags, parse_settings
-from traces.read import checks
+from traces.read import schemas
 
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_a_misspelt_flag(words, message, capsys):
 def test_a_strategy_of_one_s_own_may_lie_in_any_folder():
     given = parse_settings("", ["--strategy", f"/{'a folder' * 40}/own.py"]).strategy
     assert given == f"/{'a folder' * 40}/own.py"
-    assert checks.STRATEGY.accepts(given), "else no other program reads the run"
+    assert schemas.STRATEGY.accepts(given), "else no other program reads the run"
 
 
 def test_what_others_call_flags_leads_to_ours():

@@ -15,7 +15,6 @@ from traces.record.files import (
     SAMPLE_NS,
     CounterFile,
     counters_path,
-    create,
     trace_path,
     write_at_end,
 )
@@ -89,7 +88,7 @@ def test_counters_are_read_every_five_milliseconds(tmp_path):
 def test_a_new_run_forgets_the_end_clocks_of_an_earlier_one(tmp_path):
     """They are of other moments: with them all times of the new run would be bent."""
     write_at_end(tmp_path, END_CLOCKS, [{"node": 0, "offset_ns": 10**9, "error_ns": 9, "at_ns": 10**12}])
-    create(tmp_path, IDENTITY, {"offset_ns": 0, "error_ns": 0}).close()
+    Tracer(tmp_path, IDENTITY).close()
     assert read_at_end(tmp_path, END_CLOCKS) == {}
 
 

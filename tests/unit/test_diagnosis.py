@@ -15,9 +15,9 @@ from tests.support.make_run import three_ranks, write_run
 from traces import RunError, read_run
 from traces.record.files import trace_path
 from traces.units import bytes_text, seconds_text
-from traces.verdict.evidence import KINDS
 from traces.verdict.network_rules import link_ratios
 from traces.verdict.rank_rules import against_others, stall_seconds
+from traces.verdict.titles import SHOWN_IN
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 QUARTER = 12.5e6
@@ -75,7 +75,7 @@ def test_the_verdict_names_the_fault(case, tmp_path):
     assert said(tmp_path, **changes) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHOWN_IN)
 def test_every_kind_is_provoked_and_explained(kind):
     provoked = {expected[0] for _, expected in CASES.values()} | {"none"}
     assert kind in provoked, "add a run that has it to CASES, and its neighbours"
@@ -169,7 +169,7 @@ def test_the_object_is_what_the_design_says(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert list(answer) == ["verdict", "bottleneck", "evidence", "advice"]
     assert list(answer["bottleneck"]) == ["kind", "phase", "node", "rank", "direction", "share"]
-    assert answer["bottleneck"]["kind"] in KINDS
+    assert answer["bottleneck"]["kind"] in SHOWN_IN
     assert 0 < answer["bottleneck"]["share"] <= 1
     assert answer == json.loads(json.dumps(diagnose(run)))
     steps = [row["predicted_step_s"] for row in answer["advice"]]
@@ -188,7 +188,7 @@ def test_the_script_needs_no_mpi(tmp_path):
     command = [sys.executable, "-c", without, SCRIPTS / "diagnose.py", tmp_path]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=SCRIPTS.parent)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("up to 16 MB a step go")
+    assert result.stdout.startswith("up to 16 MB a step enter")
 
 
 def test_the_text_begins_with_the_verdict(tmp_path):

@@ -264,12 +264,12 @@ def test_ranks_that_share_models_meet_in_their_groups(tmp_path):
     of_stages = [[1, 5], [2, 6], [3, 7], [4, 8]]
     every = [group for groups in (*expected.values(), of_stages) for group in groups]
     assert sorted(prv.header.communicators) == sorted(every)
-    assert slices.names[1, 5] == "copy 0 stage 1 part 0 (rank 4)"
+    assert slices.names[1, 5] == "replica 0 stage 1 shard 0 (rank 4)"
     assert [slices.names[who] for who in sorted(slices.order, key=slices.order.get)][:4] == [
-        "copy 0 stage 0 part 0 (rank 0)", "copy 0 stage 0 part 1 (rank 1)",
-        "copy 0 stage 1 part 0 (rank 4)", "copy 0 stage 1 part 1 (rank 5)",
+        "replica 0 stage 0 shard 0 (rank 0)", "replica 0 stage 0 shard 1 (rank 1)",
+        "replica 0 stage 1 shard 0 (rank 4)", "replica 0 stage 1 shard 1 (rank 5)",
     ]  # fmt: skip
-    assert "copy 0 stage 1 part 0 (rank 4) @ cn00" in (tmp_path / "out.row").read_text()
+    assert "replica 0 stage 1 shard 0 (rank 4) @ cn00" in (tmp_path / "out.row").read_text()
 
 
 def test_a_share_is_of_the_group_that_meets(tmp_path):

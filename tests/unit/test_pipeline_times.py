@@ -13,7 +13,7 @@ from traces.plots.lanes import lanes_of
 from traces.plots.stage_lanes import lane_order
 from traces.read.analysis import measure
 from traces.read.efficiency import efficiency, ideal_runtimes
-from traces.read.pipeline import bubbles_ns, pipeline_of, shortest_forwards
+from traces.read.pipeline_times import bubbles_ns, pipeline_of, shortest_forwards
 from traces.read.waits import STATES, find_wait_states
 from traces.record.phases import STEP
 from traces.verdict.summary import measure_runs
@@ -60,7 +60,7 @@ def test_a_step_by_hand(rows, tmp_path):
     """12 slots, of which each stage has 9 to do: a quarter is bubble, as (p - 1) / (m + p - 1) says."""
     run = read(tmp_path, slots(*rows))
     found = pipeline_of(run, measure(run))
-    assert (found.micro_steps, found.stages) == (3, 2)
+    assert (found.microbatches, found.stages) == (3, 2)
     assert found.tau_s == pytest.approx([0.03, 0.03])
     assert found.ideal_s == pytest.approx(0.12)
     assert found.wait_s == pytest.approx(0.25 * 0.12)

@@ -13,7 +13,16 @@ from traces import RunError, read_run
 from traces.plots import timeline
 from traces.read.analysis import measure
 from traces.read.efficiency import ideal_runtimes
-from traces.read.pipeline import BACKWARD, BETTER, FORWARD, Pipeline, better_layers, passes_of, pipeline_of, stage_work
+from traces.read.pipeline_times import (
+    BACKWARD,
+    BETTER,
+    FORWARD,
+    PipelineTimes,
+    better_layers,
+    passes_of,
+    pipeline_of,
+    stage_work,
+)
 from traces.read.waits import find_receives, find_wait_states
 from traces.verdict.summary import measure_runs, summary
 
@@ -186,7 +195,7 @@ def test_a_slow_rank_comes_before_the_bubble_beside_it(tmp_path):
 
 
 REMEDIES = {
-    "few": ({"micro_steps": 2}, "with 2 micro-steps the bubble of 4 equal stages is 60%, with 4 it would be 43%"),
+    "few": ({"micro_steps": 2}, "the bubble of 4 equal stages is 60% with 2 microbatches, and would be 43% with 4"),
     # 7.5 ms a layer; the head is 45 ms.
     "a head": ({"tau_ms": (30, 30, 30, 75), "layers": "4,4,4,4", "micro_steps": 16}, "use --pipeline-layers 5,5,6,0"),
     # Parts of a head are on every rank of the last stage: it has a layer at least.
@@ -197,9 +206,9 @@ REMEDIES = {
     "an embedding": ({"embedding_ms": 30.0, "noise": 0.0} | LONG, "use --pipeline-layers 1,3,4,4"),
     "of two": (CASES["a long stage of two"][0], "use --pipeline-layers 4,4"),
     "layers unknown": ({"tau_ms": (60, 30, 30, 30), "layers": None} | LONG, "fewer layers with --pipeline-layers"),
-    "hosts": (CASES["a stage on several slow hosts"][0], "with as many layers, so look for what slows cn02, cn03"),
-    "a host": (CASES["a slow host of two copies' middle stage"][0], "the ranks of cn01 (2 and 3) compute 0.7"),
-    "across": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "parts lie on several nodes"),
+    "hosts": (CASES["a stage on several slow hosts"][0], "with as many layers are faster, so look for what slows cn02, cn03"),
+    "a host": (CASES["a slow host of two copies' middle stage"][0], "ranks 2 and 3 on cn01 compute 0.7"),
+    "across": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "shards lie on several nodes"),
 }  # fmt: skip
 
 
@@ -217,8 +226,8 @@ def test_the_bubble_stands_below_the_efficiencies(tmp_path):
     (at,) = [number for number, line in enumerate(lines) if line.startswith("of which")]
     assert lines[at - 1].startswith("efficiency")
     assert lines[at] == (
-        "of which    pipeline bubble 27% of the step: structure 27%, unequal stages 0%, transfer 0%; 8 micro-steps of "
-        "30 ms, 30 ms, 30 ms, 30 ms on the stages take 330 ms where messages take no time"
+        "of which    pipeline bubble 27% of the step: structure 27%, unequal stages 0%, transfer 0%; 8 microbatches of "
+        "30 ms, 30 ms, 30 ms, 30 ms on the stages take 330 ms if messages take no time"
     )
     page = write_report(tmp_path / "report.html", summary(run), found, {}, run.config).read_text()
     assert "Of which pipeline bubble 27% of the step" in page
@@ -230,7 +239,7 @@ def test_better_layers_against_every_cut(seed):
     random = np.random.default_rng(seed)
     layer, head = random.uniform(1, 5), random.uniform(0, 20)
     first = random.uniform(0, 10)
-    found = better_layers(Pipeline(8, layer * np.full(4, 3.0) + [first, 0, 0, head], 0, (3, 3, 3, 3)), 0)
+    found = better_layers(PipelineTimes(8, layer * np.full(4, 3.0) + [first, 0, 0, head], 0, (3, 3, 3, 3)), 0)
     cuts = [(a, b, c, 12 - a - b - c) for a in range(1, 11) for b in range(1, 11) for c in range(1, 11)]
     cost = {
         cut: max(layer * cut[0] + first, layer * max(cut[1:3]), layer * cut[3] + head) for cut in cuts if cut[3] >= 0
@@ -250,16 +259,16 @@ def test_better_layers_against_every_cut(seed):
 )
 def test_what_stages_take_beside_their_layers(tau, layers, layer, beside):
     """A layer takes what it does on the stages between first and last; a slow one of several does not make it long."""
-    found = stage_work(Pipeline(8, np.array(tau, float), 0, layers))
+    found = stage_work(PipelineTimes(8, np.array(tau, float), 0, layers))
     assert found[0] == layer
     assert found[1].tolist() == [*beside]
-    assert stage_work(Pipeline(8, np.array(tau, float), 0, ())) is None
+    assert stage_work(PipelineTimes(8, np.array(tau, float), 0, ())) is None
 
 
 def test_layers_that_are_about_as_good_are_not_worth_saying():
     """Of 21 layers one is 4.8% of the longest stage; two of 22 are 9%."""
-    assert better_layers(Pipeline(8, np.array([21.0, 20, 20, 19]), 0, (21, 20, 20, 19)), 0) is None
-    assert better_layers(Pipeline(8, np.array([22.0, 20, 20, 18]), 0, (22, 20, 20, 18)), 0) == (20, 20, 20, 20)
+    assert better_layers(PipelineTimes(8, np.array([21.0, 20, 20, 19]), 0, (21, 20, 20, 19)), 0) is None
+    assert better_layers(PipelineTimes(8, np.array([22.0, 20, 20, 18]), 0, (22, 20, 20, 18)), 0) == (20, 20, 20, 20)
 
 
 @pytest.mark.parametrize(
@@ -296,17 +305,17 @@ def test_micro_steps_are_found_and_numbered_in_the_timeline(schedule, tmp_path):
         for step in range(1, 5):
             own = passes.step == step
             for phase in (FORWARD, BACKWARD):
-                assert passes.micro_step[own & (passes.phase == phase)].tolist() == list(range(8)), (stage, step)
+                assert passes.microbatch[own & (passes.phase == phase)].tolist() == list(range(8)), (stage, step)
     (one,) = measure_runs([run], own_schedule)
     figure = timeline.draw(one)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert {str(number) for number in range(1, 9)} <= set(texts)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        "stage 0 part 0 (rank 0)", "stage 0 part 1 (rank 1)", "stage 1 part 0 (rank 2)", "stage 1 part 1 (rank 3)",
+        "stage 0 shard 0 (rank 0)", "stage 0 shard 1 (rank 1)", "stage 1 shard 0 (rank 2)", "stage 1 shard 1 (rank 3)",
     ]  # fmt: skip
 
 
 def test_lanes_are_ordered_by_copy_stage_and_part(tmp_path):
     run = make_shared(tmp_path, mesh=(2, 1, 2), tau_ms=(30, 30), layers="2,2", steps=3)
     assert run.mesh.order.tolist() == [0, 2, 1, 3]
-    assert run.mesh.name(2) == "copy 0 stage 1"
+    assert run.mesh.name(2) == "replica 0 stage 1"

@@ -72,7 +72,9 @@ def test_what_is_said():
     assert ranking.verdict([slow, near, best]) == "a tie: tree and ring, 200 and 207 ms a step"
     assert ranking.grounds([slow, near, best]) == "4 rounds: they overlap (190 to 201, 198 to 215 ms); sliced is slower"
     assert ranking.verdict([slow, best]) == "fastest: tree, 200 ms a step (1.5 times faster than sliced)"
-    assert ranking.grounds([slow, best]).endswith("if all were equal, chance would do that once in 35 times")
+    assert ranking.grounds([slow, best]).endswith(
+        "if all were equally fast, that would happen by chance once in 35 times"
+    )
     # Sure, but no reason to choose the one or the other.
     close = figures_of("allreduce", [202, 203, 202.5, 202])
     assert ranking.verdict([close, best]).startswith("no difference: tree and allreduce both take ")

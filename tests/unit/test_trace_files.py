@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, read_run
-from traces.read import checks
+from traces.read import schemas
 from traces.read.analysis import measure
 from traces.record import files
 from traces.record.phases import NAMES, STEP
@@ -173,17 +173,17 @@ def test_counters_of_another_host_are_left_out(tmp_path):
 def test_nodes_with_gaps_are_damage(nodes):
     places = [{"rank": rank, "node": node, "host": "a"} for rank, node in enumerate(nodes)]
     with pytest.raises(ValueError, match="nodes are not numbered from 0 without gaps"):
-        checks.check_config({"settings": {"strategy": "ring"}, "ranks": places})
+        schemas.check_config({"settings": {"strategy": "ring"}, "ranks": places})
 
 
 @pytest.mark.parametrize("code", ["97fa320", [], {"commit": 5}, {"dirty": "no"}, {"dirty": 0}, {"version": 1.5}])
 def test_a_damaged_word_on_the_code(code):
     known = {"settings": {"strategy": "ring"}, "code": {"commit": None, "dirty": None, "version": "0.1.0"}}
-    checks.check_config(known)
-    checks.check_config(known | {"code": {"commit": "97fa320d42", "dirty": True}})
-    checks.check_config({"settings": {"strategy": "ring", "model": None}})
+    schemas.check_config(known)
+    schemas.check_config(known | {"code": {"commit": "97fa320d42", "dirty": True}})
+    schemas.check_config({"settings": {"strategy": "ring", "model": None}})
     with pytest.raises(ValueError, match="code"):
-        checks.check_config(known | {"code": code})
+        schemas.check_config(known | {"code": code})
 
 
 def test_a_name_twice_in_an_object_is_damage(tmp_path):

@@ -322,7 +322,7 @@ ADVISED, UNCLEAR = "ring would take 0.90 s a step instead of 1.00 s", "no clear 
 def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared, said):
     made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5)))
     made.__dict__["thin"] = []
-    finding = Finding("network-congestion", 0.5, "the network is slow")
+    finding = Finding("network-congestion", 0.5, "slow", "the network is slow")
     row = {"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}
     advice = [row | {"range_s": ends, "compared": compared}]
     model = {"reason": None, "advised": "ring" if compared == "faster" else None}
@@ -333,5 +333,5 @@ def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared
 def test_a_finding_takes_no_more_than_the_step(tmp_path):
     """A stall's seconds, or a sum of phases, may be longer than the median step."""
     found = find_bottleneck(*measured(make(tmp_path)))
-    longer = Diagnosis(Finding("data", 5 * found.evidence.step_s, "late"), [], found.evidence)
+    longer = Diagnosis(Finding("data", 5 * found.evidence.step_s, "late", "late"), [], found.evidence)
     assert longer.answer([])["bottleneck"]["share"] == 1

@@ -80,7 +80,7 @@ def test_restarts_are_marked_behind_the_step_they_go_on_from(tmp_path):
         at = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "--"]
         assert at == [20.5, 45.5], "of the third start there are no steps yet"
     assert [text.get_text() for text in figure.axes[0].texts].count("restart") == 1
-    assert "taken up again 2 times\nrestarts after step 20, 45" in top_of(figure)
+    assert "resumed 2 times\nrestarts after step 20, 45" in top_of(figure)
     assert is_inside(figure)
 
 

@@ -1,11 +1,10 @@
-"""Export to Chrome's trace event JSON, which Perfetto (ui.perfetto.dev) shows; gzipped where the name ends in .gz.
+"""Export to Chrome's trace event JSON for Perfetto (ui.perfetto.dev); gzipped if the name ends in .gz.
 
 A process is a node, a thread a rank, both counted from 1 (0 is the operating system's idle process there). Slices nest
-as step > phase > wait, transfer. Ranks that share models are named by their places, in the order of copy, stage, part.
-Each node has a counter with its ports' MB/s. Times in microseconds from the run's start, with three digits after the
-point: nanoseconds.
+as step > phase > wait, transfer. Ranks that share models are named by their places and sorted by replica, stage and
+shard. Each node has a counter of its ports' MB/s. Times are microseconds from the run's start, with three decimals.
 
-Format: "Trace Event Format" (Chromium), and what Perfetto's importers/json reads of it.
+Format: "Trace Event Format" (Chromium), and Perfetto's importers/json.
 """
 
 import json
@@ -18,7 +17,7 @@ from traces.export.spans import RankSpans, lay_out
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
-# Of slices that begin together the outer one comes first.
+# The order of events of equal time: the outer slice comes first.
 STEP, PHASE, WAIT, TRANSFER, RATE = range(5)
 MOVES = (*EXCHANGE, *PIPELINE, *COPY)
 CATEGORY_OF = dict.fromkeys(COMPUTE, "compute") | dict.fromkeys(EXCHANGE, "exchange") | dict.fromkeys(COPY, "copy")
@@ -26,7 +25,7 @@ CATEGORY_OF |= dict.fromkeys(PIPELINE, "pipeline")
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the file; returns [its path]."""
+    """Write the file. Returns [path]."""
     path = Path(path)
     spans = lay_out(run)
     sources = [lines for rank in spans.ranks for lines in _slices(rank)]
@@ -41,7 +40,7 @@ def export(run: Run, path) -> list[Path]:
 
 
 def _names(places: list[dict]) -> list[dict]:
-    """What nodes and ranks are called, and their order."""
+    """Events that name and sort nodes and ranks."""
     events = []
     hosts = {place["node"]: place["host"] for place in places}
     for node, host in hosts.items():
@@ -51,13 +50,14 @@ def _names(places: list[dict]) -> list[dict]:
     for place in places:
         about = {"ph": "M", "pid": place["node"] + 1, "tid": place["rank"] + 1}
         events.append(about | {"name": "thread_name", "args": {"name": place["title"]}})
-        events.append(about | {"name": "thread_sort_index", "args": {"sort_index": place["lane"]}})
+        events.append(about | {"name": "thread_sort_index", "args": {"sort_index": place["row"]}})
     return events
 
 
 def _slices(rank: RankSpans) -> list[Lines]:
-    """A rank's steps and phases, and of each exchange the part spent waiting and the part that moved data."""
-    steps, phases = rank.steps, rank.phases
+    """A rank's steps and phases, and the waiting part and the transfer part of each exchange."""
+    steps = rank.steps
+    phases = rank.phases
     exchanges = _chosen(phases, (*EXCHANGE, *PIPELINE))
     waits = exchanges[exchanges["waited"] > 0]
     transfers = exchanges[exchanges["waited"] < exchanges["end"] - exchanges["start"]]
@@ -84,16 +84,17 @@ def _phases(rank: RankSpans, spans: np.ndarray, arguments: tuple[str, ...]) -> L
 
 
 def _timed(rank: RankSpans, order: int, about: list[str], start, end, values=(), kinds=None) -> Lines:
-    """Slices from `start` to `end` in ns; `about`: what follows the times, with a place for each of the values."""
+    """Slices from `start` to `end` (ns). about: templates of the rest of an event, with a place for each value."""
     who = f'"pid":{rank.place["node"] + 1},"tid":{rank.place["rank"] + 1}'
     templates = [f',\n{{"ph":"X",{who},"ts":%d.%03d,"dur":%d.%03d,{text}}}' for text in about]
     return Lines(start, order, templates, (*divmod(start, 1000), *divmod(end - start, 1000), *values), kinds)
 
 
 def _counter(node: int, rates: np.ndarray) -> Lines:
-    """MB/s with three digits after the point: kB/s, divided."""
+    """MB/s with three decimals."""
     template = (
         f',\n{{"ph":"C","pid":{node + 1},"ts":%d.%03d,"name":"ports MB/s","args":{{"in":%d.%03d,"out":%d.%03d}}}}'
     )
-    into, out = divmod(rates["in"] // 1000, 1000), divmod(rates["out"] // 1000, 1000)
+    into = divmod(rates["in"] // 1000, 1000)
+    out = divmod(rates["out"] // 1000, 1000)
     return Lines(rates["time"], RATE, [template], (*divmod(rates["time"], 1000), *into, *out))

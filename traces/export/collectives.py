@@ -1,4 +1,4 @@
-"""What exchanges are called in the formats of other tools: the MPI collective of the same meaning, and its sizes."""
+"""The MPI collectives that exchanges appear as in other tools' formats, and their sizes."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Collective:
+class ExportedCollective:
     """An MPI collective, and the part of the vector that a rank sends and receives.
 
-    none, all, share (1/N), root (all on the root, none elsewhere), others (the reverse).
+    "none", "all", "share" (1/N), "root" (all on the root, none elsewhere), "others" (the reverse).
     """
 
     label: str
@@ -17,7 +17,7 @@ class Collective:
     receives: str
 
     def sizes(self, bytes: np.ndarray, at_root: bool, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-        """(sent, received) by one rank, in calls that exchange vectors of so many bytes each among so many ranks."""
+        """(sent, received) bytes of one rank. bytes: of the vectors of these calls; ranks: how many take part."""
         return tuple(_part(rule, bytes, at_root, ranks) for rule in (self.sends, self.receives))
 
 
@@ -26,14 +26,14 @@ def _part(rule: str, sizes: np.ndarray, at_root: bool, ranks: int) -> np.ndarray
     return sizes * whole // (ranks if rule == "share" else 1)
 
 
-BCAST = Collective("MPI_Bcast", "root", "others")
-BARRIER = Collective("MPI_Barrier", "none", "none")
-REDUCE = Collective("MPI_Reduce", "all", "root")
-ALLREDUCE = Collective("MPI_Allreduce", "all", "all")
-ALLGATHER = Collective("MPI_Allgather", "share", "all")
-REDUCE_SCATTER = Collective("MPI_Reduce_scatter_block", "all", "share")
+BCAST = ExportedCollective("MPI_Bcast", "root", "others")
+BARRIER = ExportedCollective("MPI_Barrier", "none", "none")
+REDUCE = ExportedCollective("MPI_Reduce", "all", "root")
+ALLREDUCE = ExportedCollective("MPI_Allreduce", "all", "all")
+ALLGATHER = ExportedCollective("MPI_Allgather", "share", "all")
+REDUCE_SCATTER = ExportedCollective("MPI_Reduce_scatter_block", "all", "share")
 
-# Without a root, with one. A reduce without is many of them, a slice to each rank: what MPI calls a reduce-scatter.
+# (without a root, with one). A reduce without a root reduces a slice to each rank: MPI's reduce-scatter.
 COLLECTIVE_OF = {
     "reduce": (REDUCE_SCATTER, REDUCE),
     "bcast": (ALLGATHER, BCAST),

@@ -1,7 +1,7 @@
-"""Millions of text lines of many kinds, merged by time and written as they are made.
+"""Merge millions of text lines of many kinds by time, and write them.
 
-Formatting goes a window of time at a time: one string of templates and one tuple of numbers for all its lines, which is
-as fast as Python gets; memory does not grow with the file.
+Lines are formatted in windows of time: one string of templates and one tuple of numbers for all lines of a window. That
+is as fast as Python gets, and memory does not grow with the file.
 """
 
 import gzip
@@ -17,19 +17,19 @@ HIGHEST_ORDER = 7
 
 @contextmanager
 def text_file(path: Path):
-    """Context manager: a new text file, gzipped where its name ends in .gz; its folders are made."""
+    """Context manager: a new text file, gzipped if its name ends in .gz. Makes its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Level 3 takes half the time of the default and a fifth more space.
+    # Level 3 takes half the time of the default level and a fifth more space.
     with gzip.open(path, "wt", compresslevel=3) if path.suffix == ".gz" else path.open("w") as file:
         yield file
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines by rising time: line i is templates[kinds[i]] % (values[0][i], values[1][i], ...).
+    """Lines sorted by time. Line i is templates[kinds[i]] % (values[0][i], values[1][i], ...).
 
-    times: (n,) int64. order: 0 .. HIGHEST_ORDER, lower ones first among lines of equal time. kinds: (n,) integers, or
-    None where there is one template. values: (n,) integer arrays, as many as each template takes.
+    times: (n,) int64. order: 0 .. HIGHEST_ORDER; among lines of equal time, lower ones come first. kinds: (n,) indices
+    of templates; None for a single one. values: (n,) integer arrays, as many as each template takes.
     """
 
     times: np.ndarray
@@ -57,7 +57,7 @@ def write_merged(file, sources: list[Lines]) -> None:
 
 
 def _window_edges(sources: list[Lines]) -> np.ndarray:
-    """Times between which about LINES_AT_ONCE lines lie, taken from the source with the most."""
+    """The edges of windows of about LINES_AT_ONCE lines, by the times of the source with the most lines."""
     total = sum(len(source.times) for source in sources)
     longest = max((source.times for source in sources), key=len)
     inner = longest[np.linspace(0, len(longest), total // LINES_AT_ONCE + 1, endpoint=False).astype(int)[1:]]
@@ -67,7 +67,8 @@ def _window_edges(sources: list[Lines]) -> np.ndarray:
 
 def _format(parts: list[tuple[Lines, int, slice]], templates: list[str]) -> str:
     count = sum(part.stop - part.start for _, _, part in parts)
-    keys, kinds = np.empty(count, np.int64), np.empty(count, np.int64)
+    keys = np.empty(count, np.int64)
+    kinds = np.empty(count, np.int64)
     values = np.empty((count, max(len(source.values) for source, _, _ in parts)), np.int64)
     widths = np.empty(count, np.int64)
     at = 0

@@ -1,13 +1,13 @@
-"""Export to OTF2, the format of Score-P, Vampir and Scalasca, written with the Score-P team's package `otf2`.
+"""Export to OTF2, the format of Score-P, Vampir and Scalasca, with the Score-P team's package `otf2`.
 
     OUT/traces.otf2, traces.def, traces/    an archive: definitions, and a file of events for each location
 
 A node is a system tree node, a rank a process with one location. Times are nanoseconds from the run's start, on rank
-0's clock. A step is a region, with its number as a parameter, and phases are regions inside it. An exchange has inside
-its phase the region of the MPI collective of the same meaning, over the ranks that meet in it, with the sizes that the
-collective would have. Its attribute `waited` says for how many ns this rank waited for others. Messages between stages
-are MPI messages. What parts and stages lend each other is a region alone. The counters of a node's ports are metrics at
-a location of their own.
+0's clock. A step is a region with its number as a parameter, and phases are regions inside it. Inside an exchange's
+phase is the region of the MPI collective of the same meaning, over the ranks that take part, with the sizes of that
+collective. Its attribute `waited` is the nanoseconds that this rank waited for others. Messages between stages are MPI
+messages. Synchronization of replicated parameters (lend, borrow) is a plain region. The counters of a node's ports are
+metrics at a location of their own.
 
 Format: OTF2's documentation of its records and definitions, version 3.
 """
@@ -30,62 +30,56 @@ from otf2 import (
     writer,
 )
 
-from traces.export.collectives import (
-    ALLGATHER,
-    ALLREDUCE,
-    BARRIER,
-    BCAST,
-    COLLECTIVE_OF,
-    REDUCE,
-    REDUCE_SCATTER,
-)
+from traces.export import collectives as mpi
 from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
 from traces.read.runs import Run
 from traces.record.phases import NAMES, STEP
 
 NANOSECONDS = 10**9  # ticks a second
-MESSAGE_TAG = 0  # of stages' messages: between two ranks all of one direction follow one another
-# Of each counter what it counts, and in which unit.
+MESSAGE_TAG = 0  # of stages' messages, which keep their order between two ranks
+# {counter: (description, unit)}
 COUNTED = {
     "in": ("into the node's ports", "bytes"),
     "out": ("out of the node's ports", "bytes"),
     "stalled": ("port_xmit_wait of the node's ports", "ticks"),
 }
-# Of each collective OTF2's name and kind.
+# OTF2's name and role of each collective.
 OPERATIONS = {
-    BCAST: (CollectiveOp.BCAST, RegionRole.COLL_ONE2ALL),
-    BARRIER: (CollectiveOp.BARRIER, RegionRole.BARRIER),
-    REDUCE: (CollectiveOp.REDUCE, RegionRole.COLL_ALL2ONE),
-    ALLREDUCE: (CollectiveOp.ALLREDUCE, RegionRole.COLL_ALL2ALL),
-    ALLGATHER: (CollectiveOp.ALLGATHER, RegionRole.COLL_ALL2ALL),
-    REDUCE_SCATTER: (CollectiveOp.REDUCE_SCATTER_BLOCK, RegionRole.COLL_ALL2ALL),
+    mpi.BCAST: (CollectiveOp.BCAST, RegionRole.COLL_ONE2ALL),
+    mpi.BARRIER: (CollectiveOp.BARRIER, RegionRole.BARRIER),
+    mpi.REDUCE: (CollectiveOp.REDUCE, RegionRole.COLL_ALL2ONE),
+    mpi.ALLREDUCE: (CollectiveOp.ALLREDUCE, RegionRole.COLL_ALL2ALL),
+    mpi.ALLGATHER: (CollectiveOp.ALLGATHER, RegionRole.COLL_ALL2ALL),
+    mpi.REDUCE_SCATTER: (CollectiveOp.REDUCE_SCATTER_BLOCK, RegionRole.COLL_ALL2ALL),
 }
 MESSAGES = {"send": "MPI_Send", "recv": "MPI_Recv"}
-# Among events of equal time: what ends comes before what begins, the inner before the outer, or after it.
+# The order of events of equal time.
 PHASE_ENDS, STEP_ENDS, STEP_BEGINS, PHASE_BEGINS = range(4)
 
 
 def export(run: Run, path) -> list[Path]:
     """Write the archive into the folder `path`. Returns [path]."""
-    path, spans, groups = Path(path), lay_out(run), communicators(run)
+    path = Path(path)
+    spans = lay_out(run)
+    groups = communicators(run)
     with writer.open(str(path), timer_resolution=NANOSECONDS) as archive:
         definitions = Definitions(archive.definitions, spans, groups)
         for rank in spans.ranks:
             location = definitions.locations[rank.place["rank"]]
             RankEvents(archive.event_writer_from_location(location), definitions, groups, rank).write()
         for node, counts in spans.counts.items():
-            title, process = f"ports of node {node}", definitions.processes[node]
-            ports = archive.event_writer(title, type=LocationType.METRIC, group=process)
+            process = definitions.processes[node]
+            ports = archive.event_writer(f"ports of node {node}", type=LocationType.METRIC, group=process)
             for time, *values in counts[["time", *COUNTED]].tolist():
                 ports.metric(time, definitions.ports, values)
     return [path]
 
 
 class Definitions:
-    """What events refer to.
+    """The definitions that events refer to.
 
-    locations: by rank. processes: of each node the location group of its first rank. comms: as Communicators numbers
-    them. regions: by phase number; collectives: by Collective; messages: by the name of their phase.
+    locations: by rank. processes: by node, the location group of its first rank. comms: by communicator number.
+    regions: by phase number. collectives: by ExportedCollective. messages: by the name of their phase.
     """
 
     def __init__(self, registry, spans: Spans, groups: Communicators):
@@ -107,10 +101,13 @@ class Definitions:
         self.ports = registry.metric_class(counters, recorder_kind=RecorderKind.ABSTRACT)
 
     def _define_places(self, places: list[dict]) -> None:
-        root, nodes = self._registry.system_tree_node("run", class_name="machine"), {}
-        self.processes, self.locations = {}, {}
+        root = self._registry.system_tree_node("run", class_name="machine")
+        nodes = {}
+        self.processes = {}
+        self.locations = {}
         for place in places:
-            node, title = place["node"], place["title"]
+            node = place["node"]
+            title = place["title"]
             if node not in nodes:
                 nodes[node] = self._registry.system_tree_node(place["host"], class_name="node", parent=root)
             process = self._registry.location_group(title, system_tree_parent=nodes[node])
@@ -132,12 +129,15 @@ class Definitions:
 
 
 class RankEvents:
-    """Writes what a rank did, in the order of time: each span (spans.SPAN) by a method for its beginning, one for its
-    end."""
+    """Writes a rank's events in the order of time: the beginning and the end of each span (spans.SPAN)."""
 
     def __init__(self, events, definitions: Definitions, groups: Communicators, rank: RankSpans):
-        self._events, self._definitions, self._groups = events, definitions, groups
-        self._phases, self._steps, self._number = rank.phases, rank.steps, rank.place["rank"]
+        self._events = events
+        self._definitions = definitions
+        self._groups = groups
+        self._phases = rank.phases
+        self._steps = rank.steps
+        self._number = rank.place["rank"]
 
     def write(self) -> None:
         kinds = (
@@ -160,7 +160,7 @@ class RankEvents:
     def _begin_phase(self, time: int, span: np.void) -> None:
         name = NAMES[span["phase"]]
         self._events.enter(time, self._definitions.regions[span["phase"]])
-        if name in COLLECTIVE_OF:
+        if name in mpi.COLLECTIVE_OF:
             self._events.enter(time, self._definitions.collectives[_collective(span)])
             self._events.mpi_collective_begin(time)
         elif name in MESSAGES:
@@ -170,7 +170,7 @@ class RankEvents:
 
     def _end_phase(self, time: int, span: np.void) -> None:
         name = NAMES[span["phase"]]
-        if name in COLLECTIVE_OF:
+        if name in mpi.COLLECTIVE_OF:
             self._end_collective(time, span)
             self._events.leave(time, self._definitions.collectives[_collective(span)])
         elif name in MESSAGES:
@@ -180,8 +180,10 @@ class RankEvents:
         self._events.leave(time, self._definitions.regions[span["phase"]])
 
     def _end_collective(self, time: int, span: np.void) -> None:
-        collective, number = _collective(span), int(self._groups.of[self._number][span["phase"]])
-        ranks, root = self._groups.members[number - WORLD], int(span["root"])
+        collective = _collective(span)
+        number = int(self._groups.of[self._number][span["phase"]])
+        ranks = self._groups.members[number - WORLD]
+        root = int(span["root"])
         sent, received = collective.sizes(span["bytes"], root == self._number, len(ranks))
         operation, _ = OPERATIONS[collective]
         # MPI counts the root among the ranks of its communicator.
@@ -197,4 +199,4 @@ class RankEvents:
 
 
 def _collective(span: np.void):
-    return COLLECTIVE_OF[NAMES[span["phase"]]][int(span["root"] >= 0)]
+    return mpi.COLLECTIVE_OF[NAMES[span["phase"]]][int(span["root"] >= 0)]

@@ -1,10 +1,10 @@
 """Export to Paraver: NAME.prv (records), NAME.pcf (names, colours), NAME.row (rows).
 
-One application, one task a rank with one thread, one CPU a rank; all counted from 1. Times in ns from the run's start.
-A phase is a state and an event 90000001; what it exchanges also an MPI collective with Extrae's numbers, so that BSC's
-configurations and tools work on it. An exchange of our own appears as the collective of the same meaning, over the
-ranks that meet in it, with the sizes that the collective would have. Messages between stages, and what parts lend each
-other, are states and phases alone. Time in no phase is Others inside a step, Idle outside.
+The run is one application, a rank is a task with one thread on a CPU of its own; all are counted from 1. Times are
+nanoseconds from the run's start. A phase is a state and an event 90000001. An exchange is also the MPI collective of
+the same meaning, with Extrae's numbers, over the ranks that take part and with the sizes of that collective, so that
+BSC's configurations and tools work. Messages between stages and the synchronization of replicated parameters (lend,
+borrow) are states and phases only. Time in no phase is Others inside a step, Idle outside.
 
 Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and names of MPI's events: Extrae's
 src/tracer/wrappers/MPI/mpi_events, MPI_EventEncoding.h and src/merger/paraver/labels.c.
@@ -15,33 +15,39 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.export.collectives import (
-    ALLGATHER,
-    ALLREDUCE,
-    BARRIER,
-    BCAST,
-    COLLECTIVE_OF,
-    REDUCE,
-    REDUCE_SCATTER,
-)
+from traces.export import collectives as mpi
 from traces.export.line_merge import Lines, text_file, write_merged
 from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
-# Among records of equal time: what ends comes before what begins, the inner before the outer, or after it.
+# The order of records of equal time.
 PHASE_ENDS, STEP_ENDS, RUN_BEGINS, STEP_BEGINS, PHASE_BEGINS, STATE, RATE, RUN_ENDS = range(8)
 
 # Types of events: Extrae's for MPI, our own from 90000000 on.
 APPLICATION = 40000001
 COLLECTIVE = 50000002
-SEND_SIZE, RECEIVE_SIZE, ROOT, COMMUNICATOR = 50100001, 50100002, 50100003, 50100004
-PHASE, STEP_NUMBER, STRATEGY = 90000001, 90000002, 90000003
-RATE_IN, RATE_OUT, RATE_STALLED = 90000010, 90000011, 90000012
+SEND_SIZE = 50100001
+RECEIVE_SIZE = 50100002
+ROOT = 50100003
+COMMUNICATOR = 50100004
+PHASE = 90000001
+STEP_NUMBER = 90000002
+STRATEGY = 90000003
+RATE_IN = 90000010
+RATE_OUT = 90000011
+RATE_STALLED = 90000012
 WAITED = 90000020
 
-IDLE, RUNNING, WAITING, SYNCHRONIZATION, IMMEDIATE_SEND = 0, 1, 3, 5, 10
-INPUT_OUTPUT, GROUP_COMMUNICATION, OTHERS, MEMORY_TRANSFER = 12, 13, 15, 17
+IDLE = 0
+RUNNING = 1
+WAITING = 3
+SYNCHRONIZATION = 5
+IMMEDIATE_SEND = 10
+INPUT_OUTPUT = 12
+GROUP_COMMUNICATION = 13
+OTHERS = 15
+MEMORY_TRANSFER = 17
 # Extrae's names and colours.
 STATES = {
     IDLE: ("Idle", (117, 195, 255)),
@@ -54,14 +60,21 @@ STATES = {
     OTHERS: ("Others", (119, 119, 119)),
     MEMORY_TRANSFER: ("Memory transfer", (255, 0, 96)),
 }
-# Running is what counts as useful in BSC's configurations and POP metrics.
+# BSC's configurations and POP metrics count Running as useful.
 STATE_OF = dict.fromkeys((*COMPUTE, "eval"), RUNNING) | dict.fromkeys(EXCHANGE, GROUP_COMMUNICATION)
 STATE_OF |= dict.fromkeys(COPY, MEMORY_TRANSFER) | dict.fromkeys(("data", "checkpoint"), INPUT_OUTPUT)
 STATE_OF |= dict(zip(PIPELINE, (IMMEDIATE_SEND, WAITING), strict=True)) | {"wait": SYNCHRONIZATION}
 
 
 # Extrae's numbers of MPI's collectives.
-COLLECTIVE_NUMBERS = {BCAST: 7, BARRIER: 8, REDUCE: 9, ALLREDUCE: 10, ALLGATHER: 17, REDUCE_SCATTER: 168}
+COLLECTIVE_NUMBERS = {
+    mpi.BCAST: 7,
+    mpi.BARRIER: 8,
+    mpi.REDUCE: 9,
+    mpi.ALLREDUCE: 10,
+    mpi.ALLGATHER: 17,
+    mpi.REDUCE_SCATTER: 168,
+}
 
 _OPTIONS = """DEFAULT_OPTIONS
 
@@ -80,7 +93,7 @@ THREAD_FUNC         State As Is
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the three files; path: of the .prv (or .prv.gz), or without the ending. Returns their paths."""
+    """Write the three files. path: of the .prv or .prv.gz, or without the ending. Returns their paths."""
     path = Path(path)
     base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
     prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
@@ -129,7 +142,7 @@ def _sources(spans: Spans, cpus: dict[int, int], groups: Communicators) -> list[
 
 
 def _event(who: str, *types: int, fixed: str = "") -> str:
-    """The template of an event line: its time and a value for each type are to be filled in; `fixed` follows."""
+    """The template of an event line, with places for its time and a value of each type. fixed: follows them."""
     return f"2:{who}:%d" + "".join(f":{number}:%d" for number in types) + f"{fixed}\n"
 
 
@@ -161,42 +174,48 @@ def _states(who: str, rank: RankSpans, end: int) -> list[Lines]:
 
 
 def _gaps(rank: RankSpans, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start and end of what is in no phase, from 0 to `end`, cut at the edges of steps; and whether it is in a step."""
+    """(start, end, is in a step) of the time in no phase, from 0 to `end`, cut at the edges of steps."""
     edges = np.unique(np.concatenate([[0, end], *(one[name] for one in (rank.phases, rank.steps)
                                                   for name in ("start", "end"))]))  # fmt: skip
-    start, stop = edges[:-1], edges[1:]
+    start = edges[:-1]
+    stop = edges[1:]
     empty = ~_inside(start, rank.phases)
     return start[empty], stop[empty], _inside(start[empty], rank.steps).astype(np.int64)
 
 
 def _inside(times: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Which times lie in one of the spans: at its start or later, before its end."""
-    ends = np.append(spans["end"], 0)  # the last one is what index -1 finds: of times before the first span
+    """Whether each time lies in one of the spans, the start included, the end not."""
+    ends = np.append(spans["end"], 0)  # times before the first span find the last entry, by index -1
     return ends[np.searchsorted(spans["start"], times, side="right") - 1] > times
 
 
 def _phases(who: str, rank: RankSpans, groups: Communicators) -> list[Lines]:
-    """Entries and exits of phases, with the MPI collective where a phase is one."""
-    is_mpi = np.array([name in COLLECTIVE_OF for name in NAMES])[rank.phases["phase"]]
-    plain, mpi = rank.phases[~is_mpi], rank.phases[is_mpi]
+    """Begins and ends of phases, with the MPI collectives."""
+    is_mpi = np.array([name in mpi.COLLECTIVE_OF for name in NAMES])[rank.phases["phase"]]
+    plain = rank.phases[~is_mpi]
+    collectives = rank.phases[is_mpi]
     enter = [_event(who, fixed=f":{PHASE}:{phase + 1}") for phase in range(len(NAMES))]
     leave = [_event(who, fixed=f":{PHASE}:0")]
     leave_mpi = [_event(who, fixed=f":{COLLECTIVE}:0:{PHASE}:0:{WAITED}:0")]
     return [
         Lines(plain["start"], PHASE_BEGINS, enter, (plain["start"],), plain["phase"]),
         Lines(plain["end"], PHASE_ENDS, leave, (plain["end"],)),
-        _mpi_entries(who, rank.place["rank"], mpi, groups),
-        Lines(mpi["end"], PHASE_ENDS, leave_mpi, (mpi["end"],)),
+        _mpi_entries(who, rank.place["rank"], collectives, groups),
+        Lines(collectives["end"], PHASE_ENDS, leave_mpi, (collectives["end"],)),
     ]
 
 
 def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) -> Lines:
     """One template for each kind of call: the phase, whether it has a root, whether this rank is it."""
-    has_root, is_root = calls["root"] >= 0, calls["root"] == rank
+    has_root = calls["root"] >= 0
+    is_root = calls["root"] == rank
     kinds, which = np.unique(np.stack([calls["phase"], has_root, is_root], axis=1), axis=0, return_inverse=True)
-    sent, received, templates = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64), []
+    sent = np.zeros(len(calls), np.int64)
+    received = np.zeros(len(calls), np.int64)
+    templates = []
     for kind, (phase, with_root, at_root) in enumerate(kinds.tolist()):
-        collective, communicator = COLLECTIVE_OF[NAMES[phase]][with_root], int(groups.of[rank][phase])
+        collective = mpi.COLLECTIVE_OF[NAMES[phase]][with_root]
+        communicator = int(groups.of[rank][phase])
         ranks = len(groups.members[communicator - WORLD])
         these = which.ravel() == kind
         sent[these], received[these] = collective.sizes(calls["bytes"][these], at_root, ranks)
@@ -211,7 +230,7 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) 
 
 
 def pcf_text(strategy: str) -> str:
-    """The .pcf: names and colours of all states, types and values. strategy: the run's label."""
+    """The .pcf: names and colours of states, types and values. strategy: the run's label."""
     states = "".join(f"{number}    {label}\n" for number, (label, _) in STATES.items())
     colours = "".join(f"{number}    {{{','.join(map(str, colour))}}}\n" for number, (_, colour) in STATES.items())
     types = [
@@ -240,7 +259,7 @@ def _event_type(types: dict[int, str], values: dict[int, str] | None = None) -> 
 
 
 def row_text(places: list[dict], cpus: dict[int, int]) -> str:
-    """The .row: names of CPUs, nodes, ranks, threads. cpus: of each rank its CPU, counted from 1.
+    """The .row: names of CPUs, nodes, ranks and threads. cpus: {rank: CPU}, counted from 1.
 
     CPUs come first: BSC's BasicAnalysis takes the number of processes from the first line.
     """

@@ -1,6 +1,6 @@
-"""A run as other tools' viewers take it: for each rank spans that never overlap, in nanoseconds from the run's start.
+"""A run laid out for other tools: the spans of each rank, which never overlap, in nanoseconds from the run's start.
 
-Reading a trace has made sure that phases neither overlap each other nor the edge of a step (checks.py).
+traces/read/span_checks.py has checked that phases overlap neither each other nor the edge of a step.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ WORLD = 1  # the communicator of all ranks
 
 @dataclass(frozen=True)
 class RankSpans:
-    """One rank. `phases`: array of SPAN, rising and disjoint, none across a step's edge; `steps`: so the envelopes.
+    """One rank. phases: array of SPAN, ascending and disjoint, none across a step's edge. steps: the same, of steps.
 
-    waited: nanoseconds of the span spent waiting for another rank, at its beginning.
+    SPAN's `waited`: nanoseconds at the beginning of the span spent waiting for another rank.
     """
 
     place: dict
@@ -30,10 +30,10 @@ class RankSpans:
 
 @dataclass(frozen=True)
 class Spans:
-    """All ranks of the job in order, also those without a trace; `end`: the run's last moment, ns from its start.
+    """All ranks of the job in order, also those without a trace. end: the run's last moment, ns from its start.
 
-    rates: per node number an array of COUNTERS, whose fields are rates here: bytes/s (stalled: ticks/s) from `time` on
-    until the next one's. counts: the same counters as they were read, from 0 on.
+    rates: by node, an array of COUNTERS whose fields are rates: bytes/s (stalled: ticks/s) from `time` until the next
+    entry's. counts: by node, the counters from 0 on.
     """
 
     ranks: list[RankSpans]
@@ -43,7 +43,7 @@ class Spans:
 
 
 def lay_out(run: Run) -> Spans:
-    """The spans of a run. If it crashed, the envelope of its last step ends with the last phase that was written."""
+    """Lay out a run. If it crashed, the envelope of its last step ends with the last phase that was written."""
     found = {
         trace.identity["rank"]: _spans_of(trace.records, waits)
         for trace, waits in zip(run.ranks, find_waits(run), strict=True)
@@ -66,9 +66,9 @@ def lay_out(run: Run) -> Spans:
 
 @dataclass(frozen=True)
 class Communicators:
-    """The groups in which ranks meet, counted from 1: the first is WORLD, the only one where each rank has a model.
+    """The groups in which ranks meet, counted from 1. The first one is WORLD; there are others if ranks share a model.
 
-    members: of each the numbers of its ranks. of: by rank that has a trace, (phases,) its group in each phase.
+    members: the ranks of each group. of: by rank that has a trace, (phases,) its group in each phase.
     """
 
     members: list[list[int]]
@@ -76,11 +76,13 @@ class Communicators:
 
 
 def communicators(run: Run) -> Communicators:
-    """Parts of a stage, copies of a piece, stages, the ranks of a copy: each group once, whatever meets in it."""
-    numbers, ranks = groups(run), np.array(run.rank_numbers)
-    members, of = [list(range(run.ranks[0].identity["ranks"]))], np.full(numbers.shape, WORLD)
+    """The run's groups, each of them once."""
+    numbers = groups(run)
+    ranks = np.array(run.rank_numbers)
+    members = [list(range(run.ranks[0].identity["ranks"]))]
+    of = np.full(numbers.shape, WORLD)
     for phase, row in enumerate(numbers):
-        for group in np.unique(row) if row.any() else ():  # of phases in which all meet, or nobody, all are 0
+        for group in np.unique(row) if row.any() else ():  # all 0: the phase's group is the world, or nobody meets
             found = ranks[row == group].tolist()
             if found not in members:
                 members.append(found)
@@ -89,17 +91,17 @@ def communicators(run: Run) -> Communicators:
 
 
 def _places(run: Run) -> list[dict]:
-    """Every rank's place: from config.json, or where that is lost, from the traces if all are there.
+    """Every rank's place, from config.json, or if that is lost, from the traces if all are there.
 
-    title: what the rank is called; lane: where it stands among the ranks, counted from 0.
+    title: the rank's name. row: its position among the ranks, counted from 0.
     """
     places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
     if [place["rank"] for place in places] != list(range(run.ranks[0].identity["ranks"])):
         raise RunError(f"{run.path}: neither config.json nor the traces say where all ranks sat; restore config.json")
-    titles = {place["rank"]: {"title": f"rank {place['rank']}", "lane": place["rank"]} for place in places}
-    for lane, index in enumerate([] if run.mesh is None else run.mesh.order.tolist()):
+    titles = {place["rank"]: {"title": f"rank {place['rank']}", "row": place["rank"]} for place in places}
+    for row, index in enumerate([] if run.mesh is None else run.mesh.order.tolist()):
         rank = run.rank_numbers[index]
-        titles[rank] = {"title": f"{run.mesh.name(index)} (rank {rank})", "lane": lane}
+        titles[rank] = {"title": f"{run.mesh.name(index)} (rank {rank})", "row": row}
     return [place | titles[place["rank"]] for place in places]
 
 
@@ -116,17 +118,18 @@ def _spans_of(records: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:
-    """The envelopes, with one for a last step that a crash has left without."""
+    """Add an envelope for a last step that a crash left without one."""
     last = phases[phases["step"] == phases["step"].max(initial=0)]
     if not len(last) or last["step"][0] == 0 or last["step"][0] in steps["step"]:
         return steps
     envelope = last[:1].copy()
-    envelope["phase"], envelope["end"] = INDEX[STEP], last["end"].max()
+    envelope["phase"] = INDEX[STEP]
+    envelope["end"] = last["end"].max()
     return np.concatenate([steps, envelope])
 
 
 def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """RATE between a node's counter samples; the last one is 0. A counter that was set back counts as 0."""
+    """Rates between a node's counter samples; the last one is 0. A counter that restarts counts as 0."""
     samples = _last_of_equals(samples)
     rates = np.zeros(len(samples), COUNTERS)
     rates["time"] = np.clip(samples["time"] - begin, 0, end - begin)
@@ -137,7 +140,7 @@ def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 
 def _counts(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """What a node's counters have grown by since their first sample. A counter that was set back has not grown."""
+    """The growth of a node's counters since their first sample. A counter that restarts has not grown."""
     counts = samples.copy()
     counts["time"] = np.clip(samples["time"] - begin, 0, end - begin)
     for name in COUNTERS.names[1:]:

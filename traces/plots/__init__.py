@@ -1,1 +1,1 @@
-"""One picture a file, and what all of them share."""
+"""Figures of runs."""

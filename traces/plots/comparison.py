@@ -1,7 +1,7 @@
-"""Draw where a step's time goes, in one run or in several side by side.
+"""Plots of where a step's time goes, in one run or several side by side. Which run is fastest, and why?
 
-phases: one stacked bar per run with the median milliseconds of each phase. comparison: the same bars, horizontal, and
-below them one representative step of each run on the same time axis.
+Phases: a stacked bar for each run, with the median milliseconds of each phase. Comparison: horizontal bars, and below
+them one representative step of each run on the same time axis.
 """
 
 import textwrap
@@ -12,20 +12,25 @@ from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
 from traces.units import mfu_text, ratio_text, short_ms
 from traces.verdict import ranking
-from traces.verdict.headlines import headline, title_lines
 from traces.verdict.ranking import from_slow_to_fast, slowness, speed_text, verdict
 from traces.verdict.summary import TimedRun, parts
+from traces.verdict.titles import title_lines
 
-LABEL_CHARACTERS = 22  # left of a lying bar
-BAR_INCHES, GAP_INCHES = 0.34, 0.30
-# Where there are rounds, a circle for each lies on a line below the bar, which is thinner then and higher in its row.
-ROW_INCHES, BAR_HEIGHT, BAR_RISE, ROUNDS_FALL = 0.46, 0.54, 0.14, 0.28
-# Parts of the longest bar. What is shorter has no number in it; what is shorter yet has no edge.
-NUMBERED, EDGED = 0.045, 0.02
+LABEL_CHARACTERS = 22  # left of a horizontal bar
+BAR_INCHES = 0.34
+GAP_INCHES = 0.30
+# A run with rounds has a higher row: a thinner bar, and below it a circle for each round on a line.
+ROW_INCHES = 0.46
+BAR_HEIGHT = 0.54
+BAR_RISE = 0.14
+ROUNDS_FALL = 0.28
+# Shorter parts of a bar have no number, or no edge: fractions of the longest bar.
+NUMBERED = 0.045
+EDGED = 0.02
 
 
 def draw_phases(measured: list[TimedRun]) -> Figure:
-    """One bar per run, in the given order; waiting for other ranks hatched on top of the stack."""
+    """Draw a bar for each run, in the given order, with waiting hatched at its top."""
     cuts = [parts(one.figures) for one in measured]
     top = max(sum(cut.values()) for cut in cuts)
     title = _of_phases(measured)
@@ -60,13 +65,13 @@ def _of_phases(measured: list[TimedRun]) -> tuple[str, str]:
 
 
 def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest: float) -> float:
-    """Draw a run's parts end to end, by axes.bar or axes.barh, each with its milliseconds; returns where they end."""
+    """Draw a run's parts end to end with axes.bar or axes.barh, each with its milliseconds. Returns where they end."""
     at = 0.0
     for names, _, ink in look.stack_order(cut):
         ms = sum(cut[name] for name in names)
         bar(place, ms, width, at, **look.bar_style(names[0], ms < EDGED * longest))
         if ms > NUMBERED * longest:
-            # Numbers on the hatching of waiting need a plain ground.
+            # Numbers on hatching need a plain background.
             box = {"facecolor": look.COLOUR["waiting"], "edgecolor": "none", "pad": 1.2}
             middle = (at + ms / 2, place) if bar.__name__ == "barh" else (place, at + ms / 2)
             text(*middle, short_ms(ms), ha="center", va="center", size=8, color=ink,
@@ -76,7 +81,8 @@ def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest
 
 
 def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
-    rate, mfu = one.figures["tokens_per_s"], one.figures["mfu"]
+    rate = one.figures["tokens_per_s"]
+    mfu = one.figures["mfu"]
     below = [] if rate is None else [f"{rate:,.0f} tokens/s"]
     if mfu is not None:
         below += f"MFU {mfu_text(mfu, one.figures['peak_underestimated'])}".replace(" (", "\n(").split("\n")
@@ -87,11 +93,11 @@ def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
 
 
 def draw_comparison(measured: list[TimedRun]) -> Figure:
-    """All runs, the slowest first, bars and timelines from the same zero."""
+    """Draw all runs, the slowest first, bars and timelines on the same time axis."""
     ranked = [figures["label"] for figures in from_slow_to_fast([one.figures for one in measured])]
     # Runs that exchange nothing, a yardstick, come last.
     measured = sorted(measured, key=lambda one: ranked.index(one.label) if one.label in ranked else len(ranked))
-    # Without exchanges nothing holds the ranks together: such a run's steps have no common time axis.
+    # Ranks that exchange nothing drift apart, so that their steps have no common time axis.
     stepped = [one for one in measured if one.figures["exchanges"]] or measured
     cuts = [parts(one.figures) for one in measured]
     lanes = [lanes_of(one, one.times.representative(), 1) for one in stepped]
@@ -110,7 +116,7 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
             draw_lanes(axes, steps, len(one.run.ranks), height)
             label_lanes(axes, one, height)
             number = one.times.steps[one.times.representative()]
-            axes.set_title(f"{one.label}, step {number}: {headline(one.diagnosis)}", loc="left", size=9, pad=3)
+            axes.set_title(f"{one.label}, step {number}: {one.diagnosis.finding.headline}", loc="left", size=9, pad=3)
             axes.tick_params(axis="x", length=0)
             axes.spines["bottom"].set_visible(False)
         # The time axis, once for all lanes.
@@ -148,7 +154,7 @@ def _rounds_ms(figures: dict) -> list[float]:
 
 
 def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
-    """A circle for each round, on a line from the fastest to the slowest: lines side by side show who overlaps."""
+    """Draw a circle for each round, on a line from the fastest to the slowest, which shows overlaps."""
     if rounds_ms:
         axes.plot([min(rounds_ms), max(rounds_ms)], [place] * 2, color=look.INK, linewidth=1.2, clip_on=False)
         style = {"marker": "o", "markersize": 4.5, "markerfacecolor": "white", "markeredgecolor": look.INK}
@@ -156,13 +162,13 @@ def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
 
 
 def _bar_label(figures: dict) -> str:
-    """What stands left of a bar, in lines that fit there."""
+    """The label left of a bar, in lines that fit."""
     label = figures["label"] if figures["exchanges"] else f"{figures['label']} (no exchange)"
     return textwrap.fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """The run's speed, and how many times the slowest run's speed that is; in a tie, where noise may be all, not."""
+    """The run's speed, and its ratio to the slowest run's, unless it is in a tie, where the ratio may be noise."""
     text = speed_text(figures, runs).removesuffix(" a step")
     is_proven = figures in ranked and (figures not in (best := ranking.fastest(runs)) or len(best) == 1)
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0
@@ -170,7 +176,7 @@ def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
 
 
 def _finding(measured: list[TimedRun]) -> tuple[str, str]:
-    """What is fastest; why a run takes as long as it does is said by its own verdict, above its timeline."""
+    """Title and subtitle: the fastest run. Each run's own verdict is above its timeline."""
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
@@ -178,7 +184,8 @@ def _finding(measured: list[TimedRun]) -> tuple[str, str]:
     tied = ranking.fastest(runs)
     if len(tied) > 1:
         return f"A tie: {ranking.tie_text(tied, runs)}", ranking.grounds(runs)
-    slowest, best = ranked[0], ranked[-1]
+    slowest = ranked[0]
+    best = ranked[-1]
     ratio = slowness(slowest, runs) / slowness(best, runs)
     title = f"{best['label']} is fastest: {speed_text(best, runs)}, {ratio_text(ratio)} than {slowest['label']}"
     shares = (f"{figures['exchanging_share']:.0%} with {figures['label']}" for figures in (best, slowest))

@@ -1,6 +1,6 @@
-"""Plot: one bar a contender, an exchange's time in units of the network's bound, and the bytes into the busiest node.
+"""Plot of bench_exchange.py: each contender's time in units of the network's bound, and the busiest node's bytes.
 
-Which ways of exchanging come close to what the network can do, and which do not because they send too much?
+Which exchanges come close to the limit of the network, and which ones send too much?
 """
 
 from matplotlib.figure import Figure
@@ -9,8 +9,9 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.units import count_text, short_ms
 
-ROW_INCHES, BETWEEN_INCHES = 0.235, 0.75  # of a bar, and around the bars of one size
-# A full Ethernet frame of 1514 bytes carries 1448 of data, the rest is headers down to TCP's time stamps.
+ROW_INCHES = 0.235  # a bar
+BETWEEN_INCHES = 0.75  # around the bars of one size
+# A full Ethernet frame of 1514 bytes carries 1448 bytes of data; the rest is headers, TCP's time stamps included.
 HEADERS = 1.045
 FAMILIES = {
     "own": (look.BLUE, "strategy, own exchange"),
@@ -22,11 +23,11 @@ HALF = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 
 
 def draw(report: dict) -> Figure:
-    """report: what scripts/bench_exchange.py --json writes. Each size has its own bars, the fastest on top."""
+    """Draw the bars of each size, the fastest on top. report: what scripts/bench_exchange.py --json writes."""
     sizes = [(size, _from_fast_to_slow(size)) for size in report["sizes"]]
     heights = [ROW_INCHES * len(contenders) for _, contenders in sizes]
     is_bounded = report["sizes"][-1]["bound_s"] is not None
-    # Beside times in units of the bound there is room for the bytes.
+    # Bytes are drawn where there is a bound to compare them with.
     columns = {"ncols": 2, "width_ratios": (2.2, 1)} if is_bounded else {}
     handles = _handles([one for _, contenders in sizes for one in contenders.values()])
     inches = sum(heights) + BETWEEN_INCHES * len(sizes)
@@ -64,7 +65,7 @@ def finding(report: dict) -> str:
 
 
 def _alike(size: dict) -> dict[str, dict]:
-    """The contenders that do the same, from fast to slow: whole exchanges in float32; where there are none, all."""
+    """The contenders that do the same work, whole exchanges in float32, from fast to slow; all if there are none."""
     ranking = _from_fast_to_slow(size)
     return {name: one for name, one in ranking.items() if one["whole"] and one["wire"] == "float32"} or ranking
 
@@ -125,7 +126,7 @@ def _draw_bytes(axes, size: dict, contenders: dict[str, dict], report: dict) -> 
 
 
 def _draw_limit(axes, at: float, text: str, points: tuple[int, int], align: str, **line) -> None:
-    """A line with its text above it, `points` from the line's end."""
+    """Draw a vertical line with its text above it, `points` from the line's end."""
     axes.axvline(at, color=look.VERMILLION, **{"linewidth": 1.4} | line)
     axes.annotate(
         text, (at, 1), points, textcoords="offset points", xycoords=("data", "axes fraction"), ha=align, size=8,
@@ -138,7 +139,7 @@ def _draw_bar(axes, place: int, length: float, one: dict) -> None:
 
 
 def _write(axes, place: int, beside: float, text: str) -> None:
-    """The bar's number, readable where a line passes behind it."""
+    """Write the bar's number, on a background that hides lines."""
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     axes.annotate(text, (beside, place), (5, 0), textcoords="offset points", va="center", size=8.5, bbox=box)
 

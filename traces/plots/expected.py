@@ -1,8 +1,8 @@
-"""Plots: several runs beside what is to be expected of them. How much is lost, to what, and is the explanation right?
+"""Plots of several runs beside what was expected of them.
 
-Scaling, of runs of growing size: tokens per second against ranks, with the line of perfect scaling from the smallest
-run, and POP's parallel efficiency of each run with what is lost to load balance, serialization and transfer: parts of
-one whole. Model: each run's measured exchange against what the cost model says of it.
+Scaling, of runs of growing size: tokens per second against ranks, with perfect scaling from the smallest run as a line,
+and POP's parallel efficiency of each run with its losses to load balance, serialization and transfer. Model: each run's
+measured exchange against the cost model's.
 """
 
 import math
@@ -14,7 +14,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from traces.plots import look
 from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
 from traces.units import count_text, mfu_text
-from traces.verdict.headlines import headline
 from traces.verdict.summary import TimedRun
 
 LOST = {
@@ -25,12 +24,12 @@ LOST = {
 COLOURS = (look.BLUE, look.VERMILLION, look.GREEN, look.PURPLE, look.ORANGE, look.INK)
 MARKERS = "os^Dv*"
 PERFECT = {"color": look.FAINT, "linestyle": (0, (3, 2)), "linewidth": 1}
-LEAST_TICK_RATIO = 1.15  # of neighbouring rates whose numbers do not touch
+LEAST_TICK_RATIO = 1.15  # closer rates would have overlapping labels
 WITHIN = 0.15
 
 
 def draw_scaling(measured: list[TimedRun]) -> Figure:
-    """Runs of one strategy or several, at two or more numbers of ranks; their logs must hold tokens per second."""
+    """Draw runs with two or more different numbers of ranks. Their logs must hold tokens per second."""
     measured = sorted(measured, key=lambda one: (one.figures["ranks"], one.label))
     found = [efficiency(one.times, ideal_runtimes(one.run, one.times)) for one in measured]
     handles = [Patch(facecolor=look.BLUE, label="useful")]
@@ -47,7 +46,8 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
 def _draw_rates(axes, measured: list[TimedRun]) -> None:
     rates = [one.figures["tokens_per_s"] for one in measured]
     ranks = [one.figures["ranks"] for one in measured]
-    fewest, most = min(ranks), max(ranks)
+    fewest = min(ranks)
+    most = max(ranks)
     first = max(rate for rate, count in zip(rates, ranks, strict=True) if count == fewest)
     axes.plot([fewest, most], [first, first * most / fewest], **PERFECT)
     axes.annotate("perfect", (most, first * most / fewest), (-4, 2), ha="right", size=8,
@@ -66,7 +66,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
 
 
 def _apart(rates: list[float]) -> list[float]:
-    """Those of the rising rates whose numbers fit above each other."""
+    """Those of the ascending rates whose labels do not overlap."""
     kept = rates[:1]
     for rate in rates[1:]:
         if rate >= LEAST_TICK_RATIO * kept[-1]:
@@ -91,8 +91,9 @@ def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) 
 
 
 def _bar_label(one: TimedRun, several: bool) -> str:
-    """Under a bar: ranks, the strategy where there are several, MFU where it is known."""
-    figures, lines = one.figures, [str(one.figures["ranks"])]
+    """The label under a bar: ranks, the strategy if there are several, MFU if it is known."""
+    figures = one.figures
+    lines = [str(figures["ranks"])]
     lines += [look.under_bar(one.run.label)] if several else []
     if figures["mfu"] is not None:
         lines += [f"MFU {mfu_text(figures['mfu'], figures['peak_underestimated'])}".replace(" (", "\n(")]
@@ -105,7 +106,8 @@ def _size(measured: list[TimedRun], ranks: int) -> str:
 
 
 def _speedup(measured: list[TimedRun]) -> str:
-    smallest, largest = measured[0].figures, measured[-1].figures
+    smallest = measured[0].figures
+    largest = measured[-1].figures
     speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
     text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
     return f"{text}, of {largest['ranks'] / smallest['ranks']:.3g} possible"
@@ -113,13 +115,14 @@ def _speedup(measured: list[TimedRun]) -> str:
 
 def _of_largest(measured: list[TimedRun]) -> str:
     largest = measured[-1]
-    return f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {headline(largest.diagnosis)}"
+    return f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {largest.diagnosis.finding.headline}"
 
 
 def draw_model(points: list[tuple[str, float, float]]) -> Figure:
-    """points: (label, predicted seconds, measured seconds) of one exchange each."""
+    """Draw measured against predicted exchanges. points: (label, predicted seconds, measured seconds)."""
     points = [(label, predicted * 1e3, measured * 1e3) for label, predicted, measured in points]
-    low, high = 0.7 * min(min(pair) for _, *pair in points), 1.5 * max(max(pair) for _, *pair in points)
+    low = 0.7 * min(min(pair) for _, *pair in points)
+    high = 1.5 * max(max(pair) for _, *pair in points)
     with look.page(6.4, 4.7, _largest_miss(points)) as figure:
         axes = figure.subplots()
         ends = [low, high]

@@ -1,4 +1,4 @@
-"""Lanes of a timeline: one row per rank, the nodes as bands, each span a coloured bar, its waiting part hatched."""
+"""The lanes of a timeline: a row for each rank, nodes as bands, spans as coloured bars with hatched waiting."""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -9,26 +9,25 @@ from matplotlib.collections import PolyCollection
 
 from traces.plots.look import BAND, BUBBLE_STYLE, COLOUR, FAINT, WAITING_STYLE
 from traces.plots.stage_lanes import label_places, lane_order
-from traces.read.pipeline import bubbles_ns
+from traces.read.pipeline_times import bubbles_ns
 from traces.record.phases import COMPUTE, INDEX, PHASES, STEP
 from traces.verdict.summary import TimedRun
 
-# Above this many spans a vector picture grows to megabytes: they are drawn as pixels inside it.
+# More spans than this would make a vector picture of megabytes: they are drawn as pixels in it.
 MOST_VECTOR_SPANS = 4000
-# A narrower span of the picture's width shows no hatching, which takes long to draw.
+# Narrower spans (of the picture's width) show no hatching, which is slow to draw.
 NARROWEST_HATCHED = 0.003
-# Lanes below this many inches touch, or the gaps between them would be all there is to see.
+# Lower lanes (in inches) have no gaps.
 LOWEST_WITH_GAP = 0.06
-# Between a lane and its node's name, for the rank's number.
-NUMBER_POINTS = 20
+NUMBER_POINTS = 20  # room for a rank's number between its lane and the node's name
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """All ranks' phases in some steps, n of them: (n,) arrays. Times are in ms from the first step's start.
+    """All ranks' phases in some steps: (n,) arrays. Times are in ms from the first step's start.
 
-    row: the rank's lane, the top one 0; phase: index into PHASES; wait: how much of the span, at its beginning, was
-    waiting; bubble: how much of that, at its beginning, for other stages of its copy (traces/read/pipeline.py)
+    row: the rank's lane, 0 at the top. phase: index into PHASES. wait: the waiting at the beginning of the span.
+    bubble: the part of it, at its beginning, for other stages of the replica (traces/read/pipeline_times.py).
     """
 
     row: np.ndarray
@@ -41,21 +40,23 @@ class Lanes:
 
     @property
     def parts(self) -> set[str]:
-        """What is drawn, for the legend."""
-        found, has_bubble = {PHASES[index] for index in np.unique(self.phase)}, self.bubble.any()
-        # Behind a bubble ranks come to a meeting microseconds apart: nobody sees that.
+        """The parts that are drawn, for the legend."""
+        found = {PHASES[index] for index in np.unique(self.phase)}
+        has_bubble = self.bubble.any()
+        # After a bubble, ranks enter a collective microseconds apart: that is not visible.
         seen = NARROWEST_HATCHED * self.length if has_bubble else 0.0
         found |= {"waiting"} if (self.wait - self.bubble > seen).any() else set()
         return found | ({"bubble"} if has_bubble else set())
 
 
 def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
-    """`count` steps from index `first` of the measured steps."""
-    ranks, times = measured.run.ranks, measured.times
+    """Collect `count` steps from index `first` of the measured steps."""
+    ranks = measured.run.ranks
+    times = measured.times
     begin = int(times.start_ns[first].min())
     steps = times.steps[first : first + count]
-    # By number, not by time: a rank that is early or late would show a sliver of the steps beside these. A validation
-    # or a checkpoint has the number of the step before it; behind the last step shown it is none of its phases.
+    # Select by step number, not by time: early or late ranks would show slivers of neighbouring steps. A validation or
+    # a checkpoint has the number of the step before it, and is left out after the last step.
     chosen = [
         np.isin(one.records["step"], steps) & (one.records["phase"] != INDEX[STEP]) & (one.records["start"] < end)
         for one, end in zip(ranks, times.end_ns[first + count - 1], strict=True)
@@ -75,7 +76,7 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
 
 
 def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None:
-    """The axis of time is in milliseconds."""
+    """Draw the lanes, with time in milliseconds."""
     is_high = lane_inches >= LOWEST_WITH_GAP
     height = 0.78 if is_high else 1.0
     pixels = len(lanes.row) > MOST_VECTOR_SPANS
@@ -89,8 +90,8 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
     for name in PHASES:
         chosen = lanes.phase == INDEX[name]
-        # The phases a strategy puts side by side get an edge, so that they are two in a grey print as well. Sums over
-        # parts cut them into pieces so small that edges would be all there is to see.
+        # Neighbouring compute phases get an edge, which separates them in a grey print. Tensor-parallel sums cut them
+        # into pieces so small that only edges would be visible.
         has_edge = name in COMPUTE and is_high and "tensor" not in lanes.parts
         edge = {"edgecolor": "white", "linewidth": 0.5} if has_edge else {"linewidth": 0}
         fill(chosen, arrived, lanes.end, facecolor=COLOUR[name], **edge)
@@ -104,7 +105,7 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
 
 def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
-    """Left of the lanes, as `lanes_of` orders them: nodes and ranks, or where ranks share models their places there."""
+    """Label the lanes of `lanes_of` with nodes and ranks, or if ranks share models, with their places in these."""
     if measured.run.mesh is None:
         label_nodes(axes, measured, lane_inches, hosts)
     else:
@@ -112,15 +113,16 @@ def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
 
 
 def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
-    """Rank numbers and node names left of the lanes, as many as their height has room for.
+    """Write rank numbers and node names left of the lanes, as many as fit, with bands behind every other node's lanes.
 
-    Bands behind the lanes of every other node, reaching out to the names. hosts: name the hosts, too.
+    hosts: name the hosts, too.
     """
     identities = [trace.identity for trace in measured.run.ranks]
     nodes = [identity["node"] for identity in identities]
     named = max(1, round(0.13 / lane_inches * len(set(nodes)) / len(nodes)))
-    names, longest = {}, max(len(_node_text(identity, hosts)) for identity in identities)
-    # As a part of the axes' width: a letter is 0.075 inches wide.
+    names = {}
+    longest = max(len(_node_text(identity, hosts)) for identity in identities)
+    # As a fraction of the axes' width; a letter is 0.075 inches wide.
     inches = NUMBER_POINTS / 72 + 0.075 * longest
     margin = inches / (axes.figure.get_figwidth() - inches - 0.2)
     for order, node in enumerate(dict.fromkeys(nodes)):
@@ -133,7 +135,7 @@ def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
     every = 2 ** max(0, ceil(log2(0.14 / lane_inches)))
     numbers = range(0, len(nodes), every)
     axes.set_yticks(numbers, [f"{rank}" for rank in numbers], size=7, color=FAINT)
-    axes.yaxis.remove_overlapping_locs = False  # a node of one rank has its name where the rank has its number
+    axes.yaxis.remove_overlapping_locs = False  # the name of a node with one rank has the position of the rank's number
     axes.set_yticks(list(names), names.values(), minor=True, size=8)
     axes.tick_params(axis="y", length=0, pad=2)
     axes.tick_params(axis="y", which="minor", length=0, pad=NUMBER_POINTS)
@@ -153,5 +155,5 @@ def _runs_of(lanes: list[int]) -> list[tuple[int, int]]:
 
 
 def lane_height(ranks: int, most: float) -> float:
-    """Inches per rank: 0.2, less where all ranks together would be higher than `most`."""
+    """Inches for a rank: 0.2, or less so that all ranks fit into `most`."""
     return min(0.2, most / ranks)

@@ -1,9 +1,8 @@
-"""What all plots share: colours with a fixed meaning, the page around a picture, saving.
+"""Shared by all plots: colours with a fixed meaning, the page around a picture, saving.
 
-Okabe-Ito colours, told apart by colour-blind readers; neighbours in time differ in lightness too, and waiting is
-hatched, so that a grey print still reads.
-
-A page is title, subtitle, legend, picture and footnote. Matplotlib's constrained layout finds the picture's margins.
+The colours are Okabe and Ito's, for colour-blind readers. Neighbours in time also differ in lightness, and waiting is
+hatched, for grey prints. A page has title, subtitle, legend, picture and footnote. Matplotlib's constrained layout
+finds the picture's margins.
 """
 
 import re
@@ -22,9 +21,14 @@ from traces.verdict.summary import TimedRun
 INK = "#222222"
 FAINT = "#767676"
 BAND = "#F4F4F4"
-BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+VERMILLION = "#D55E00"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
 
-# Parts of a step in the order in which they are stacked, with colour and the ink that reads on it.
+# (parts of a step, colour, colour of text on it), in the order of a stack.
 GROUPS = (
     (("data",), "#8C8C8C", "white"),
     (("compute", "forward"), SKY, INK),
@@ -64,25 +68,25 @@ STYLE = {
 
 
 def styled():
-    """Context manager: draw inside it, so that no setting outlives the picture."""
+    """Context manager: matplotlib's settings for a picture."""
     return matplotlib.rc_context(STYLE)
 
 
 def stack_order(parts) -> list[tuple[tuple[str, ...], str, str]]:
-    """The groups present in `parts` (names), each cut down to its present names: (names, colour, ink)."""
+    """The groups with names in `parts`, without their other names: (names, colour, ink)."""
     present = [(tuple(name for name in names if name in parts), colour, ink) for names, colour, ink in GROUPS]
     return [group for group in present if group[0]]
 
 
 def bar_style(part: str, is_thin: bool) -> dict:
-    """How a segment of a stacked bar is filled; a thin one without the white edge that would hide it."""
+    """The style of a segment of a stacked bar. A thin one has no white edge, which would hide it."""
     return WAITING_STYLE if part in ("wait", "waiting") else {
         "facecolor": COLOUR[part], "edgecolor": "white", "linewidth": 0 if is_thin else 0.8
     }  # fmt: skip
 
 
 def legend_handles(parts, between: str = " / ") -> list[Patch]:
-    """One patch per group present in `parts`, the names of a group joined by `between`."""
+    """A patch for each group with names in `parts`; `between` joins the names of a group."""
     handles = []
     for names, colour, _ in stack_order(parts):
         if "waiting" in names or "wait" in names:
@@ -96,14 +100,15 @@ def legend_handles(parts, between: str = " / ") -> list[Patch]:
 
 @contextmanager
 def page(width: float, inches: float, title: str, subtitle: str = "", legend=(), notes=()):
-    """Context manager: a Figure to draw a picture of `inches` height on, as wide as the page.
+    """Context manager: a Figure for a picture of this width, and of `inches` height without title, legend and notes.
 
-    title: the finding; legend: handles, in one row; notes: the footnote's parts. Height is added for what is given.
+    title: the finding. legend: handles, drawn in one row. notes: parts of the footnote.
     """
-    # Inches from the top: where each line begins, and where the picture may.
+    # Inches from the top
     subtitle_at = 0.40
     legend_at = subtitle_at + 0.24 * bool(subtitle)
-    above, below = legend_at + 0.28 * bool(legend), 0.28 if notes else 0.06
+    above = legend_at + 0.28 * bool(legend)
+    below = 0.28 if notes else 0.06
     height = above + inches + below
     with styled():
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -118,17 +123,17 @@ def page(width: float, inches: float, title: str, subtitle: str = "", legend=(),
 
 
 def _write_line(figure: Figure, text: str, bottom: float, size: float, **style) -> None:
-    """From the left edge, the letters at most of that size and so small that the line fits."""
+    """Write a line from the left edge, with letters of that size or smaller ones that fit."""
     width = figure.get_figwidth()
-    letter = 0.63 if "weight" in style else 0.55  # of its size: how wide a bold one is on average, and a plain one
+    letter = 0.63 if "weight" in style else 0.55  # mean width of bold and plain letters, relative to their size
     size = min(size, (width - 0.3) * 72 / (letter * max(len(text), 1)))
     figure.text(0.13 / width, bottom, text, size=size, **style)
 
 
 def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
-    """One row, `inches` below the figure's top, the letters as large as the row allows."""
+    """Draw the legend in one row, `inches` below the figure's top, with letters that fit."""
     width, height = figure.get_size_inches()
-    # In letters: the patch and the gaps around it take five.
+    # In letters; a patch and the gaps around it take five.
     length = sum(len(handle.get_label()) + 5 for handle in handles)
     size = min(8.5, 8.5 * 15.2 * width / length)
     figure.legend(
@@ -138,7 +143,7 @@ def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
 
 
 def draw_colours(axes, image, unit: str) -> None:
-    """The colours' scale at the right edge of the image's axes."""
+    """Draw the colour scale right of the image."""
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.015, 0, 0.016, 1)))
     bar.outline.set_visible(False)
     bar.ax.set_title(unit, size=8, loc="left", pad=4)
@@ -146,12 +151,12 @@ def draw_colours(axes, image, unit: str) -> None:
 
 
 def under_bar(label: str) -> str:
-    """A run's label in lines short enough for its place under a bar."""
+    """A run's label in short lines, for its place under a bar."""
     return textwrap.fill(label, 14)
 
 
 def median_note(measured: list[TimedRun]) -> str:
-    """For the footnote of a plot of medians: over how many rounds, and over how many steps."""
+    """For the footnote: the numbers of rounds and steps of the medians."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
     texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
     rounds = max(len(one.figures.get("rounds", [])) for one in measured)
@@ -160,7 +165,7 @@ def median_note(measured: list[TimedRun]) -> str:
 
 
 def facts(measured: list[TimedRun]) -> list[str]:
-    """For the footnote: what the runs ran on; where they differ, each value once."""
+    """For the footnote: ranks, nodes, MPI library and parameters; each value once if runs differ."""
     configs = [one.run.config for one in measured]
     sizes = [(one.figures["ranks"], one.figures["nodes"]) for one in measured]
     found = [
@@ -172,18 +177,18 @@ def facts(measured: list[TimedRun]) -> list[str]:
 
 
 def short_library(text: str) -> str:
-    """Name and version from MPI's library string: "MPICH 5.0.1", "Open MPI 5.0.8"."""
+    """Name and version from MPI's version string: "MPICH 5.0.1", "Open MPI 5.0.8"."""
     line = text.strip().splitlines()[0] if text.strip() else "unknown MPI"
     match = re.match(r"(.*?)(?: version:?\s*| v)(\d[\w.]*)", line, re.IGNORECASE)
     return " ".join(match.groups()) if match else line[:40]
 
 
 def save(figure: Figure, stem) -> list[Path]:
-    """Write stem.png (150 dpi) and stem.svg, the folder made where missing. Returns the paths."""
+    """Write stem.png (150 dpi) and stem.svg. Makes the folder. Returns the paths."""
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     with styled():
         figure.savefig(paths[0], dpi=150, facecolor="white")
-        # Without its date the same run gives the same file.
+        # Without a date, the same run gives the same file.
         figure.savefig(paths[1], facecolor="white", metadata={"Date": None})
     return paths

@@ -1,4 +1,4 @@
-"""Plot: loss against steps, several runs in one picture. Do they learn, and do they learn the same?"""
+"""Plot of the loss over the steps of one run or several. Do they learn, and do they learn the same?"""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,16 +8,15 @@ from traces.record.files import RunError
 from traces.verdict.curves import compare_curves
 from traces.verdict.summary import TimedRun
 
-# From thick to thin and from solid to dotted: curves that coincide show all of themselves.
+# Curves get thinner and more dotted, so that all are visible where they coincide.
 COLOURS = (look.SKY, look.VERMILLION, "#000000", look.GREEN, look.PURPLE, look.ORANGE, look.BLUE)
 DASHES = ("-", (0, (5, 3)), (0, (1, 2)), (0, (7, 2, 1, 2)), (0, (3, 5)), (0, (2, 1)), (0, (9, 4)))
 MARKERS = "os^Dv<P"
-# Of more numbers it takes seconds to find where a legend hides none.
-MOST_TO_AVOID = 50_000
+MOST_TO_AVOID = 50_000  # with more points, it takes seconds to find a place where the legend hides none
 
 
 def draw(measured: list[TimedRun]) -> Figure:
-    """Train loss light, its running mean over it, validation losses as markers."""
+    """Draw the training loss in a light colour, its running mean over it, and validation losses as markers."""
     curves = [_curve(one) for one in measured]
     with look.page(9, 3.4, *_finding(measured, curves), notes=look.facts(measured)) as figure:
         axes = figure.subplots()
@@ -33,7 +32,7 @@ def draw(measured: list[TimedRun]) -> Figure:
 
 
 def _curve(one: TimedRun) -> np.ndarray:
-    """(3, S) float64: step, train loss, validation loss (NaN where it was not evaluated)."""
+    """(3, S) float64: step, training loss, validation loss (nan where it was not evaluated)."""
     rows = [row for row in one.run.log if row.get("loss") is not None]
     if not rows:
         raise RunError(f"{one.run.path / 'log.jsonl'} holds no loss; train for at least one step")
@@ -41,11 +40,13 @@ def _curve(one: TimedRun) -> np.ndarray:
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Running mean over `width` values. Shape (S,) to (S,).
+    """Running mean over `width` values, (S,) to (S,).
 
-    Narrower at the start, where the curve is steep; one-sided at the end, where a single value would look like a turn.
+    It is narrower at the start, where the curve is steep, and one-sided at the end, where a single value would look
+    like a turn.
     """
-    place, half = np.arange(len(values)), width // 2
+    place = np.arange(len(values))
+    half = width // 2
     low = np.maximum(place - half, 0)
     high = np.minimum(place + np.minimum(place, half), len(values) - 1) + 1
     total = np.concatenate([[0.0], np.cumsum(values)])
@@ -60,7 +61,8 @@ def _draw_curve(axes, one: TimedRun, curve: np.ndarray, order: int, count: int) 
     steps, loss, validation = curve
     colour = COLOURS[order % len(COLOURS)]
     behind = (count - 1 - order) / max(1, count - 1)
-    width, size = 1.6 + 3 * behind, 5.5 + 6 * behind
+    width = 1.6 + 3 * behind
+    size = 5.5 + 6 * behind
     marker = {"marker": MARKERS[order % len(MARKERS)], "markersize": size, "markerfacecolor": "white"}
     marker |= {"markeredgecolor": colour, "markeredgewidth": 1.3}
     line = {"color": colour, "linestyle": DASHES[order % len(DASHES)], "linewidth": width}
@@ -72,7 +74,7 @@ def _draw_curve(axes, one: TimedRun, curve: np.ndarray, order: int, count: int) 
 
 
 def _finding(measured: list[TimedRun], curves: list[np.ndarray]) -> tuple[str, str]:
-    # Ranks that exchange nothing learn each on their own: their curve is drawn, not compared.
+    # Runs whose ranks exchange nothing are drawn, not compared.
     pairs = list(zip(measured, curves, strict=True))
     pairs = [(one, curve) for one, curve in pairs if one.figures["exchanges"]] or pairs[:1]
     measured, curves = zip(*pairs, strict=True)

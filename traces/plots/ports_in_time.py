@@ -1,6 +1,6 @@
-"""Plot: every node's port during one exchange, strategy by strategy. Which ports are full, which idle, and when?
+"""Plot of every node's port during one exchange, by strategy. Which ports are full, which idle, and when?
 
-A lane a node, as high as the port's rate: what comes in is drawn upwards from its middle, what goes out downwards.
+Each node has a lane, as high as the port's rate. Bytes in are drawn upwards from its middle, bytes out downwards.
 """
 
 import numpy as np
@@ -10,16 +10,19 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.units import count_text, short_ms
 
-IN, OUT = {"facecolor": look.BLUE, "linewidth": 0}, {"facecolor": look.ORANGE, "linewidth": 0}
+IN = {"facecolor": look.BLUE, "linewidth": 0}
+OUT = {"facecolor": look.ORANGE, "linewidth": 0}
 IDLE = "#E6E6E6"
-HALF = 0.44  # of a lane: a direction's part when it is full
-LANE_INCHES, BETWEEN_INCHES, AXIS_INCHES = 0.2, 0.34, 0.45
+HALF = 0.44  # of a lane: the height of a full direction
+LANE_INCHES = 0.2
+BETWEEN_INCHES = 0.34
+AXIS_INCHES = 0.45
 
 
 def draw(exchanges: list[dict], facts: dict) -> Figure:
-    """Each exchange: name, what is `seen`, bytes, seconds, bound_s, piece_s, and `used`.
+    """Draw exchanges: name, `seen` (what to see), bytes, seconds, bound_s, piece_s, and `used` of each.
 
-    used: parts of a port's rate, (pieces, nodes, in/out), a piece every piece_s seconds. facts: mpi_library, machine,
+    used: (pieces, nodes, in/out) fraction of a port's rate, in pieces of piece_s seconds. facts: mpi_library, machine,
     ranks, and the ports' rate in bytes/s.
     """
     nodes = exchanges[0]["used"].shape[1]
@@ -41,8 +44,9 @@ def draw(exchanges: list[dict], facts: dict) -> Figure:
 
 
 def finding(exchanges: list[dict]) -> str:
-    """One sentence: how much of what the ports can carry the first and the last strategy use."""
-    first, last = exchanges[0], exchanges[-1]
+    """One sentence: how much of the ports' rate the first and the last strategy use."""
+    first = exchanges[0]
+    last = exchanges[-1]
     return f"{first['name']} uses {_share(first):.0%} of what the ports can carry, {last['name']} {_share(last):.0%}"
 
 
@@ -51,7 +55,8 @@ def _share(exchange: dict) -> float:
 
 
 def _subtitle(exchanges: list[dict], facts: dict) -> str:
-    size, nodes = exchanges[0]["bytes"] / 1e6, exchanges[0]["used"].shape[1]
+    size = exchanges[0]["bytes"] / 1e6
+    nodes = exchanges[0]["used"].shape[1]
     place = f"{facts['ranks']} ranks on {count_text(nodes, 'node')}"
     lane = f"a lane is a node's port, full at {facts['rate'] * 8 / 1e6:,.0f} Mbit/s in and as much out"
     return f"one exchange of {size:.4g} MB of gradients, {place}; {lane}"
@@ -62,7 +67,8 @@ def _end_ms(exchange: dict) -> float:
 
 
 def _draw_exchange(axes, exchange: dict) -> None:
-    used, end = np.minimum(exchange["used"], 1), _end_ms(exchange)
+    used = np.minimum(exchange["used"], 1)
+    end = _end_ms(exchange)
     edges = np.linspace(0, end, len(used) + 1)
     for node in range(used.shape[1]):
         axes.fill_between([0, end], node - HALF, node + HALF, facecolor=IDLE, linewidth=0)
@@ -77,7 +83,7 @@ def _draw_exchange(axes, exchange: dict) -> None:
 
 
 def _write_title(axes, exchange: dict) -> None:
-    """The name, what is to be seen, and what it takes."""
+    """Write the name, what to see, and the time."""
     bound = f"{exchange['seconds'] / exchange['bound_s']:.2f} times the bound"
     text = f"{short_ms(exchange['seconds'] * 1e3, 3)} ms, {bound}, {_share(exchange):.0%} of the ports in use"
     name = axes.set_title(exchange["name"], loc="left", size=10, weight="bold", pad=3)

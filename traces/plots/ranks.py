@@ -1,7 +1,7 @@
-"""Plots: rank by rank. Which rank is slow, and when; and what does each of them wait for?
+"""Plots of the ranks. Which rank is slow, and when? What does each rank wait for?
 
-A map of ranks and steps, once of computing, once of waiting. A bar for each rank: its median step, cut into computing,
-moving data and each kind of waiting.
+Ranks: maps of ranks and steps, one of computing and one of waiting. Waits: a bar for each rank, its median step split
+into computing, moving data and each kind of waiting.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ from traces.plots.stage_lanes import lane_order
 from traces.read.waits import STATES
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE
 from traces.units import short_ms
-from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun, wait_table
+from traces.verdict.titles import title_lines
 
-MOST_COLUMNS = 400  # more steps than that are averaged: a picture has no more columns to show
+MOST_COLUMNS = 400  # more steps are averaged: a picture has no more columns
 LEAST_SCALE_MS = 0.01
-# Hatched differently, on greys of different lightness: they have to differ in a grey print too.
+# {state: (label, colour, hatching)}; they differ in a grey print, too.
 STATE_STYLE = {
     "late_broadcast": ("until the broadcast's root came", "#E4E4E4", "//////"),
     "early_reduce": ("before any part of the sum was there", "#FBFBFB", "......"),
@@ -48,7 +48,7 @@ def draw_map(measured: TimedRun) -> Figure:
 
 
 def _range(milliseconds: np.ndarray) -> tuple[str, str]:
-    """Least and most, of the ranks that have any: a server computes nothing."""
+    """The smallest and the largest positive number; a server computes nothing."""
     some = milliseconds[milliseconds > 0] if (milliseconds > 0).any() else milliseconds
     return short_ms(some.min(), 3), short_ms(some.max(), 3)
 
@@ -56,7 +56,7 @@ def _range(milliseconds: np.ndarray) -> tuple[str, str]:
 def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: float) -> None:
     steps = measured.times.steps
     columns = average_columns(table[:, lane_order(measured.run)])
-    # One stall of a second must not leave all else one colour, nor microseconds of waiting look like much.
+    # A stall of a second must not turn everything else into one colour, nor microseconds of waiting look like much.
     highest = max(float(np.quantile(columns, 0.995)), LEAST_SCALE_MS)
     image = axes.imshow(
         columns.T, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0, vmax=highest,
@@ -70,7 +70,7 @@ def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: fl
 
 
 def average_columns(table: np.ndarray) -> np.ndarray:
-    """(S or fewer, R): neighbouring steps averaged where there are more than a picture has room for."""
+    """(MOST_COLUMNS or fewer, R): the means of neighbouring steps."""
     together = -(-len(table) // MOST_COLUMNS)
     return np.stack([table[first : first + together].mean(axis=0) for first in range(0, len(table), together)])
 
@@ -86,7 +86,8 @@ def draw_waits(measured: TimedRun) -> Figure:
     title = title_lines(measured.diagnosis, measured.label, "waits", _waits(bars, ranks))
     with look.page(9, lane * ranks + 0.52, *title, handles, notes) as figure:
         axes = figure.subplots()
-        left, order = np.zeros(ranks), lane_order(measured.run)
+        left = np.zeros(ranks)
+        order = lane_order(measured.run)
         for name, milliseconds in bars.items():
             axes.barh(range(ranks), milliseconds[order], 0.78, left, **_style(name))
             left += milliseconds[order]

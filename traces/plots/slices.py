@@ -1,6 +1,6 @@
-"""Plot: the slices of the vector in one step, each a lane under its root: when every rank's part of it was under way.
+"""Plot of the calls of one step, in a lane for each root. Do all roots collect at once, or one after another?
 
-Do all roots collect at once, or one after another? For runs whose ranks noted each call (traces/record/calls.py).
+For runs whose ranks recorded each call (rank-*.calls). A root's calls are of one slice of the gradients.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ from traces.plots import look
 from traces.plots.lanes import MOST_VECTOR_SPANS, label_nodes
 from traces.record.phases import EXCHANGE, INDEX
 from traces.units import bytes_text
-from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
+from traces.verdict.titles import title_lines
 
-LANE_INCHES, MOST_INCHES = 0.3, 9.0
-LANE_PART = 0.84  # of a lane's height: the rest divides it from the next one
-MOMENTS = 2000  # at which it is counted how many slices are under way
+LANE_INCHES = 0.3
+MOST_INCHES = 9.0
+LANE_PART = 0.84  # of a lane's height; the rest separates it from the next one
+MOMENTS = 2000  # at which slices under way are counted
 
 
 @dataclass(frozen=True)
-class Calls:
-    """All ranks' calls that began in one step, n of them: (n,) arrays; times in ms from the step's beginning.
+class StepCalls:
+    """All ranks' calls that began in one step: (n,) arrays, times in ms from the step's beginning.
 
-    rank, root: index in run.ranks; kind: index into PHASES; size: bytes. end_ms: of the step.
+    rank, root: index in run.ranks. kind: index into PHASES. size: bytes. end_ms: the end of the step.
     """
 
     rank: np.ndarray
@@ -39,29 +40,31 @@ class Calls:
 
     @property
     def kinds(self) -> list[str]:
-        """What they are, in the order of a step."""
+        """The phases of the calls, in the order of a step."""
         return [name for name in EXCHANGE if INDEX[name] in self.kind]
 
 
-def calls_of(measured: TimedRun) -> Calls | None:
-    """Those of the representative step; None where none were noted."""
-    times, numbers = measured.times, measured.run.rank_numbers
+def calls_of(measured: TimedRun) -> StepCalls | None:
+    """The calls of the representative step; None if none were recorded."""
+    times = measured.times
+    numbers = measured.run.rank_numbers
     index = times.representative()
     chosen = [
         (one.calls["step"] == times.steps[index]) & np.isin(one.calls["root"], numbers) for one in measured.run.ranks
     ]
     ranks = [one.calls[keep] for one, keep in zip(measured.run.ranks, chosen, strict=True)]
-    found, begin = np.concatenate(ranks), int(times.start_ns[index].min())
+    found = np.concatenate(ranks)
+    begin = int(times.start_ns[index].min())
     if not len(found):
         return None
     rank = np.repeat(np.arange(len(ranks)), [len(calls) for calls in ranks])
     start, end = ((found[edge] - begin) * 1e-6 for edge in ("start", "end"))
     end_ms = (int(times.end_ns[index].max()) - begin) * 1e-6
-    return Calls(rank, np.searchsorted(numbers, found["root"]), found["phase"], start, end, found["bytes"], end_ms)
+    return StepCalls(rank, np.searchsorted(numbers, found["root"]), found["phase"], start, end, found["bytes"], end_ms)
 
 
 def draw(measured: list[TimedRun]) -> Figure | None:
-    """Runs below each other with one axis of time, as far as they have calls; None if no run has."""
+    """Draw the runs that have calls below each other, on one time axis. None if no run has calls."""
     shown = [(one, calls) for one in measured if (calls := calls_of(one)) is not None]
     if not shown:
         return None
@@ -73,7 +76,7 @@ def draw(measured: list[TimedRun]) -> Figure | None:
         title = "; ".join(f"{one.label}: {text}" for (one, _), text in zip(shown, facts, strict=True)), ""
     kinds = {name for _, calls in shown for name in calls.kinds}
     inches = lane * sum(counts) + (0.45 if len(shown) > 1 else 0.25) * len(shown) + 0.45
-    lines = "a lane: the slice whose root that rank is; in it a line a rank, rank 0's on top, dark the root's"
+    lines = "a lane: the slice of that root; in it a line for each rank, rank 0 on top, the root's line dark"
     notes = [*look.facts([one for one, _ in shown]), lines]
     with look.page(9, inches, *title, look.legend_handles(kinds), notes) as figure:
         rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=counts)[:, 0]
@@ -84,8 +87,8 @@ def draw(measured: list[TimedRun]) -> Figure | None:
     return figure
 
 
-def under_way(calls: Calls) -> float:
-    """Slices that some rank has under way, the mean over the moments when one is; reduces and broadcasts apart."""
+def under_way(calls: StepCalls) -> float:
+    """The mean number of slices under way on some rank, while there are any. Reduces and broadcasts count apart."""
     moments = np.linspace(calls.start.min(), calls.end.max(), MOMENTS)
     active = np.zeros(MOMENTS)
     for root, kind in {*zip(calls.root.tolist(), calls.kind.tolist(), strict=True)}:
@@ -96,13 +99,13 @@ def under_way(calls: Calls) -> float:
     return float(active[active > 0].mean())
 
 
-def slice_bytes(calls: Calls, root: int) -> int:
-    """What the root itself has handed to its calls of the first kind: the slice, as it travels."""
+def slice_bytes(calls: StepCalls, root: int) -> int:
+    """Bytes of a root's slice: those that the root handed to its calls of the first kind."""
     own = (calls.root == root) & (calls.rank == root) & (calls.kind == INDEX[calls.kinds[0]])
     return int(calls.size[own].sum())
 
 
-def _draw_run(axes: Axes, measured: TimedRun, calls: Calls, lane: float, names_it: bool) -> None:
+def _draw_run(axes: Axes, measured: TimedRun, calls: StepCalls, lane: float, names_it: bool) -> None:
     ranks = len(measured.run.ranks)
     for name in calls.kinds:
         for is_root in (False, True):
@@ -121,8 +124,8 @@ def _draw_run(axes: Axes, measured: TimedRun, calls: Calls, lane: float, names_i
         axes.set_title(measured.label, loc="left", size=9, pad=13)
 
 
-def _draw_lines(axes: Axes, calls: Calls, chosen: np.ndarray, ranks: int, colour: str) -> None:
-    """One for each call: inside its root's lane, at its rank's height."""
+def _draw_lines(axes: Axes, calls: StepCalls, chosen: np.ndarray, ranks: int, colour: str) -> None:
+    """Draw a line for each call, in its root's lane at its rank's height."""
     height = LANE_PART / ranks
     left, right = calls.start[chosen], calls.end[chosen]
     low = calls.root[chosen] - LANE_PART / 2 + height * calls.rank[chosen]
@@ -139,8 +142,8 @@ def _colour(name: str, is_root: bool) -> str:
     return "#" + "".join(f"{int(colour[at : at + 2], 16) * 45 // 100:02x}" for at in (1, 3, 5))
 
 
-def _mark(axes: Axes, measured: TimedRun, calls: Calls) -> None:
-    """Where the slowest rank's backward ends, and the step."""
+def _mark(axes: Axes, measured: TimedRun, calls: StepCalls) -> None:
+    """Mark the end of the slowest rank's backward, and of the step."""
     times = measured.times
     index = times.representative()
     ends = [

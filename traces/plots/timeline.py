@@ -1,7 +1,7 @@
-"""Plot: what every rank does when, over a few steps around the representative one, and the ports' rates below.
+"""Plot of what every rank does, over a few steps around the representative one, and the ports' rates below.
 
-Who waits for whom, and is a port full meanwhile? A port's lane has its node's rate in (upwards) and out (downwards)
-against its link's rate. Of a pipeline one step is drawn, with the micro-steps' numbers.
+Who waits for whom, and is a port full meanwhile? A port's lane shows its node's rate in (upwards) and out (downwards)
+beside its link's rate. Of a pipeline, one step is drawn with the numbers of the microbatches.
 """
 
 import numpy as np
@@ -9,28 +9,30 @@ from matplotlib.figure import Figure
 
 from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
-from traces.plots.stage_lanes import LANE_INCHES, number_micro_steps
+from traces.plots.stage_lanes import LANE_INCHES, number_microbatches
 from traces.read.trace_files import NodeCounters
 from traces.read.traffic import WAYS
 from traces.units import count_text, short_ms
-from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
+from traces.verdict.titles import title_lines
 
 STEPS = 3
-TOO_LONG = 1.5  # times as long as other steps around the median one: too long to be drawn beside it
+TOO_LONG = 1.5  # a window of steps is too long if it lasts so many times as long as the shortest one
 PORT_INCHES = 0.34
-MOST_PORTS = 16  # beyond that the lanes would be hairs; the plot of ports shows all nodes
+MOST_PORTS = 16  # more lanes would be hairs; the plot of ports shows all nodes
 
 
 def draw(measured: TimedRun) -> Figure:
-    """The timeline of one run, ranks grouped by node; where they share models, by copy, stage and part."""
-    ranks, has_stages = len(measured.run.ranks), measured.diagnosis.evidence.pipeline is not None
-    lane, ports = lane_height(ranks, 9.0), _shown_ports(measured)
-    lane = min(LANE_INCHES, 9.0 / ranks) if has_stages else lane
+    """Draw the timeline of one run, ranks grouped by node, or if they share models, by replica, stage and shard."""
+    ranks = len(measured.run.ranks)
+    has_stages = measured.diagnosis.evidence.pipeline is not None
+    lane = min(LANE_INCHES, 9.0 / ranks) if has_stages else lane_height(ranks, 9.0)
+    ports = _shown_ports(measured)
     heights = [lane * ranks, *([PORT_INCHES * len(ports)] if ports else [])]
     first, count = _window(measured, 1 if has_stages else STEPS)
     lanes = lanes_of(measured, first, count)
-    notes, error_ns = look.facts([measured]), measured.run.clock_error_ns
+    notes = look.facts([measured])
+    error_ns = measured.run.clock_error_ns
     if error_ns:
         notes.append(f"clocks aligned to {error_ns * 1e-3:.0f} µs")
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
@@ -40,7 +42,7 @@ def draw(measured: TimedRun) -> Figure:
         draw_lanes(top, lanes, ranks, lane)
         label_lanes(top, measured, lane, hosts=True)
         if has_stages:
-            number_micro_steps(top, measured, first, count)
+            number_microbatches(top, measured, first, count)
         _mark_steps(top, measured, first, count)
         for axes in below:
             _draw_ports(axes, measured, first, count, ports)
@@ -54,13 +56,16 @@ def _facts(measured: TimedRun) -> str:
 
 
 def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
-    """Index of the first step drawn, and how many, at most `most`: consecutive ones, the representative among them, in
-    the middle if possible; but not beside a step that is so long that all others would be hairs."""
-    steps, seconds = measured.times.steps, measured.times.step_seconds
+    """(index of the first step, number of steps): at most `most` consecutive steps around the representative one.
+
+    It is in the middle unless a window with a very long step would turn all others into hairs.
+    """
+    steps = measured.times.steps
+    seconds = measured.times.step_seconds
     middle = measured.times.representative()
     count = min(most, len(steps))
     places = range(max(0, middle - count + 1), min(middle, len(steps) - count) + 1)
-    # Steps that are not consecutive (a resumed run, say) may lie minutes apart.
+    # Steps that are not consecutive may lie minutes apart.
     places = [first for first in places if steps[first + count - 1] - steps[first] == count - 1]
     if not places:
         return middle, 1
@@ -82,15 +87,16 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
 
 
 def _shown_ports(measured: TimedRun) -> list[NodeCounters]:
-    """The counters that there is room to show: of all nodes or, of many, none."""
+    """The counters of all nodes, or none if there are too many."""
     counters = [one for one in measured.run.counters if len(one.records) > 1]
     return counters if len(counters) <= MOST_PORTS else []
 
 
 def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list[NodeCounters]) -> None:
-    """Rates in the same steps and milliseconds as the ranks above, one lane a node, node 0 on top."""
+    """Draw the rates in the same steps as the ranks above, a lane for each node, node 0 on top."""
     times = measured.times
-    begin, end = int(times.start_ns[first].min()), int(times.end_ns[first + count - 1].max())
+    begin = int(times.start_ns[first].min())
+    end = int(times.end_ns[first + count - 1].max())
     full = _full_scale(measured, begin, end)
     for row, one in enumerate(counters):
         moment, rates = _rates(one.records, begin, end)
@@ -109,7 +115,7 @@ def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list
 
 
 def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(K + 1,) moments in ns and the (K,) mean rates between them, bytes/s, from begin to end."""
+    """(K + 1,) times in ns from begin to end, and the (K,) mean rates between them, bytes/s."""
     inside = records["time"][(records["time"] > begin) & (records["time"] < end)]
     moments = np.concatenate([[begin], inside, [end]])
     seconds = np.maximum(np.diff(moments), 1) * 1e-9
@@ -117,7 +123,7 @@ def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[
 
 
 def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
-    """The rate that fills half a lane: the fastest link's, or what was reached where nothing was probed."""
+    """The rate that fills half a lane: the fastest link's, or without links the highest rate."""
     rates = [link[way] for link in measured.run.links.values() for way in WAYS]
     if not rates:
         reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]

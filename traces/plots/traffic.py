@@ -1,9 +1,8 @@
-"""Plots: what crosses the network. Whose port is full, and who sends how much to whom?
+"""Plots of the network's traffic. Whose port is full, and who sends how much to whom?
 
-Bytes that pass each node's port in a step, beside what the port can carry in that time: measured bytes come from the
-nodes' counters, what the strategy's messages add up to is a mark on the bar. And bytes from each rank to each other in
-one exchange, the nodes' sums beside: made from the messages alone, it shows what a strategy does to a cluster before
-anyone runs it.
+Ports: bytes through each node's port in a step, from the counters, beside what the port can carry in that time; a mark
+shows the bytes of the strategy's messages. Messages: bytes from each rank to each other in one exchange, and between
+nodes, computed from the messages alone.
 """
 
 import numpy as np
@@ -15,8 +14,8 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.read.traffic import WAYS, NodeTraffic
 from traces.units import bytes_text, short_ms
-from traces.verdict.headlines import title_lines
 from traces.verdict.summary import TimedRun
+from traces.verdict.titles import title_lines
 
 STYLES = {
     "in": {"facecolor": look.BLUE, "edgecolor": "white", "linewidth": 0},
@@ -26,12 +25,11 @@ RATE_STYLE = {"color": look.INK, "linestyle": (0, (3, 2)), "linewidth": 1.1}
 MARK_STYLE = {"marker": "D", "color": "white", "markeredgecolor": look.INK, "linestyle": "", "markersize": 4.5}
 DECADES = 3
 MOST_TICKS = 12
-# Up to so many nodes there is room for numbers in the cells.
-MOST_WITH_NUMBERS = 8
+MOST_WITH_NUMBERS = 8  # nodes; cells of more have no room for numbers
 
 
 def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent: dict | None = None) -> Figure:
-    """links: of config.json, of all nodes or empty; sent: {"in": (M,) bytes, "out": ...} predicted, or None."""
+    """links: of all nodes, or empty. sent: {"in": (M,) bytes, "out": ...} of the strategy's messages, or None."""
     bars = {way: traffic.step_bytes(way) * 1e-6 for way in WAYS}
     step_ms = measured.figures["step_ms"]
     room = {way: np.array([link[way] for link in links]) * step_ms * 1e-9 for way in WAYS} if links else None
@@ -60,7 +58,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
 
 
 def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
-    """Both ways, the least and the most of a node's port; and of what its port can carry."""
+    """The range of the nodes' bytes both ways, and the fullest port."""
     text = " and ".join(f"{_range(bars[way])} {way}" for way in WAYS)
     text = f"a node's port passes {text}, a step"
     if room is None or not all((room[way] > 0).all() for way in WAYS):
@@ -76,7 +74,7 @@ def _range(megabytes: np.ndarray) -> str:
 
 
 def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> Figure:
-    """matrix: (N, N) bytes from rank (row) to rank (column); nodes: of each rank, in order."""
+    """matrix: (N, N) bytes from rank (row) to rank (column). nodes: of each rank."""
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)

@@ -1,6 +1,6 @@
-"""Plot: one bar a contender, a whole training step, cut into computing and the exchange that shows.
+"""Plot of bench_training.py: a bar for each contender, its step split into computing and the exposed exchange.
 
-How much longer than computing is a step, of our strategies and of PyTorch's, on links of which rate?
+How much longer than computing is a step of our strategies and of PyTorch's, on links of different rates?
 """
 
 from matplotlib.figure import Figure
@@ -9,13 +9,15 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.units import count_text, short_count
 
-ROW_INCHES, BETWEEN_INCHES = 0.26, 0.72  # of a bar, and around the bars of one report
+ROW_INCHES = 0.26  # a bar
+BETWEEN_INCHES = 0.72  # around the bars of one report
 PARTS = {"compute_s": (look.BLUE, "computing"), "exposed_s": (look.VERMILLION, "exchange that shows")}
-OURS, DDP = "ours", "DDP"
+OURS = "ours"
+DDP = "DDP"
 
 
 def draw(reports: list[dict]) -> Figure:
-    """reports: what scripts/bench_training.py --json writes, a panel each; the fastest contender on top."""
+    """Draw a panel for each report that scripts/bench_training.py --json wrote, the fastest contender on top."""
     heights = [ROW_INCHES * len(report["contenders"]) for report in reports]
     handles = [Patch(facecolor=colour, label=label) for colour, label in PARTS.values()]
     first = reports[0]
@@ -33,7 +35,7 @@ def draw(reports: list[dict]) -> Figure:
 
 
 def finding(reports: list[dict]) -> str:
-    """One sentence: how many times as fast our default step is, where DDP was measured."""
+    """One sentence: the speedup of our default step over DDP's, if that was measured."""
     ratios = [report["contenders"].get(OURS, {}).get("times_as_fast") for report in reports]
     known = sorted({f"{ratio:.1f}" for ratio in ratios if ratio is not None}, key=float)
     if not known:
@@ -61,7 +63,7 @@ def _draw_steps(axes, report: dict) -> None:
         for key, (colour, _) in PARTS.items():
             axes.barh(row, one[key], left=left, height=0.72, color=colour, edgecolor="white", linewidth=0.6)
             left += one[key]
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # what the dashed line ends at
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the dashed line
         number = axes.annotate(f"{one['step_s']:.2f}", (left, row), (4, 0), textcoords="offset points", bbox=behind)
         number.set(va="center", size=8)
     axes.set_yticks(range(len(order)), list(order))

@@ -1,4 +1,4 @@
-"""Plot: loss, learning rate, norm, throughput and memory over all steps of a run, with its restarts. How did it go?"""
+"""Plot of loss, learning rate, gradient norm, throughput and memory over all steps of a run, with its restarts."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,11 +9,11 @@ from traces.read.starts import restarts_of
 from traces.units import count_text
 from traces.verdict.summary import TimedRun
 
-MOST_COLUMNS = 800  # more steps than that are drawn as the least, the mean and the most of several
-FEW_STEPS = 20  # so many also get a marker each: a line of one step is none
-START = 0.05  # the part of the steps in which a loss falls from what an untrained model has
-SPIKE = 10  # times the median: from there on norms are drawn on a logarithmic scale
-# Field of log.jsonl, the axis' label, what to divide by, colour; in the order from top to bottom.
+MOST_COLUMNS = 800  # more steps are drawn as minimum, mean and maximum of neighbouring steps
+FEW_STEPS = 20  # fewer points get markers: a line of one step would be invisible
+START = 0.05  # the first fraction of the steps, in which an untrained model's loss falls
+SPIKE = 10  # norms with a maximum of so many medians are drawn on a logarithmic scale
+# (field of log.jsonl, label of the axis, unit, colour), from top to bottom.
 PANELS = (
     ("loss", "loss\n(nats)", 1, look.BLUE),
     ("lr", "learning\nrate", 1, look.ORANGE),
@@ -23,17 +23,17 @@ PANELS = (
     ("gpu_memory_bytes", "memory of\na GPU (GB)", 1e9, look.VERMILLION),
 )
 FROM_ZERO = ("lr", "tokens_per_s", "peak_memory_bytes", "gpu_memory_bytes")
-HELD = ("peak_memory_bytes", "gpu_memory_bytes")  # noted where they change
+HELD = ("peak_memory_bytes", "gpu_memory_bytes")  # logged only when they change
 
 
 def draw(measured: TimedRun) -> Figure:
-    """A panel for each quantity that log.jsonl has. RunError without a log is for loss_curves.py to raise."""
+    """Draw a panel for each quantity that log.jsonl has. The log must have rows."""
     log = measured.run.log
     steps, is_skipped = (
         np.array(column) for column in zip(*((row["step"], "skipped" in row) for row in log), strict=True)
     )
     panels = [(*panel, column) for panel in PANELS if np.isfinite(column := _column(log, panel[0]) / panel[2]).any()]
-    # Of a start by itself (--start K) the log begins behind its own.
+    # The log of one start (--start K) begins after that start's own restart.
     found = restarts_of(measured.run.config)
     restarts = {step: times for step, times in found.items() if steps[0] <= step < steps[-1]}
     heights = [2.0 if name == "loss" else 1.0 for name, *_ in panels]
@@ -42,7 +42,7 @@ def draw(measured: TimedRun) -> Figure:
         for axes, (name, label, _, colour, values) in zip(grid, panels, strict=True):
             if name == "grad_norm":
                 _draw_skipped(axes, log)
-                values = np.where(is_skipped, np.nan, values)  # crosses, and no part of the mean
+                values = np.where(is_skipped, np.nan, values)  # these are crosses, and not part of the mean
             known = np.isfinite(values)
             if known.any():
                 _draw_panel(axes, name, steps[known], values[known], colour, restarts)
@@ -61,7 +61,7 @@ def draw(measured: TimedRun) -> Figure:
 
 
 def _column(log: list[dict], name: str) -> np.ndarray:
-    """(S,) float64 of a field, nan where it is missing; of what is noted where it changes, the last one noted."""
+    """(S,) float64 of a field, nan where it is missing; for fields of HELD, the last logged value."""
     values = np.array([np.nan if (value := row.get(name)) is None else value for row in log], np.float64)
     if name in HELD:
         noted = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
@@ -90,13 +90,13 @@ def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: 
 
 
 def smooth_between(at: np.ndarray, values: np.ndarray, restarts) -> np.ndarray:
-    """A running mean of each start's values by itself: what changes at a restart does so there, and not before it."""
+    """Running means of each start's own values, so that a change at a restart is visible there."""
     parts = np.split(values, np.searchsorted(at, np.array(sorted(restarts)) + 0.5))
     return np.concatenate([smooth(part, smoothing_width(values)) for part in parts])
 
 
 def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """(place, least, mean, most) of at most MOST_COLUMNS columns of neighbouring steps; each (columns,)."""
+    """(place, minimum, mean, maximum) of at most MOST_COLUMNS columns of neighbouring steps; each (columns,)."""
     first = np.unique(np.linspace(0, len(steps), min(len(steps), MOST_COLUMNS), endpoint=False).astype(int))
     counts = np.diff([*first, len(steps)])
     place, mean = (np.add.reduceat(column, first) / counts for column in (steps, values))
@@ -104,9 +104,11 @@ def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _leave_start_out(axes, loss: np.ndarray) -> None:
-    """Where a loss is most of its way down after the first steps, the axis shows the rest, and says where it began."""
+    """If a loss falls most of its way in the first steps, show the rest, and write where it began."""
     rest = loss[int(START * len(loss)) :]
-    high, least, begun = rest.max(), loss.min(), loss[0]
+    high = rest.max()
+    least = loss.min()
+    begun = loss[0]
     if high > least and begun - least > 2 * (high - least):
         axes.set_ylim(least - 0.08 * (high - least), high + 0.25 * (high - least))
         axes.text(0.1, 0.97, f"begins at {begun:.3g}", transform=axes.transAxes, va="top", size=8, color=look.FAINT)
@@ -129,7 +131,7 @@ def _draw_skipped(axes, log: list[dict]) -> None:
 
 
 def _label_first(axes, restarts: dict[int, int], steps: np.ndarray) -> None:
-    """Beside the first restart's line, on the side that has more room."""
+    """Write "restart" beside the first restart's line, on the side that has more room."""
     if restarts:
         step = min(restarts)
         is_late = step > (steps[0] + steps[-1]) / 2
@@ -143,7 +145,7 @@ def _title(measured: TimedRun, restarts: dict[int, int]) -> tuple[str, str]:
     log = measured.run.log
     title = f"{measured.label}: steps {log[0]['step']:,} to {log[-1]['step']:,}"
     count = sum(restarts.values())
-    title += f", taken up again {'once' if count == 1 else f'{count} times'}" if count else ""
+    title += f", resumed {'once' if count == 1 else f'{count} times'}" if count else ""
     after = [f"{step:,}" for step in sorted(restarts)]
     shown = ", ".join(after[:6]) + (", ..." if after[6:] else "")
     said = [f"restarts after step {shown}"] if after else []

@@ -1,1 +1,1 @@
-"""What is read from a run's traces: its files checked, seconds by phase, waits, traffic."""
+"""Read and check what a run wrote, and measure it."""

@@ -1,6 +1,6 @@
-"""Where the time of a run's steps went: seconds per step, rank and phase, and whether they add up.
+"""Where the time of a run's steps went: seconds by step, rank and phase, and whether they add up.
 
-All of it uses the steps that are complete on every rank, without the warm-up.
+Only steps that are complete on every rank count, without the warm-up.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from traces.record.files import RunError
 from traces.record.phases import INDEX, NAMES, PHASES, STEP
 
 WARM_UP_STEPS = 2
-# Fewer steps than this after the warm-up say less than a warm-up step among them disturbs.
+# With fewer steps than this after the warm-up, the warm-up steps are kept.
 FEWEST_STEPS = 3
-TOLERANCE = 0.01  # of two sums that should be the same
+TOLERANCE = 0.01  # relative difference of two sums that should be equal
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A run's steps, taken apart. S steps, R ranks, P = len(NAMES) phases in the order of NAMES.
+    """The times of a run's steps. S steps, R ranks, P = len(NAMES) phases in the order of NAMES.
 
-    steps: (S,) int64, step numbers, rising
+    steps: (S,) int64, step numbers, ascending
     dropped: number of warm-up steps left out before them
     start_ns, end_ns: (S, R) int64, each rank's envelope of the step on rank 0's clock
     seconds: (S, R, P) float64, of the phases inside the envelope; the last phase is the envelope itself
@@ -41,7 +41,7 @@ class StepTimes:
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """(S,) float64: each step's duration, the mean over ranks."""
+        """(S,) float64: each step's duration, the mean of the ranks."""
         return self.seconds[:, :, INDEX[STEP]].mean(axis=1)
 
     def phase(self, *names: str) -> np.ndarray:
@@ -49,7 +49,7 @@ class StepTimes:
         return self.seconds[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
     def waiting_in(self, *names: str) -> np.ndarray:
-        """(S, R) float64: seconds of `phase` spent waiting for another rank."""
+        """(S, R) float64: seconds of these phases spent waiting for another rank."""
         return self.waiting[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
     def representative(self) -> int:
@@ -58,10 +58,12 @@ class StepTimes:
 
 
 def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
-    """Take a run's steps apart. The first `warm_up` traced steps are left out where enough others remain."""
+    """Measure a run's steps. The first `warm_up` traced steps are left out where enough others remain."""
     steps, start, end = _complete_steps(run)
     dropped = warm_up if len(steps) >= warm_up + FEWEST_STEPS else 0
-    steps, start, end = steps[dropped:], start[dropped:], end[dropped:]
+    steps = steps[dropped:]
+    start = start[dropped:]
+    end = end[dropped:]
     waits = find_waits(run)
     seconds = np.empty((len(steps), len(run.ranks), len(NAMES)))
     waiting = np.empty_like(seconds)
@@ -74,7 +76,7 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
 
 
 def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(S,) numbers of the steps whose envelope every rank has written, and its start and end in ns, (S, R) each."""
+    """(S,) numbers of the steps whose envelope every rank wrote, and its start and end in ns, (S, R) each."""
     envelopes = [trace.records[trace.records["phase"] == INDEX[STEP]] for trace in run.ranks]
     steps = reduce(np.intersect1d, [one["step"] for one in envelopes]).astype(np.int64)
     if not len(steps):
@@ -87,14 +89,14 @@ def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Each record's place in a flat (S, P) table; one place past its end for records outside the steps' envelopes."""
+    """Each record's index in a flat (S, P) table; S * P for records outside the steps' envelopes."""
     index = np.searchsorted(steps, records["step"]).clip(max=len(steps) - 1)
     inside = (records["step"] == steps[index]) & (records["start"] >= start[index]) & (records["end"] <= end[index])
     return np.where(inside, index * len(NAMES) + records["phase"], len(steps) * len(NAMES))
 
 
 def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
-    """(S, P) sums of what belongs to the records in `cell`."""
+    """Sum the amounts of records into an (S, P) table. cell: as `cells` returns them."""
     size = steps * len(NAMES)
     return np.bincount(cell, amounts, minlength=size + 1)[:size].reshape(steps, len(NAMES))
 
@@ -102,8 +104,8 @@ def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
     """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
 
-    None stands for what the log does not hold: all of it, or MFU alone, where no peak was known. "peak_underestimated":
-    some step reached more than the peak; the fastest step then stands for 1.
+    None: the log lacks it (MFU alone where no peak was known). "peak_underestimated": some step exceeded the peak, and
+    the fastest step counts as an MFU of 1.
     """
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]
@@ -116,32 +118,34 @@ def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
 
 
 def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
-    """MFU of the log's rows that have one, and whether the peak that it is a part of was underestimated.
+    """Median MFU of the rows that have one, and whether its peak was underestimated.
 
-    A step that is faster than the peak takes its place from there on, so the log's last line has the largest.
+    Training raises the peak to the rate of each faster step, so that the log's last row has the largest peak.
     """
     if not rows:
         return {"mfu": None, "peak_underestimated": False}
     mfus = np.array([row["mfu"] for row in rows])
     is_underestimated = any("peak_underestimated" in row for row in rows)
-    if is_underestimated:  # tokens/s at an MFU of 1: where the log's last line has it, and what was reached
+    if is_underestimated:
         rates = np.array([row["tokens_per_s"] for row in rows])
         last = next(row for row in reversed(run.log) if row.get("mfu") and "tokens_per_s" in row)
-        mfus = rates / max(last["tokens_per_s"] / last["mfu"], rates.max())
+        tokens_per_s_at_peak = max(last["tokens_per_s"] / last["mfu"], rates.max())
+        mfus = rates / tokens_per_s_at_peak
     return {"mfu": float(np.median(mfus)), "peak_underestimated": is_underestimated}
 
 
 def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list[str]:
-    """What does not add up, a sentence each; [] where each rank's phases fill its steps and the log says the same.
+    """Say what does not add up over the measured steps, a sentence each.
 
-    Sums over the measured steps are compared: a rank's phases with its steps, rank 0's steps with log.jsonl.
+    A rank's phases are compared with its steps, and rank 0's steps with log.jsonl.
     """
     steps = times.phase(STEP).sum(axis=0)
     phases = times.seconds[:, :, [INDEX[name] for name in PHASES]].sum(axis=(0, 2))
     difference = np.abs(steps - phases) / steps
     found = _check_log(run, times, tolerance)
     if count := int((difference > tolerance).sum()):
-        worst, more = int(np.argmax(difference)), f", {count - 1} other ranks likewise" if count > 1 else ""
+        worst = int(np.argmax(difference))
+        more = f", {count - 1} other ranks likewise" if count > 1 else ""
         sums = f"phases sum to {phases[worst]:.3f} s of {steps[worst]:.3f} s in its steps"
         found.insert(0, f"rank {run.rank_numbers[worst]}: {sums}{more}")
     return found

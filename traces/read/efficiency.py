@@ -1,17 +1,17 @@
 """POP's efficiencies of a run: how much of its time is useful computing, and what the rest is lost to.
 
 Definitions: the POP Centre of Excellence's standard metrics for parallel performance (co-design.pop-coe.eu/metrics).
-Useful is what a rank spends in forward, backward and update. With u_i a rank's useful seconds, T the runtime and
-T_ideal the runtime on a network that takes no time:
+Forward, backward and update are useful. With u_i a rank's useful seconds, T the runtime and T_ideal the runtime on a
+network that takes no time:
 
     load balance   mean(u) / max(u)          serialization   max(u) / T_ideal      transfer   T_ideal / T
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
-T is the sum of the steps, each the mean over ranks. It is not from a step's first start to its last end: where nothing
-holds ranks together between steps, a rank begins the next one while others are still in this, and such steps together
-would be longer than the run. T_ideal comes from a replay of the recorded steps. What a rank does between two exchanges
-takes as long as it did; an exchange lasts until those it waits for have come, and no longer: a stage's receive until
-its sender comes to send. What a step was longer is what moving data cost.
+T is the sum of the steps, each the mean over ranks. The time from the first start to the last end would not do: where
+nothing holds ranks together between steps, a rank begins its next step while others are still in this one.
+
+T_ideal comes from a replay of the recorded steps. Work between two exchanges takes as long as it did. An exchange lasts
+only until the ranks that it waits for have entered it, and a stage's receive until its sender enters the send.
 """
 
 from collections import Counter, defaultdict
@@ -30,9 +30,9 @@ SEND, RECV = (INDEX[name] for name in PIPELINE)
 
 @dataclass(frozen=True)
 class Efficiency:
-    """useful_s: (R,) float64; runtime_s, ideal_s: over the same steps; the rest as above.
+    """useful_s: (R,) float64. runtime_s, ideal_s: over the same steps. The efficiencies: as above.
 
-    lost: shares of the runtime that are not useful, by cause; with the parallel efficiency they add up to 1.
+    lost: shares of the runtime by cause. With the parallel efficiency they add up to 1.
     """
 
     useful_s: np.ndarray
@@ -51,30 +51,32 @@ class Efficiency:
 
 
 def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
-    """The efficiencies of all measured steps together; ideal_s: (S,) as ideal_runtimes gives them.
-
-    The update of a sharded optimizer is useful on each of its ranks.
-    """
+    """The efficiencies of all measured steps together. ideal_s: (S,) from ideal_runtimes."""
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
-    mean, longest = float(useful_s.mean()), float(useful_s.max())
+    mean = float(useful_s.mean())
+    longest = float(useful_s.max())
     # Ranks that exchange nothing drift apart: then the run is as long as the slowest one computes.
     runtime = max(float(times.step_seconds.sum()), longest)
     # Replayed ranks begin each step together, which may take longer than the step did.
     ideal = max(min(float(ideal_s.sum()), runtime), longest)
-    load_balance, serialization, transfer = mean / longest, longest / ideal, ideal / runtime
-    communication = serialization * transfer
     lost_s = {"load_balance": longest - mean, "serialization": ideal - longest, "transfer": runtime - ideal}
-    lost = {name: seconds / runtime for name, seconds in lost_s.items()}
     return Efficiency(
-        useful_s, runtime, ideal, load_balance, serialization, transfer, communication, load_balance * communication,
-        lost,
-    )  # fmt: skip
+        useful_s=useful_s,
+        runtime_s=runtime,
+        ideal_s=ideal,
+        load_balance=mean / longest,
+        serialization=longest / ideal,
+        transfer=ideal / runtime,
+        communication=longest / runtime,
+        parallel=mean / runtime,
+        lost={name: seconds / runtime for name, seconds in lost_s.items()},
+    )
 
 
 def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
-    """(S,) seconds of each step if moving data took no time; all ranks begin it together."""
+    """(S,) seconds of each step if moving data took no time and all ranks began the step together."""
     ranks = [_RankCalls(run, times, place) for place in range(len(run.ranks))]
-    # Steps in which every rank makes the same calls are replayed together, as one array operation a call.
+    # Steps in which every rank makes the same calls are replayed together, with one array operation for a call.
     alike = defaultdict(list)
     for step in range(len(times.steps)):
         alike[tuple(rank.calls(step) for rank in ranks)].append(step)
@@ -85,18 +87,21 @@ def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
 
 
 class _RankCalls:
-    """One rank's exchanges, step by step, each with the time it came after the one before."""
+    """One rank's exchanges and messages by step, and its own work between them."""
 
     def __init__(self, run: Run, times: StepTimes, place: int):
         records = run.ranks[place].records
-        start, end = times.start_ns[:, place], times.end_ns[:, place]
+        start = times.start_ns[:, place]
+        end = times.end_ns[:, place]
         cell = cells(records, times.steps, start, end)
         step = np.where(_IS_SYNCHRONIZING[records["phase"]], cell // len(NAMES), len(times.steps))
         order = np.lexsort((records["start"], step))
         self.records = records[order[: (step < len(times.steps)).sum()]]
         self.first = np.searchsorted(step[order], np.arange(len(times.steps) + 1))
-        self.number, self.start, self.end = run.ranks[place].identity["rank"], start, end
-        # Of a message the group is this rank: with the root, it says between whom.
+        self.number = run.ranks[place].identity["rank"]
+        self.start = start
+        self.end = end
+        # The group of a message is this rank: with the root, it names both ends.
         group = groups(run)[self.records["phase"], place]
         group = np.where(np.isin(self.records["phase"], (SEND, RECV)), self.number, group)
         self._kinds = list(
@@ -108,7 +113,7 @@ class _RankCalls:
         return tuple(self._kinds[self.first[step] : self.first[step + 1]])
 
     def seconds(self, steps: list[int]) -> np.ndarray:
-        """(S, calls + 1): what the rank did before each call and after the last, of steps with as many calls."""
+        """(S, calls + 1) seconds of work before each call and after the last. steps: with equal numbers of calls."""
         count = self.first[steps[0] + 1] - self.first[steps[0]]
         own = self.records[self.first[steps][:, None] + np.arange(count)]
         begins = np.column_stack([self.start[steps], own["end"]])
@@ -122,8 +127,9 @@ class _Replayed:
     def __init__(self, rank: _RankCalls, steps: list[int]):
         self.number = rank.number
         self.seconds = rank.seconds(steps)
-        self.clock, self._done = self.seconds[:, 0], 0
-        # With how many equal calls came before it, a call has the same name on all ranks that meet in it.
+        self.clock = self.seconds[:, 0]
+        self._done = 0
+        # With the count of equal calls before it, a call is the same tuple on all ranks that meet in it.
         seen = Counter()
         self.calls = []
         for call in rank.calls(steps[0]):
@@ -140,8 +146,9 @@ class _Replayed:
 
 
 def _replay(ranks: list[_Replayed]) -> np.ndarray:
-    """(S,) seconds until the last rank has ended its step, on a network that takes no time."""
-    members, sent = Counter(call for rank in ranks for call in rank.calls), {}
+    """(S,) seconds until the last rank ends its step, on a network that takes no time."""
+    members = Counter(call for rank in ranks for call in rank.calls)
+    sent = {}
     while True:
         waiting = defaultdict(list)
         for rank in ranks:
@@ -149,7 +156,7 @@ def _replay(ranks: list[_Replayed]) -> np.ndarray:
                 waiting[rank.next_call].append(rank)
         if not waiting:
             return np.max([rank.clock for rank in ranks], axis=0)
-        # Ranks that made other calls than the rest (a torn trace) must not hold the replay up.
+        # Ranks whose calls nobody matches (a torn trace) must not stop the replay.
         complete = [
             call for call, present in waiting.items()
             if len(present) == members[call] and (call[0] != RECV or _send_of(call) in sent)
@@ -159,13 +166,13 @@ def _replay(ranks: list[_Replayed]) -> np.ndarray:
 
 
 def _send_of(call: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """The sender's call that a receive is of."""
+    """The send that belongs to a receive."""
     _, sender, receiver, order = call
     return SEND, receiver, sender, order
 
 
 def _pass(call: tuple[int, int, int, int], ranks: list[_Replayed], sent: dict) -> None:
-    """All leave a call: who must wait for others, when they have come. sent: when each message was, by its send."""
+    """Let all ranks leave a call, those that wait for others when these have entered. sent: {send: when it began}."""
     phase, root, *_ = call
     if phase in (SEND, RECV):
         (rank,) = ranks

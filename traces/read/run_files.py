@@ -1,19 +1,20 @@
-"""config.json and log.jsonl of a run folder, read back and checked; and what to do where a part of a run is missing."""
+"""Read and check config.json and log.jsonl of a run folder; handle missing parts of a run."""
 
 import math
 from pathlib import Path
 
-from traces.read import checks
-from traces.read.tails import read_lines
+from traces.read import schemas
+from traces.read.tails import read_bytes, read_lines
 from traces.read.trace_files import read_at_end
 from traces.record.files import RUN_FORMAT, RunError
 
 
 class Gaps:
-    """What to do where a part of a run is missing: end with a RunError or, if that is allowed, keep it in `found`."""
+    """Missing or damaged parts of a run. allowed: collect them in `found`; otherwise the first one is a RunError."""
 
     def __init__(self, allowed: bool):
-        self.allowed, self.found = allowed, []
+        self.allowed = allowed
+        self.found = []
 
     def add(self, problem: str) -> None:
         if not self.allowed:
@@ -21,25 +22,26 @@ class Gaps:
         self.found.append(problem)
 
     def left_out(self, path: Path, error: Exception) -> None:
-        """For a file that a run can do without: say that it was not used."""
+        """Say that an optional file is not used."""
         self.found.append(f"{path} is damaged and left out: {error}")
 
 
 def read_config(path, gaps: Gaps | None = None) -> dict:
-    """config.json of a run folder, checked (checks.check_config says what holds). RunError with one line.
+    """Read config.json of a run folder, checked by schemas.check_config. RunError with one line.
 
-    {} where it is missing or damaged and `gaps` allows that. What is no folder, or of another format, is never allowed.
+    Returns {} if `gaps` allows that it is missing or damaged. `path` must be a folder, and the format known.
     """
-    folder, gaps = Path(path), gaps or Gaps(allowed=False)
+    folder = Path(path)
+    gaps = gaps or Gaps(allowed=False)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder that scripts/train.py --out wrote")
     path = folder / "config.json"
     try:
-        config = checks.parse(checks.read_bytes(path))
+        config = schemas.parse(read_bytes(path))
         if type(config) is dict and (found := config.get("format")) != RUN_FORMAT:
-            text = f"{path} has format {checks.shown(found)}, expected {RUN_FORMAT!r}"
+            text = f"{path} has format {schemas.shown(found)}, expected {RUN_FORMAT!r}"
             raise RunError(f"{text}; read it with the release that wrote it")
-        checks.check_config(config)
+        schemas.check_config(config)
         return config
     except FileNotFoundError:
         gaps.add(f"{path} is missing, so {folder} is not a run folder; give what --out named")
@@ -49,13 +51,13 @@ def read_config(path, gaps: Gaps | None = None) -> dict:
 
 
 def read_log(path, gaps: Gaps | None = None, most_bytes: int | None = None) -> list[dict]:
-    """The rows of log.jsonl by step, of a run that need not have been traced. RunError with one line.
+    """Read the rows of log.jsonl, sorted by step; the run need not have traces. RunError with one line.
 
-    A torn last line is dropped; of a step written twice (--resume) the later one counts. What is null as it is no
-    number any more becomes nan. Without a log there are no rows, and damaged lines are left out, where `gaps` allows
-    that. most_bytes: as read_run's.
+    A torn last line is dropped. If a step was written twice (--resume), the later row counts. A null loss or norm
+    becomes nan. If `gaps` allows it, the log may be missing, and damaged lines are left out. most_bytes: as read_run's.
     """
-    path, gaps = Path(path) / "log.jsonl", gaps or Gaps(allowed=False)
+    path = Path(path) / "log.jsonl"
+    gaps = gaps or Gaps(allowed=False)
     try:
         lines = read_lines(path, most_bytes)
     except FileNotFoundError:
@@ -67,16 +69,16 @@ def read_log(path, gaps: Gaps | None = None, most_bytes: int | None = None) -> l
     rows = {}
     for number, line in enumerate(lines, start=1):
         try:
-            row = checks.parse(line)
-            checks.check_fields("it", row, {"step": checks.STEP_NUMBER}, checks.LOG_ROW)
-            rows[row["step"]] = row | {name: math.nan for name in checks.DIVERGING if row.get(name, 0) is None}
+            row = schemas.parse(line)
+            schemas.check_fields("it", row, {"step": schemas.STEP_NUMBER}, schemas.LOG_ROW)
+            rows[row["step"]] = row | {name: math.nan for name in schemas.DIVERGING if row.get(name, 0) is None}
         except ValueError as error:
             gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
     return [rows[step] for step in sorted(rows)]
 
 
 def read_measured_at_end(folder: Path, name: str, gaps: Gaps) -> dict[int, dict]:
-    """END_CLOCKS or END_LINKS of a folder of traces, by node; nothing where they are missing or damaged."""
+    """Read END_CLOCKS or END_LINKS of a folder of traces, by node; {} where the file is missing or damaged."""
     try:
         return read_at_end(folder, name)
     except (OSError, ValueError) as error:

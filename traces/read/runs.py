@@ -1,12 +1,12 @@
-"""The run folder: config.json, log.jsonl and the traces of all ranks and nodes, read back."""
+"""Read a run folder: config.json, log.jsonl and the traces of all ranks and nodes."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from traces.read.checks import PLACE
-from traces.read.mesh import Mesh, mesh_of
 from traces.read.run_files import Gaps, read_config, read_log, read_measured_at_end
+from traces.read.run_mesh import RunMesh, mesh_of
+from traces.read.schemas import PLACE
 from traces.read.starts import folder_of, folders_of, number_of, rows_of, starts_of
 from traces.read.trace_files import NodeCounters, RankTrace, read_calls, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
@@ -14,11 +14,11 @@ from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, cou
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder in memory: config.json, the lines of log.jsonl ordered by step, one RankTrace per rank.
+    """A run folder in memory: config.json, the rows of log.jsonl sorted by step, and the traces by rank.
 
-    counters: one NodeCounters for each node that has them; missing: what a crash or a copy left out, a sentence each;
-    end_links: the links by node as measured after the last step, of a run that came to its end. starts: as starts_of,
-    of the whole run. Where it was taken up again, all else is of one start, the last one unless another was asked for.
+    counters: of each node that has them. missing: what a crash or an incomplete copy left out, a sentence each.
+    end_links: the links by node, measured after the last step. starts: as starts_of, of the whole run; all other fields
+    are of one start, the last one unless another was asked for.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Run:
 
     @cached_property
     def hosts(self) -> dict[int, str]:
-        """Each node's host, by rising node."""
+        """{node: host}, sorted by node."""
         return dict(sorted((trace.identity["node"], trace.identity["host"]) for trace in self.ranks))
 
     @property
@@ -55,14 +55,14 @@ class Run:
     def links(self) -> dict[int, dict]:
         """The links by node: latency_s, and bytes/s in, out and both ways at once.
 
-        Each number is the better one of before the run and after it: what else goes on while a link is probed makes it
-        look slow, and nothing makes it look fast.
+        Each number is the better of two probes, before and after the run: other traffic makes a link look slow, and
+        nothing makes it look fast.
         """
         return better_links(self.start_links, self.end_links)
 
     @property
     def start_links(self) -> dict[int, dict]:
-        """As `links`, before the run."""
+        """The links as probed before the run."""
         return {link["node"]: link for link in self.config.get("links") or []}
 
     @property
@@ -70,12 +70,12 @@ class Run:
         return max(trace.clock["error_ns"] for trace in self.ranks)
 
     @cached_property
-    def mesh(self) -> Mesh | None:
+    def mesh(self) -> RunMesh | None:
         """How the ranks share models; None where each has its own."""
         return mesh_of([trace.identity for trace in self.ranks])
 
     def places_in(self, *axes: str) -> list[tuple[int, ...]]:
-        """Of each rank, its numbers on these axes of the mesh: "copy", "part", "stage"; 0 without a cut."""
+        """Each rank's numbers on these of run_mesh.AXES; 0 where it has a model of its own."""
         return [tuple(trace.identity.get(axis, 0) for axis in axes) for trace in self.ranks]
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
 
 def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict]:
-    """`Run.links`, from the links by node before the run and after it; a node that has no link at the end keeps its."""
+    """`Run.links`, from the links by node before and after the run."""
     return {node: _better(link, end.get(node, link)) for node, link in start.items()}
 
 
@@ -94,19 +94,19 @@ def _better(link: dict, other: dict) -> dict:
 
 
 def read_links(path, config: dict) -> list[dict]:
-    """`Run.links`, of a run that need not have been traced. config: its config.json."""
+    """`Run.links` of a run that need not have traces. config: its config.json."""
     end = read_measured_at_end(Path(path) / "traces", END_LINKS, Gaps(True))
     return list(better_links({link["node"]: link for link in config.get("links") or []}, end).values())
 
 
 def strategy_name(settings: dict) -> str:
-    """A strategy of the user's own is its file in config.json, and has the file's name."""
+    """The strategy's name; the file name where config.json names the user's own file."""
     name = settings["strategy"]
     return Path(name).stem if name.endswith(".py") else name
 
 
 def label_of(settings: dict) -> str:
-    """The strategy's name, with those of its options that were not the default. settings: config.json's."""
+    """The strategy's name, and its options that are not the default. settings: config.json's."""
     options = {
         "dedicated": settings.get("server") == "dedicated",
         "bfloat16": settings.get("wire") == "bfloat16",
@@ -116,20 +116,26 @@ def label_of(settings: dict) -> str:
 
 
 def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, start: int | None = None) -> Run:
-    """Read a run folder; RunError with one line where something is missing or broken.
+    """Read a run folder. RunError with one line where something is missing or broken.
 
-    allow_missing: read what there is of a run that crashed or was copied in part. RunError then only if no trace is
-    left at all, or config.json is another run's. most_bytes: of a longer file that grows only a part is read, in so
-    many bytes: the last steps of traces and counters, and of the log lines from all of it (tails.py). start: of a run
-    that was taken up again which of its starts, counted from 1 (starts.py); None for the last one.
+    allow_missing: read what a crash or an incomplete copy left; RunError only if there is no trace, or if config.json
+    is another run's. most_bytes: read only part of longer files, about so many bytes each: the last steps of traces and
+    counters, and lines from all over the log (tails.py). start: of a resumed run, which start, counted from 1; None for
+    the last one.
     """
-    path, gaps = Path(path), Gaps(allow_missing)
-    config, log = read_config(path, gaps), read_log(path, gaps, most_bytes)
-    starts, of_config, folder = starts_of(config, log), path, path / "traces"
+    path = Path(path)
+    gaps = Gaps(allow_missing)
+    config = read_config(path, gaps)
+    log = read_log(path, gaps, most_bytes)
+    starts = starts_of(config, log)
+    of_config = path
+    folder = path / "traces"
     if start is not None and start != number_of(config):
         of_config = folder = folder_of(path, config, start)
-        config, log = read_config(folder), rows_of(starts, start, log)
-    end_clocks, end_links = (read_measured_at_end(folder, name, gaps) for name in (END_CLOCKS, END_LINKS))
+        config = read_config(folder)
+        log = rows_of(starts, start, log)
+    end_clocks = read_measured_at_end(folder, END_CLOCKS, gaps)
+    end_links = read_measured_at_end(folder, END_LINKS, gaps)
     ranks = _read_traces(folder, config, end_clocks, gaps, most_bytes)
     ranks = [_with_calls(folder, trace, end_clocks, gaps, most_bytes) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
@@ -139,8 +145,9 @@ def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, s
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
-    """RunError where config.json names another strategy, or seats the ranks otherwise, than their traces do."""
-    places, strategy = config.get("ranks"), config["settings"]["strategy"]
+    """Raise RunError where config.json and the traces disagree on the strategy, or on the places of the ranks."""
+    places = config.get("ranks")
+    strategy = config["settings"]["strategy"]
     for identity in (trace.identity for trace in ranks):
         place = identity
         if places:
@@ -148,14 +155,14 @@ def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
         if identity.get("strategy", strategy) != strategy or any(place.get(name) != identity[name] for name in PLACE):
             raise RunError(
                 f"{path} and the trace of rank {identity['rank']} are from different runs, or one is "
-                f"damaged: strategy, or where the rank sat, is another; restore both from one run"
+                f"damaged: the strategy or the rank's place differs; restore both from one run"
             )
 
 
 def _read_traces(
     folder: Path, config: dict, end_clocks: dict[int, dict], gaps: Gaps, most_bytes: int | None
 ) -> list[RankTrace]:
-    """The traces in rank order. The header of the first one says how many there must be."""
+    """Read the traces in rank order. The header of the first one says how many there must be."""
     found = sorted(folder.glob("rank-*.trace"))
     if not found:
         if not any((place / "config.json").exists() for place in (folder, folder.parent)):
@@ -193,7 +200,7 @@ def _read_traces(
 
 
 def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: Gaps, most_bytes) -> RankTrace:
-    """The trace with its rank's calls, where there is a file of them."""
+    """Add its rank's calls to a trace, where there is a file of them."""
     path = calls_path(folder, trace.identity["rank"])
     if not path.exists():
         return trace
@@ -201,6 +208,9 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
         identity, calls = read_calls(path, end_clocks, most_bytes)
         if identity != trace.identity:
             raise ValueError("another rank or another run wrote it")
+    except RunError as error:
+        gaps.found.append(f"{error}; it is left out")
+        return trace
     except (OSError, ValueError) as error:
         gaps.left_out(path, error)
         return trace
@@ -210,7 +220,7 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
 def _read_all_counters(
     folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: Gaps, most_bytes: int | None
 ) -> list[NodeCounters]:
-    """The counters of the nodes that have them. Nothing is said where there are none: a run needs none."""
+    """Read the counters of the nodes that have them. A run needs none, so that missing files are no gap."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):

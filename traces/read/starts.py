@@ -1,9 +1,9 @@
-"""The starts of one run: which of its steps each of them made, on how many ranks, and where its traces lie.
+"""The starts of a run: the steps that each of them made, its number of ranks, and the folder of its traces.
 
-A run that ends early is taken up again from a checkpoint: its steps after that are made twice, and log.jsonl keeps the
-later ones (scripts/training/folder.py). So a start's steps go from its checkpoint to that of the next one. The traces
-of a start before the last one lie in a folder of EARLIER with its config.json, by which they are known to be its own.
-Starts are counted from 1. `config` is config.json in all that follows.
+A run that ends early resumes from a checkpoint. Steps after that checkpoint are made twice, and log.jsonl keeps the
+later ones (scripts/training/folder.py). So a start's steps go from its checkpoint to that of the next start. The traces
+of earlier starts lie in folders of EARLIER, each with the config.json of its start. Starts are counted from 1. In all
+functions `config` is config.json.
 """
 
 import statistics
@@ -16,9 +16,9 @@ EARLIER = "earlier-traces"
 
 
 def restarts_of(config: dict) -> dict[int, int]:
-    """{step: times}: after which steps the run was taken up again, as far as the log still has steps before it.
+    """{step: times}: the steps after which the run resumed, as far as the log still has steps before them.
 
-    times: how often; more than once where a start came to no checkpoint of its own.
+    times: more than 1 where a start made no checkpoint of its own.
     """
     resumed = [one.get("resumed_step") for one in (*(config.get("earlier") or []), config)]
     found = {}
@@ -29,11 +29,10 @@ def restarts_of(config: dict) -> dict[int, int]:
 
 
 def starts_of(config: dict, log: list[dict]) -> list[dict]:
-    """Of each start that has steps left in the log, in order: {"start": its number; "first", "last": steps; "ranks":
-    how many; "step_s"}.
+    """List the starts that have steps in the log: {"start", "first", "last", "ranks", "step_s"} each, in order.
 
-    step_s: the median, without the first two steps where there are more, which compile; None where the log lacks it.
-    log: the rows of log.jsonl by step.
+    first, last: its steps. ranks: how many. step_s: the median, without the first two steps where there are more,
+    because these compile; None where the log lacks it. log: the rows of log.jsonl, sorted by step.
     """
     starts = [*(config.get("earlier") or []), config | {"ranks": len(config.get("ranks") or [])}]
     begun = [(one.get("resumed_step") or 0, one["ranks"]) for one in starts]
@@ -50,19 +49,18 @@ def starts_of(config: dict, log: list[dict]) -> list[dict]:
 
 
 def rows_of(starts: list[dict], number: int, log: list[dict]) -> list[dict]:
-    """The rows of the log that a start has made. starts: as starts_of gives them."""
+    """The rows of the log that a start made. starts: as starts_of returns them."""
     spans = [(one["first"], one["last"]) for one in starts if one["start"] == number]
     return [row for row in log if any(first <= row["step"] <= last for first, last in spans)]
 
 
 def number_of(config: dict) -> int:
-    """Which start of its run a config.json is of."""
+    """The number of the start that wrote this config.json."""
     return len(config.get("earlier") or []) + 1
 
 
 def folder_of(path: Path, config: dict, number: int) -> Path:
-    """The folder that holds the traces of an earlier start of the run at `path`, and its config.json. RunError: there
-    is no such start, or nothing was kept of it."""
+    """The folder with the traces and the config.json of an earlier start. RunError where there is none."""
     if not 1 <= number <= number_of(config):
         raise RunError(f"{path} has no start {number}: expected 1 to {number_of(config)}, the last")
     kept = folders_of(path, config)
@@ -73,12 +71,13 @@ def folder_of(path: Path, config: dict, number: int) -> Path:
 
 
 def folders_of(path: Path, config: dict) -> dict[int, Path]:
-    """{number: folder} of the earlier starts of which traces and config.json were kept."""
-    begun, found = [one["started"] for one in config.get("earlier") or []], {}
+    """{number: folder} of the earlier starts that still have traces and a config.json."""
+    begun = [one["started"] for one in config.get("earlier") or []]
+    found = {}
     for file in sorted((path / EARLIER).glob("*/config.json")):
         try:
             own = read_config(file.parent)
-        except RunError:  # damaged; whose it is, it does not say
+        except RunError:  # damaged: it does not say which start it is from
             continue
         number = number_of(own)
         if number <= len(begun) and own.get("started") == begun[number - 1]:

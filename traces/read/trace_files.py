@@ -1,6 +1,6 @@
-"""The files of RUN/traces, read back and checked: traces/record/files.py says what is in them.
+"""Read and check the files of RUN/traces, which traces/record/files.py describes.
 
-All times that come from here are in nanoseconds on rank 0's clock.
+All times are returned in nanoseconds on rank 0's clock.
 """
 
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.read import checks
-from traces.read.tails import from_a_whole_step, read_records
+from traces.read import schemas, span_checks
+from traces.read.tails import from_a_whole_step, read_bytes, read_records
 from traces.record.files import (
     CALLS_FORMAT,
     COUNTERS,
@@ -24,26 +24,25 @@ from traces.record.files import (
 from traces.record.phases import INDEX, NAMES
 
 COUNTERS_HEADER = {
-    "format": checks.one_of(COUNTERS_FORMAT),
-    "version": checks.one_of(VERSION),
-    "node": checks.RANK,
-    "host": checks.NAME,
-    "ports": checks.TEXT.listed(),
+    "format": schemas.one_of(COUNTERS_FORMAT),
+    "version": schemas.one_of(VERSION),
+    "node": schemas.RANK,
+    "host": schemas.NAME,
+    "ports": schemas.TEXT.listed(),
 }
-CALLS_HEADER = {
-    "format": checks.one_of(CALLS_FORMAT),
-    "version": checks.one_of(VERSION),
-    "phases": checks.one_of_each(NAMES),
-    "fields": checks.Rule(lambda value: value == [list(field) for field in RECORD.descr], "a record's fields"),
+AT_END = {
+    END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS},
+    END_LINKS: schemas.LINK,
 }
-AT_END = {END_CLOCKS: checks.CLOCK | {"node": checks.RANK, "at_ns": checks.TIME_NS}, END_LINKS: checks.LINK}
-MOST_DRIFT = 0.1  # of the time between the two measurements: no clock runs so wrong
+MOST_DRIFT = 0.1  # of the time between two measurements: no clock runs so wrong
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank's trace. `records`: array of RECORD in the order of their ends; `calls`: such of the calls that were
-    under way beside each other, and so lie inside phases or across them."""
+    """One rank's trace.
+
+    records: array of RECORD, sorted by end. calls: array of RECORD of calls that overlap each other and phases.
+    """
 
     identity: dict
     clock: dict
@@ -53,7 +52,7 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class NodeCounters:
-    """One node's counters. `records`: array of COUNTERS by time."""
+    """One node's counters. records: array of COUNTERS, sorted by time."""
 
     node: int
     host: str
@@ -62,88 +61,110 @@ class NodeCounters:
 
 
 def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int | None = None) -> RankTrace:
-    """Read one rank's trace file. end_clocks: the nodes' clocks at the end of the run, where they are known.
-    most_bytes: of a longer file its last whole steps alone, in so many bytes.
+    """Read one rank's trace file. RunError with one line where it cannot be read, or holds what no tracer writes.
 
-    RunError with one line for a file that cannot be read, is none, or holds what no tracer writes (checks.py).
+    end_clocks: the nodes' clocks at the end of the run, if known. most_bytes: of a longer file, read only the last
+    whole steps that fit.
     """
     try:
-        header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, line), most_bytes)
+        header, records, is_cut = _read_spans(path, TRACE_FORMAT, most_bytes)
+        identity = header["identity"]
+        clock = header["clock"]
+        end_clock = (end_clocks or {}).get(identity["node"])
+        records = from_a_whole_step(records) if is_cut else records
+        span_checks.check_records(records, identity["ranks"])
+        _move(records, clock, end_clock)
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
-    try:
-        return _on_rank_0s_clock(header, records, is_cut, end_clocks or {})
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}; run the training again") from None
+    # Between the two measurements, the larger of their errors bounds the error of the interpolated offset.
+    error_ns = max(clock["error_ns"], end_clock["error_ns"] if end_clock else 0)
+    return RankTrace(identity, clock | {"error_ns": error_ns}, records)
 
 
 def read_calls(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> tuple[dict, np.ndarray]:
-    """One rank's calls: who made them, and array of RECORD; of a longer file the last `most_bytes`. OSError, or
-    ValueError if it is no such file."""
-    header, calls, _ = read_records(path, RECORD, checks.parse, most_bytes)
-    checks.check_fields("its header", header, CALLS_HEADER)
-    identity, clock = header.get("identity"), header.get("clock")
-    checks.check_identity(identity)
-    checks.check_clock(clock)
-    if len(calls) and not (calls["phase"].min() >= 0 and calls["phase"].max() < len(header["phases"])):
-        raise ValueError("a call is of a phase that its header does not list")
-    calls["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[calls["phase"]]
-    checks.check_calls(calls, identity["ranks"])
-    _move(calls, clock, end_clocks.get(identity["node"]))
+    """Read one rank's calls: (identity, array of RECORD). most_bytes: of a longer file, read only its end.
+
+    OSError, RunError, or ValueError where the calls are damaged.
+    """
+    header, calls, _ = _read_spans(path, CALLS_FORMAT, most_bytes)
+    identity = header["identity"]
+    span_checks.check_calls(calls, identity["ranks"])
+    _move(calls, header["clock"], end_clocks.get(identity["node"]))
     return identity, calls
 
 
 def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> NodeCounters:
-    """Read one node's file; end_clocks, most_bytes: as read_trace's. OSError, or ValueError if it is none."""
-    header, records, _ = read_records(path, COUNTERS, checks.parse, most_bytes)
-    checks.check_fields("its header", header, COUNTERS_HEADER)
-    checks.check_clock(header.get("clock"))
-    checks.check_samples(records)
+    """Read one node's counters, as read_trace does. OSError, or ValueError where the file is damaged."""
+    header, records, _ = read_records(path, COUNTERS, schemas.parse, most_bytes)
+    schemas.check_fields("its header", header, COUNTERS_HEADER)
+    schemas.check_clock(header.get("clock"))
+    span_checks.check_samples(records)
     records["time"] = to_rank_0(records["time"], header["clock"], end_clocks.get(header["node"]))
     return NodeCounters(header["node"], header["host"], header["ports"], records)
 
 
 def read_at_end(folder, name: str) -> dict[int, dict]:
-    """END_CLOCKS or END_LINKS by node; nothing where the run did not come to its end. OSError, ValueError: damaged."""
+    """Read END_CLOCKS or END_LINKS by node; {} where the run did not reach its end. OSError; ValueError if damaged."""
     path = Path(folder) / name
     if not path.exists():
         return {}
-    found = checks.parse(checks.read_bytes(path))
+    found = schemas.parse(read_bytes(path))
     if type(found) is not list:
         raise ValueError("no list of nodes")
     for node in found:
-        checks.check_fields("a node", node, AT_END[name])
+        schemas.check_fields("a node", node, AT_END[name])
     return {node["node"]: node for node in found}
 
 
-def _on_rank_0s_clock(header: dict, records: np.ndarray, is_cut: bool, end_clocks: dict[int, dict]) -> RankTrace:
-    """The checked trace, its phases in the order of NAMES; ValueError where something cannot be."""
-    identity, clock = header["identity"], header["clock"]
-    checks.check_identity(identity)
-    checks.check_clock(clock)
+def _read_spans(path, kind: str, most_bytes: int | None) -> tuple[dict, np.ndarray, bool]:
+    """Read a file of RECORD as read_records does, with its header checked and its phases in the order of NAMES."""
+    header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, kind, line), most_bytes)
     if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
         raise ValueError("a record names a phase that its header does not list")
     if header["phases"] != list(NAMES):
         records["phase"] = np.array([INDEX[name] for name in header["phases"]], "<i4")[records["phase"]]
-    records = from_a_whole_step(records) if is_cut else records
-    checks.check_records(records, identity["ranks"])
-    end_clock = end_clocks.get(identity["node"])
-    _move(records, clock, end_clock)
-    # Between the two measurements the larger of their errors bounds the interpolated offset's.
-    error_ns = max(clock["error_ns"], end_clock["error_ns"] if end_clock else 0)
-    return RankTrace(identity, clock | {"error_ns": error_ns}, records)
+    return header, records, is_cut
+
+
+def _parse_header(path, kind: str, line: bytes) -> dict:
+    """Decode and check the header of a file of this kind."""
+    try:
+        header = schemas.parse(line)
+        is_known = line.endswith(b"\n") and header["format"] == kind
+    except (ValueError, KeyError, TypeError):
+        is_known = False
+    if not is_known:
+        raise RunError(f"{path} is not a trace file: its first line is not the header of a {kind}; remove it")
+    if header.get("version") != VERSION:
+        found = schemas.shown(header.get("version"))
+        raise RunError(f"{path} has trace version {found}, expected {VERSION}; read it with the release that wrote it")
+    missing = [name for name in ("identity", "phases", "fields", "clock") if name not in header]
+    if missing:
+        raise ValueError(f"its header lacks {', '.join(missing)}")
+    phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
+    unknown = [name for name in phases if type(name) is not str or name not in INDEX]
+    if unknown:
+        names = ", ".join(name if schemas.NAME.accepts(name) else schemas.shown(name) for name in unknown[:5])
+        raise RunError(f"{path} holds phases unknown here: {names}; update this program")
+    if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
+        raise ValueError("its header lists other phases or fields")
+    schemas.check_identity(header["identity"])
+    schemas.check_clock(header["clock"])
+    return header
 
 
 def _move(records: np.ndarray, start: dict, end: dict | None) -> None:
-    """Bring spans onto rank 0's clock; as to_rank_0."""
+    """Move spans onto rank 0's clock, as to_rank_0."""
     for name in ("start", "end"):
         records[name] = to_rank_0(records[name], start, end)
 
 
 def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:
-    """Times (int64 ns) of a node on rank 0's clock, from the node's clocks at the start and, if known, at the end.
+    """Convert a node's times (int64 ns) to rank 0's clock, with its clocks at the start and, if known, at the end.
 
-    ValueError: the two cannot be of one clock.
+    ValueError: the two are not readings of one clock.
     """
     if end is None or "at_ns" not in start or end["at_ns"] == start["at_ns"]:
         return times + start["offset_ns"]
@@ -151,28 +172,3 @@ def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:
     if end["at_ns"] < start["at_ns"] or abs(drift) > MOST_DRIFT:
         raise ValueError("its clock and the one in clocks.json are not the same node's")
     return times + start["offset_ns"] + np.rint((times - start["at_ns"]) * drift).astype(np.int64)
-
-
-def _parse_header(path, line: bytes) -> dict:
-    """The header of a trace file of this version, its parts there and its phases known."""
-    try:
-        header = checks.parse(line)
-        is_trace = line.endswith(b"\n") and header["format"] == TRACE_FORMAT
-    except (ValueError, KeyError, TypeError):
-        is_trace = False
-    if not is_trace:
-        raise RunError(f"{path} is not a trace file: its first line is not the header of a {TRACE_FORMAT}; remove it")
-    if header.get("version") != VERSION:
-        found = checks.shown(header.get("version"))
-        raise RunError(f"{path} has trace version {found}, expected {VERSION}; read it with the release that wrote it")
-    missing = [name for name in ("identity", "phases", "fields", "clock") if name not in header]
-    if missing:
-        raise RunError(f"{path} is damaged: its header lacks {', '.join(missing)}; run the training again")
-    phases = header["phases"] if type(header["phases"]) is list else [header["phases"]]
-    unknown = [name for name in phases if type(name) is not str or name not in INDEX]
-    if unknown:
-        names = ", ".join(name if checks.NAME.accepts(name) else checks.shown(name) for name in unknown[:5])
-        raise RunError(f"{path} holds phases unknown here: {names}; update this program")
-    if len(set(phases)) < len(phases) or header["fields"] != [list(field) for field in RECORD.descr]:
-        raise RunError(f"{path} is damaged: its header lists other phases or fields; run the training again")
-    return header

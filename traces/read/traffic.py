@@ -1,8 +1,8 @@
-"""What each node's ports carried, from its counters: bytes and rates per direction, step and phase; what of it hid.
+"""What each node's ports carried, from its counters: bytes and rates by direction, step and phase.
 
-A node's counters are read by its leader at the ends of the leader's steps and phases, so that is whose phases the bytes
-are shared out to; between two readings they count as flowing evenly. What flows while the leader is in no phase belongs
-to the step alone. Headers count as the port sees them (dist/probe/ports.py).
+A node's leader reads the counters at the ends of its steps and phases. Bytes are attributed to the leader's phases, as
+if they flowed evenly between two readings. Bytes that flow while the leader is in no phase count for the step only.
+Headers count as the port sees them (dist/probe/ports.py).
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,8 @@ WAYS = ("in", "out")
 class NodeTraffic:
     """S steps, M nodes, P phases as in StepTimes.
 
-    nodes: the nodes' numbers; places: of each, the index in run.ranks of its leader
-    bytes_in, bytes_out: (S, M, P) float64, by the phase of the node's leader; the last phase is the whole step
-    seconds: (S, M, P) float64, the leader's phases
+    nodes: their numbers. places: the index of each node's leader in run.ranks. bytes_in, bytes_out: (S, M, P) float64,
+    by the leader's phase; the last phase is the whole step. seconds: (S, M, P) float64, of the leader's phases.
     """
 
     nodes: list[int]
@@ -35,29 +34,30 @@ class NodeTraffic:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """(M,) median bytes a step, those between its phases too."""
+        """(M,) median bytes of a step, between its phases too."""
         return np.median(self.of(way)[:, :, INDEX[STEP]], axis=0)
 
     def step_rate(self, way: str) -> np.ndarray:
-        """(M,) bytes/s on average over the steps, computing included: no port keeps up more than its rate so long."""
+        """(M,) mean bytes/s over the steps, computing included: no port exceeds its rate for so long."""
         return self.of(way)[:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
-        """(M,) bytes/s: the most that a node's port carried on average during one of the exchange phases."""
+        """(M,) mean bytes/s through each node's port in its busiest exchange phase."""
         exchange = [INDEX[name] for name in EXCHANGE]
-        total, seconds = self.of(way).sum(axis=0)[:, exchange], self.seconds.sum(axis=0)[:, exchange]
-        # Phases of microseconds (a sum of one number) hold bytes of what comes before and after them.
+        total = self.of(way).sum(axis=0)[:, exchange]
+        seconds = self.seconds.sum(axis=0)[:, exchange]
+        # Phases of microseconds (a sum of one number) catch bytes of the phases around them.
         long_enough = seconds >= 0.02 * self.seconds[:, :, INDEX[STEP]].sum(axis=0)[:, None]
         return np.where(long_enough, total / np.maximum(seconds, 1e-12), 0.0).max(axis=1)
 
 
 def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
-    """None for a run without counters of all nodes."""
+    """None unless all nodes have counters."""
     counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
     nodes = run.nodes
     if set(nodes) - set(counters):
         return None
-    places = [run.rank_nodes.index(node) for node in nodes]  # ranks are in order: the first one is the leader
+    places = [run.rank_nodes.index(node) for node in nodes]  # the first rank of a node is its leader
     amounts = np.empty((len(WAYS), len(times.steps), len(nodes), len(NAMES)))
     for index, (node, place) in enumerate(zip(nodes, places, strict=True)):
         records, samples = run.ranks[place].records, counters[node]
@@ -69,34 +69,34 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
 
 
 def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray:
-    """(M,) part of its measured link's rate that a node used in its busiest exchange phase; nan without a link."""
+    """(M,) fraction of its link's measured rate that a node used in its busiest exchange phase; nan without a link."""
     rate = {link["node"]: link[way] for link in links}
     limits = np.array([rate.get(node, np.nan) for node in traffic.nodes])
     return traffic.exchange_rate(way) / limits
 
 
 def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.ndarray) -> dict[str, np.ndarray]:
-    """{"in", "out"}: (M,) counted bytes a step over those that the strategy's messages hold; nan where these are 0.
+    """{"in", "out"}: (M,) counted bytes of a step over the bytes of the strategy's messages; nan where these are 0.
 
-    bytes_in, bytes_out: (M,) of one exchange, in the order of the nodes. Where nothing else uses the ports it is 1.00
-    on virtual hosts, and 1.045 over Ethernet: a network card counts the headers of each frame.
+    bytes_in, bytes_out: (M,) of one exchange. Without other traffic the ratio is 1.00 on virtual hosts, and 1.045 over
+    Ethernet, where a network card counts the headers of each frame.
     """
     expected = {"in": np.asarray(bytes_in, float), "out": np.asarray(bytes_out, float)}
     return {way: traffic.step_bytes(way) / np.where(expected[way] > 0, expected[way], np.nan) for way in WAYS}
 
 
 def hidden_share(traffic: NodeTraffic) -> np.ndarray:
-    """(S,) part of all ports' bytes in a step that moved while their nodes' leaders computed."""
+    """(S,) fraction of all ports' bytes in a step that moved while the nodes' leaders computed."""
     by_phase = traffic.bytes_in.sum(axis=1) + traffic.bytes_out.sum(axis=1)
     computing = by_phase[:, [INDEX[name] for name in COMPUTE]].sum(axis=1)
     return computing / np.maximum(by_phase[:, INDEX[STEP]], 1)
 
 
 def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:
-    """Median over steps of the seconds of exchange that hide behind computing; None without counters.
+    """Median seconds of a step's exchange that are hidden behind computing; None without counters.
 
-    The hidden bytes are taken to need as long as as many bytes of the exchange that shows: of its phases without the
-    waiting for a late rank, on the rank where they take longest.
+    Assumes that a hidden byte takes as long as a byte of the exchange that shows: the exchange phases without waiting
+    for late ranks, on the rank where they take longest.
     """
     if traffic is None:
         return None

@@ -1,21 +1,20 @@
-"""How long each exchange waited for another rank before its data could move: which kind of waiting, and for whom.
+"""How long ranks waited for others before the data of an exchange could move: for whom, and in which way.
 
-The calls of one collective are found by their group, step, phase, root and order: the second "reduce" to root 3 in
-step 17 is the same call on every rank that made one. A rank that skips a phase is in no call of it. Where ranks share a
-model, those that hold the same piece of it exchange gradients, and each phase has a group of its own (`groups`).
-
-A stage's receive waits until its sender begins to send: the third receive from rank 1 in step 17 is of the third send
-of rank 1 to it. That is a late_sender, too.
+The calls of one collective have the same group, step, phase, root and order: the second "reduce" to root 3 in step 17
+is the same collective on every rank that took part. A rank that skips a phase is in none of its collectives. Ranks that
+share a model exchange gradients with those that hold the same model shard, and other phases have other groups
+(`groups`). The third receive from rank 1 in step 17 belongs to rank 1's third send to the receiver, and waits until
+that send begins: a late_sender, too.
 
 The kinds are Scalasca's wait states:
 
-    late_broadcast   in a bcast all but the root wait until the root has come
-    early_reduce     the root of a reduce waits until the first of the others has come: the root was early
-    late_sender      the root of a reduce waits from then on until the last of them has come: that one is late
+    late_broadcast   in a bcast, all but the root wait until the root enters
+    early_reduce     the root of a reduce waits until the first other rank enters: the root was early
+    late_sender      from then on, it waits until the last rank enters: that rank is late
     wait_at_nxn      where all wait for all (allreduce, reduce_scatter, allgather, the sums of "wait"), until the last
 
-The others in a reduce send and leave, so what they spend is transfer. The rank waited for is the one that came last of
-those that had to come (early_reduce: the first of them, whose data the root could have begun with).
+The other ranks of a reduce send and leave: all their time is transfer. A rank waits for the last rank to enter of those
+that it needs (early_reduce: the first, whose data the root could have begun with).
 """
 
 from dataclasses import dataclass
@@ -29,17 +28,17 @@ STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
 COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
 # The phases in which ranks meet.
 SYNCHRONIZING = (*COLLECTIVE, "wait")
-# Who meets in a phase: the ranks that are alike in these. In all others of EXCHANGE, those with the same piece.
+# A phase's group is the ranks that are equal on these axes; in all other phases of EXCHANGE, on "part" and "stage".
 ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
-ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))  # those two are of one group
+ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))
 
 
 @dataclass(frozen=True)
-class Calls:
+class MatchedCalls:
     """All ranks' records of some phases, C of them, rank after rank.
 
-    records: (C,) RECORD; place: (C,) the index in run.ranks of the rank that made the call, rank: its number;
-    index: (C,) the record's index among its rank's; collective: (C,) equal where ranks met in one call
+    records: (C,) RECORD. place: (C,) index of the rank in run.ranks. rank: (C,) its number. index: (C,) the record's
+    index among its rank's. collective: (C,) equal for the calls of one collective.
     """
 
     records: np.ndarray
@@ -61,9 +60,9 @@ class Calls:
         return self.records["phase"] == INDEX["bcast"]
 
     def waited_for(self, last: bool) -> np.ndarray:
-        """(C,) indices of calls: the last, or first, to enter of those that others of the collective wait for.
+        """(C,) indices of calls: in each call's collective, the last, or first, to enter that others wait for.
 
-        A call in whose collective there is none stands for itself.
+        A call whose collective has no such call is given its own index.
         """
         order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
         # Others wait for the root of a bcast, and for all but the root of a reduce.
@@ -74,14 +73,15 @@ class Calls:
         return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
 
     def until_ns(self, others: np.ndarray) -> np.ndarray:
-        """(C,) nanoseconds from each call's entry until that of the other, at most its duration; 0 where none waits."""
-        start, end = self.records["start"], self.records["end"]
+        """(C,) nanoseconds that each call waits until the other enters, at most its duration; 0 if it need not wait."""
+        start = self.records["start"]
+        end = self.records["end"]
         may_wait = ~self.has_root | (self.is_root != self.is_bcast)
         return np.where(may_wait, np.clip(start[others] - start, 0, end - start), 0)
 
 
-def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
-    """The calls of these phases, matched across ranks."""
+def collect_calls(run: Run, phases: tuple[str, ...]) -> MatchedCalls:
+    """Collect the calls of these phases, matched across ranks."""
     chosen_phase = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in phases])
     index = [np.flatnonzero(chosen_phase[trace.records["phase"]]) for trace in run.ranks]
     counts = [len(one) for one in index]
@@ -89,11 +89,11 @@ def collect_calls(run: Run, phases: tuple[str, ...]) -> Calls:
     place = np.repeat(np.arange(len(index)), counts)
     rank = np.array(run.rank_numbers)[place]
     group = groups(run)[records["phase"], place]
-    return Calls(records, place, rank, np.concatenate(index), _match(records, group, np.cumsum(counts)[:-1]))
+    return MatchedCalls(records, place, rank, np.concatenate(index), _match(records, group, np.cumsum(counts)[:-1]))
 
 
 def groups(run: Run) -> np.ndarray:
-    """(phases, R) int64: the number of the group in which a rank meets others in a phase; equal in one group alone."""
+    """(phases, R) int64: the number of each rank's group in each phase. Ranks meet within a group."""
     found = np.zeros((len(NAMES), len(run.ranks)), np.int64)
     for name in (*EXCHANGE, *PIPELINE, "wait"):
         places = run.places_in(*ALIKE.get(name, ("part", "stage")))
@@ -102,7 +102,7 @@ def groups(run: Run) -> np.ndarray:
 
 
 def _match(calls: np.ndarray, group: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """The number of the collective that each call belongs to: int64, equal on the ranks that met in it."""
+    """(C,) int64: the number of each call's collective. bounds: where the calls of the next rank begin."""
     roots = int(calls["root"].max(initial=0)) + 2
     kind = (calls["step"].astype(np.int64) * len(NAMES) + calls["phase"]) * roots + calls["root"] + 1
     kind = kind * (int(group.max(initial=0)) + 1) + group
@@ -111,7 +111,7 @@ def _match(calls: np.ndarray, group: np.ndarray, bounds: np.ndarray) -> np.ndarr
 
 
 def _occurrence(kind: np.ndarray) -> np.ndarray:
-    """For each entry, how many equal ones came before it: [7, 9, 7, 7] gives [0, 0, 1, 2]."""
+    """Count the equal entries before each entry: [7, 9, 7, 7] gives [0, 0, 1, 2]."""
     by_kind = np.argsort(kind, kind="stable")
     position = np.arange(len(kind))
     is_first = np.diff(kind[by_kind], prepend=-1) != 0
@@ -121,8 +121,9 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
 
 
 def find_waits(run: Run) -> list[np.ndarray]:
-    """Nanoseconds each record spent waiting: per rank an int64 array as long as its records, 0 outside exchanges."""
-    calls, received = collect_calls(run, COLLECTIVE), find_receives(run)
+    """Nanoseconds that each record waited: per rank an int64 array as long as its records, 0 outside exchanges."""
+    calls = collect_calls(run, COLLECTIVE)
+    received = find_receives(run)
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
     for found, waits in ((calls, calls.until_ns(calls.waited_for(last=True))), (received, received.waits_ns)):
         for place, all_waits in enumerate(result):
@@ -135,7 +136,7 @@ def find_waits(run: Run) -> list[np.ndarray]:
 class Receives:
     """All ranks' receives from neighbouring stages whose send is known, C of them.
 
-    step: (C,); place, sender: (C,) indices in run.ranks; index: (C,) the record's index among its rank's; waits_ns:
+    step: (C,). place, sender: (C,) indices in run.ranks. index: (C,) the record's index among its rank's. waits_ns:
     (C,) from each receive's entry until its send began, at most its duration.
     """
 
@@ -147,7 +148,7 @@ class Receives:
 
 
 def find_receives(run: Run) -> Receives:
-    """A rank's n-th receive from another in a step is of the n-th that the other sent to it in that step."""
+    """Match a rank's n-th receive from a sender in a step with that sender's n-th send to it in the step."""
     sends, receives = (_messages(run, name) for name in ("send", "recv"))
     place_of = {rank: place for place, rank in enumerate(run.rank_numbers)}
     found = []
@@ -177,9 +178,10 @@ def _messages(run: Run, phase: str) -> dict[tuple[int, int, int, int], tuple[int
 
 @dataclass(frozen=True)
 class WaitStates:
-    """Waits, W of them, none of 0 ns. `place` and `cause` are indices into run.ranks: who waited, and for whom.
+    """Waits, W of them, none of 0 ns.
 
-    step: (W,) step number; place, cause: (W,) int64; state: (W,) index into STATES; seconds: (W,) float64
+    step: (W,) step number. place, cause: (W,) index in run.ranks of the rank that waited, and of the one it waited for.
+    state: (W,) index into STATES. seconds: (W,) float64.
     """
 
     step: np.ndarray
@@ -197,7 +199,7 @@ class WaitStates:
         return self._sum((len(steps), ranks), steps, self.cause)
 
     def _sum(self, shape: tuple[int, ...], steps: np.ndarray, *indices: np.ndarray) -> np.ndarray:
-        """The seconds of the waits in `steps`, summed up in a table: by the step first, then by `indices`."""
+        """Sum the seconds of the waits in `steps` into a table of this shape, indexed by step, then by `indices`."""
         step = np.searchsorted(steps, self.step).clip(max=len(steps) - 1)
         inside = steps[step] == self.step
         result = np.zeros(shape)
@@ -207,7 +209,8 @@ class WaitStates:
 
 def find_wait_states(run: Run) -> WaitStates:
     calls = collect_calls(run, SYNCHRONIZING)
-    last, first = calls.waited_for(last=True), calls.waited_for(last=False)
+    last = calls.waited_for(last=True)
+    first = calls.waited_for(last=False)
     is_reduce_root = calls.is_root & (calls.records["phase"] == INDEX["reduce"])
     waits = calls.until_ns(last)
     early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(first)), 0)
@@ -215,7 +218,7 @@ def find_wait_states(run: Run) -> WaitStates:
     late_states = [STATES.index("late_broadcast"), STATES.index("late_sender")]
     late_state = np.select(kinds, late_states, STATES.index("wait_at_nxn"))
     early_state = np.full(len(waits), STATES.index("early_reduce"))
-    # Each call twice: what it waited for the last to come, and what for the first.
+    # Each call appears twice: its wait for the last rank, and its wait for the first.
     call = np.tile(np.arange(len(waits)), 2)
     nanoseconds = np.concatenate([waits - early, early])
     state = np.concatenate([late_state, early_state])
@@ -227,7 +230,7 @@ def find_wait_states(run: Run) -> WaitStates:
 
 
 def _receive_states(run: Run) -> tuple[np.ndarray, ...]:
-    """Of the receives that waited: step, place, cause, state and seconds."""
+    """Step, place, cause, state and seconds of the receives that waited."""
     found = find_receives(run)
     kept = found.waits_ns > 0
     state = np.full(kept.sum(), STATES.index("late_sender"))

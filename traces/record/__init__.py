@@ -1,1 +1,1 @@
-"""What a run writes while it goes on: phases, network counters, clocks."""
+"""Record phases, network counters and clocks during a run."""

@@ -1,6 +1,6 @@
-"""The names of the phases: the one place that code, trace files, plots and tests take them from."""
+"""The names of the phases, for code, trace files, plots and tests."""
 
-# In the order in which a step meets them.
+# In the order of a step.
 PHASES = (
     "data",
     "compute",
@@ -31,20 +31,20 @@ STEP = "step"
 NAMES = (*PHASES, STEP)
 INDEX = {name: index for index, name in enumerate(NAMES)}
 
-# "compute" is what a program of another kind has in place of forward and backward.
+# Other programs have "compute" in place of forward and backward.
 COMPUTE = ("compute", "forward", "backward", "update")
-# Of the last four, between the ranks that share a model: sums over parts of tensors, what part 0 lends of tensors that
-# are not cut, the token embedding between first and last stage, squares of the gradients.
+# The last four are between ranks that share a model: sums over tensor-parallel shards, synchronization of replicated
+# LayerNorms and of the tied embedding, squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
-# Between neighbouring stages of a pipeline; a receive's root is the rank that sends, a send's the one that receives.
+# Between neighbouring pipeline stages. The root of a receive is its sender, the root of a send its receiver.
 PIPELINE = ("send", "recv")
-# What exactly two ranks do: the root of one is the other.
+# Between exactly two ranks: the root of one is the other.
 BETWEEN_TWO = ("borrow", *PIPELINE)
 COPY = ("copy_out", "copy_in")
 
 
 def check_phase(name):
-    """Return `name` if it is a phase; a ValueError that lists the valid names otherwise."""
+    """Return `name` if it is a phase; else raise a ValueError that lists the valid names."""
     if name not in PHASES:
         raise ValueError(f"no phase is called {name!r}; the phases are {', '.join(PHASES)}")
     return name

@@ -1,20 +1,17 @@
 """Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
 
 from contextlib import contextmanager, suppress
-from functools import partial
 from time import perf_counter_ns
 
-import numpy as np
-
 from traces.record import files
-from traces.record.calls import Call, CallFile
-from traces.record.files import RECORD
+from traces.record.files import RECORD, RecordFile
 from traces.record.phases import INDEX, NAMES, STEP, check_phase
 from traces.record.steps import TracedSteps
 from traces.record.stream_times import GPU_PHASES, StreamTimes
+from traces.record.traced_call import TracedCall
 
-# Short steps write between steps, so that the writing is in nobody's step; long ones write inside, so that a crash
-# loses a second at most.
+# Short steps are written between steps, so that no step includes the writing; long ones inside, so that a crash loses
+# at most a second.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
 
@@ -22,22 +19,22 @@ WRITE_AT_PHASE_END_NS = 1_000_000_000
 class Tracer:
     """Times phases, keeps the current step's sums, and writes every span of the traced steps.
 
-    folder: where the trace files go (RUN/traces), None to write nothing. identity: as files.py describes it.
-    steps: "on", "off", or "FROM:TO", the steps to write, counted from 1, both included. "on" writes those that
-    steps.py calls regular, and those of which `keep_step` was called.
-    most_bytes: that this rank's files may take; what comes after is not written, and `is_full` says so.
-    waits: open no file before `begin` is called. What is traced until then stays in memory.
+    folder: where the trace files go (RUN/traces); None to write nothing. identity: as in files.py.
+    steps: the steps to write: "on", "off" or "FROM:TO", counted from 1, both included. "on" writes the regular steps of
+    steps.py, and those for which `keep_step` was called.
+    most_bytes: limit of this rank's files; nothing is written beyond it, and `is_full` says so.
+    waits: open no file before `begin` is called, and keep spans in memory until then.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
-    counters: the node's CounterFile, for the one rank of it that samples them.
+    counters: the node's CounterFile, on the rank that samples it.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
-    device: the GPU that the rank computes on, as in stream_times.py; None without one. Its stream is waited for at a
-    step's end, and where the step's seconds are asked for before.
+    device: the rank's GPU (stream_times.py). Its stream is waited for at the end of a step, and when a step's seconds
+    are read earlier.
     on_stream: phases to time on the stream. Exchanges belong to them if they queue work there (NCCL, a last copy).
 
-    Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) is written with the number of the
-    step before it and counts in no step's seconds. The files of an earlier run in the same folder are replaced.
-    An OSError ends the tracing and not the run: `failure` holds it. A phase costs about two microseconds.
-    With a device, a step's spans are known at its end: a process that is killed loses those of its last step.
+    Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) has the number of the step before
+    it and counts in no step's seconds. The files of an earlier run in the same folder are replaced. An OSError ends the
+    tracing, not the run, and is kept in `failure`. A phase costs about two microseconds. With a device, spans are known
+    at the end of their step: a process that is killed loses those of its last step.
     """
 
     def __init__(
@@ -47,58 +44,66 @@ class Tracer:
     ):  # fmt: skip
         self._on_phase = on_phase
         self._steps = TracedSteps(steps)
-        self._keeps, self._marks = True, None  # whether the step is written when it ends; what there was before it
-        self._most_bytes, self.is_full = most_bytes, False
-        self._file, self._calls, self._counters = None, None, counters
-        self._records = []
-        self.spans = self.traced_ns = 0  # written so far, and the time of the steps that they are from
+        self._keeps = True  # whether the step is written when it ends
+        self._most_bytes = most_bytes
+        self.is_full = False
+        self._may_write = folder is not None and steps != "off"
+        self._trace = None
+        self._calls = None
+        self._files: list[RecordFile] = []
+        self._counters = counters
+        self.traced_ns = 0  # the time of the steps that were kept
         self._spent = dict.fromkeys(NAMES, 0)
         self._step_number = 0
-        self._in_step, self._phase = False, None
+        self._in_step = False
+        self._phase = None
         self._stream = None if device is None else StreamTimes(device, on_stream)
         self._new_phase = _Phase if device is None else _StreamPhase
         self._written_at = perf_counter_ns()
         self.failure: OSError | None = None
-        self._create = None  # opens the rank's file, until `begin` has called it
-        if folder is not None and steps != "off":
-            self._create = partial(files.create, folder, identity, clock)
-            self._calls = CallFile(folder, identity, clock)
+        if self._may_write:
+            self._folder = folder
+            self._identity = identity
+            path = files.trace_path(folder, identity["rank"])
+            self._trace = RecordFile(path, files.header_of(files.TRACE_FORMAT, identity, clock), RECORD)
+            path = files.calls_path(folder, identity["rank"])
+            self._calls = RecordFile(path, files.header_of(files.CALLS_FORMAT, identity, clock), RECORD)
+            self._files = [file for file in (self._trace, self._calls, counters) if file is not None]
         if not waits:
             self.begin()
         self._writing = self._is_traced(0)
 
     def begin(self) -> None:
-        """Open the files, and write what has been traced so far."""
-        create, self._create = self._create, None
-        if create is None:
+        """Open the files and write what was traced so far."""
+        if not self._may_write or self._trace.is_open:
             return
         with self._or_stop():
-            self._file = create()
-            self._calls.begin()
+            self._trace.begin()
+            files.remove_earlier(self._folder, self._identity)
             if self._counters is not None:
                 self._counters.begin()
         self._write()
 
     def step(self, number: int):
-        """Context manager: the step `number`, counted from 1. Starts the sums of `seconds` anew."""
+        """Context manager: the step `number`, counted from 1. Resets the sums of `seconds`."""
         return _Step(self, number)
 
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
-        """Context manager: one phase. bytes: what this rank hands to the exchange; root: a world rank, or None."""
+        """Context manager: one phase. bytes: that this rank hands to the exchange. root: a world rank, or None."""
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
-    def call(self, name: str, bytes: int, root: int) -> Call:
-        """A call that begins now, and goes on beside others: `ended()` when it is complete, or a with block around it.
+    def call(self, name: str, bytes: int, root: int) -> TracedCall:
+        """Begin a call that overlaps others: call `ended()` when it is complete, or put a with block around it.
 
-        It counts in no phase's seconds. name: the phase that it is a part of; bytes, root: as `phase`'s, of this call
-        alone. Beside a GPU nothing is written: what is queued there takes its time later.
+        It counts in no phase's seconds. name: the phase that it is part of. bytes, root: as in `phase`, of this call.
+        With a GPU nothing is written, as queued work takes its time later.
         """
         is_written = self._writing and self._stream is None
-        return Call(self._calls if is_written else None, self._step_number, name, bytes, root)
+        return TracedCall(self._calls if is_written else None, self._step_number, name, bytes, root)
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
-        """Context manager: a phase inside another, which ends here and begins again after it: no time counts twice."""
+        """Context manager: a phase inside another, which is closed meanwhile, so that no time counts twice."""
         interrupted = self._phase
         if interrupted:
             interrupted.__exit__()
@@ -110,16 +115,16 @@ class Tracer:
                 interrupted.__enter__()
 
     def keep_step(self) -> None:
-        """Write the current step, whether or not it is one that would be."""
+        """Write the current step, even if it is not a regular one."""
         self._keeps = True
 
     def moves_on(self) -> None:
-        """Say, to whoever watches phases, that this rank has come further in the phase that it is in."""
+        """Tell `on_phase` that this rank makes progress in its phase."""
         if self._on_phase is not None and self._phase:
             self._on_phase(self._phase._name, self._step_number)
 
     def seconds(self, *names: str) -> float:
-        """Seconds spent in these phases in the current step, or in the last one after it has ended.
+        """Seconds spent in these phases in the current step, or after it has ended, in that step.
 
         "step" is the whole step, known once it has ended.
         """
@@ -129,11 +134,11 @@ class Tracer:
 
     @property
     def counters_ns(self) -> int:
-        """Nanoseconds spent on reading the node's counters."""
+        """Nanoseconds spent reading the node's counters."""
         return 0 if self._counters is None else self._counters.spent_ns
 
     def close(self) -> None:
-        """Write what is left and close the files; the sums go on working."""
+        """Write the rest and close the files; the sums go on."""
         if self._stream is not None:
             self._stream.settle_without_waiting()
         self._write()
@@ -142,7 +147,7 @@ class Tracer:
 
     @contextmanager
     def _or_stop(self):
-        """An OSError of the block is kept as `failure`, and nothing is written any more."""
+        """Keep an OSError of the block as `failure`, and write nothing any more."""
         try:
             yield
         except OSError as error:
@@ -151,47 +156,45 @@ class Tracer:
                 self._close_files()
 
     def _close_files(self) -> None:
-        file, self._file, self._create, self._writing = self._file, None, None, False
-        self._records.clear()
-        for each in (file, self._calls, self._counters) if file else ():
-            if each is not None:
-                each.close()
+        self._may_write = False
+        self._writing = False
+        for file in self._files:
+            file.close()
+
+    @property
+    def spans(self) -> int:
+        """Spans written so far."""
+        return sum(file.written for file in self._files if file is not self._counters)
 
     def written_bytes(self) -> int:
-        """Bytes of this rank's files, without their first lines."""
-        return self.spans * RECORD.itemsize + (0 if self._counters is None else self._counters.written_bytes)
+        """Bytes of this rank's files, without headers."""
+        return sum(file.written_bytes for file in self._files)
 
     def _is_traced(self, step: int) -> bool:
-        return (self._file or self._create) is not None and step in self._steps
+        return self._may_write and step in self._steps
 
     def _begin_step(self, number: int) -> None:
-        """Decide whether its spans are written in any case, remember what there was before them, read the counters."""
+        """Decide whether the step is kept, mark where its records begin, and read the counters."""
         self._keeps = self._steps.keep(number)
-        counters = self._counters and self._counters.mark()
-        self._marks = len(self._records), self._calls.mark(), counters
+        self._marks = [(file.records, len(file.records)) for file in self._files]
+        self._marked_counters_ns = self.counters_ns
         if self._counters is not None:
             self._counters.read_at(perf_counter_ns())
 
     def _forget_step(self) -> None:
-        """Leave out all that the step has noted."""
-        records, calls, counters = self._marks
-        del self._records[records:]
-        self._calls.back_to(calls)
+        """Drop what the step recorded."""
+        for records, count in self._marks:
+            del records[count:]
         if self._counters is not None:
-            self._counters.back_to(counters)
+            self._counters.spent_ns = self._marked_counters_ns
 
     def _write(self) -> None:
-        """Hand the records so far to the operating system."""
-        if self._file is None:
+        """Hand the records to the operating system."""
+        if not self._may_write or not self._trace.is_open:
             return
         with self._or_stop():
-            if self._records:
-                files.append(self._file, np.array(self._records, RECORD).tobytes())
-                self.spans += len(self._records)
-                self._records.clear()
-            self.spans += self._calls.write() if self._calls else 0
-            if self._counters is not None:
-                self._counters.write()
+            for file in self._files:
+                file.write()
             if self.written_bytes() >= self._most_bytes:
                 self.is_full = True
                 self._close_files()
@@ -211,7 +214,8 @@ class _Step:
             raise RuntimeError(f"step {self._number} opened inside another step or phase; close that one first")
         if tracer._stream is not None:
             tracer._stream.begin_step(self._number)
-        tracer._in_step, tracer._step_number = True, self._number
+        tracer._in_step = True
+        tracer._step_number = self._number
         tracer._writing = tracer._is_traced(self._number)
         tracer._spent = dict.fromkeys(NAMES, 0)
         if tracer._writing:
@@ -227,11 +231,11 @@ class _Step:
         tracer._spent[STEP] = end - self._start
         if not tracer._writing:
             return
-        if not tracer._keeps and not any(exception):  # the step that ended a run is written, too
+        if not tracer._keeps and not any(exception):  # the step that ended a run is written
             tracer._forget_step()
         else:
             tracer.traced_ns += end - self._start
-            tracer._records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
+            tracer._trace.records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
             if tracer._counters is not None:
                 tracer._counters.read_at(end)
         tracer._keeps = True
@@ -269,10 +273,10 @@ class _Phase:
         if tracer._in_step:
             tracer._spent[self._name] += end - start
         if tracer._writing:
-            tracer._records.append((tracer._step_number, INDEX[self._name], self._root, start, end, self._bytes))
+            tracer._trace.records.append((tracer._step_number, INDEX[self._name], self._root, start, end, self._bytes))
 
     def _leave(self, now: int) -> None:
-        """What else is due when a phase has ended: the node's counters, the file, whoever watches phases."""
+        """Sample the counters, write the file if it is time, and tell `on_phase`."""
         tracer = self._tracer
         if tracer._writing:
             if tracer._counters is not None:
@@ -284,7 +288,7 @@ class _Phase:
 
 
 class _StreamPhase(_Phase):
-    """A phase beside a GPU, whose span is known when its edges are settled: before the step that it is in has ended."""
+    """A phase with a GPU: its span is known when its edges are settled, at the end of its step at the latest."""
 
     __slots__ = ()
 

@@ -1,10 +1,9 @@
-"""Which steps of a long run are traced: all of its first ones, then ever fewer, and some that stood out.
+"""Which steps of a long run are traced: all of the first ones, then ever fewer, and some that stood out.
 
-So the traces of a week take as much as those of an hour: 256 steps at the start, then 224 more in each eightfold of
-the steps so far. They are the same on all ranks, as no rank decides by anything that it alone knows.
-
-A 124M model on 8 ranks makes a million steps in a week, and every one of them takes 9 kB a rank: 70 GB. By the rule
-above 1,140 of them are kept, 10 MB a rank. A run that is taken up again (--resume) begins anew, with all of its steps.
+The first 256 steps are traced, and 224 more in each further eightfold, so that the traces of a week take as much as
+those of an hour. A 124M model on 8 ranks makes a million steps in a week, of 9 kB a rank each: 70 GB. By this rule
+1,140 of them are kept, 10 MB a rank. All ranks keep the same steps, because the rule uses no local knowledge. A resumed
+run begins anew.
 """
 
 from collections import deque
@@ -12,15 +11,15 @@ from statistics import median
 
 from traces.record.files import RunError
 
-DENSE_STEPS = 256  # of the start, all of which are traced
-APART = 8  # after each eightfold of them, traced steps lie eight times as far apart
-NEIGHBOURS = 31  # earlier steps, whose median a step is compared with
+DENSE_STEPS = 256  # all of the first ones are traced
+APART = 8  # after each eightfold of them, traced steps are eight times as far apart
+NEIGHBOURS = 31  # a step is compared with the median of so many earlier ones
 STANDS_OUT = 1.5  # times that median
 REGULAR_EACH = 10  # regular steps for each that stood out: medians over traced steps stay those of the run
 
 
 def is_regular(number: int) -> bool:
-    """Whether a start's step is traced however long it takes. number: counted from 1, from the start's first step."""
+    """Whether a step is traced whatever its length. number: counted from 1, from the first step of this start."""
     apart = 1
     while number > DENSE_STEPS * apart:
         apart *= APART
@@ -28,7 +27,7 @@ def is_regular(number: int) -> bool:
 
 
 def parse_steps(text: str) -> tuple[int, float]:
-    """The first and last step that may be written. "on": all, and what comes before the first; "off": none."""
+    """The first and last step that may be written. "on": all, with what precedes the first one; "off": none."""
     if text == "on":
         return 0, float("inf")
     if text == "off":
@@ -40,36 +39,40 @@ def parse_steps(text: str) -> tuple[int, float]:
 
 
 class TracedSteps:
-    """What the text of --trace asks for, "on", "off" or "FROM:TO", of the steps of one start, which come in order."""
+    """The steps that --trace asks for: "on", "off" or "FROM:TO". Steps of one start, which come in order."""
 
     def __init__(self, text: str):
         self._first, self._last = parse_steps(text)
-        self._is_thinned, self._before_first = text == "on", None
+        self._is_thinned = text == "on"
+        self._before_first = None
 
     def __contains__(self, step: int) -> bool:
         """Whether the step may be written."""
         return self._first <= step <= self._last
 
     def keep(self, step: int) -> bool:
-        """Whether it is written however long it takes. The first step of all that is asked for is the start's first."""
+        """Whether the step is written whatever its length. The first call is for the first step of the start."""
         if self._before_first is None:
             self._before_first = step - 1
         return not self._is_thinned or is_regular(step - self._before_first)
 
 
 class SlowSteps:
-    """Finds the steps that stand out from those before them, as many as the regular ones allow."""
+    """Finds steps that stand out from those before them, at most one for REGULAR_EACH regular steps."""
 
     def __init__(self):
-        self._before, self._number, self._room = deque(maxlen=NEIGHBOURS), 0, 0.0
+        self._before = deque(maxlen=NEIGHBOURS)
+        self._number = 0
+        self._room = 0.0
 
     def is_kept(self, seconds: float) -> bool:
-        """Whether the step is traced for its length alone. Called for every step, with the same seconds on all ranks.
+        """Whether the step is traced for its length alone. Call it for every step, with the same seconds on all ranks.
 
-        seconds: of the rank that took longest. Until there are enough earlier steps, none stands out.
+        seconds: of the rank that took longest. Without enough earlier steps, none stands out.
         """
         self._number += 1
-        regular, before = is_regular(self._number), list(self._before)
+        regular = is_regular(self._number)
+        before = list(self._before)
         self._before.append(seconds)
         self._room += regular / REGULAR_EACH
         if regular or self._room < 1 or len(before) < NEIGHBOURS or seconds < STANDS_OUT * median(before):

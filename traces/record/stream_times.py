@@ -1,15 +1,15 @@
-"""StreamTimes: when phases began and ended beside a GPU, on the host's clock, though the host runs ahead of the GPU.
+"""Times of phases on a GPU's stream, on the host's clock, although the host runs ahead of the GPU.
 
-An edge is where a phase begins or ends. If the phase runs on the GPU, its edges are events on the stream, which nobody
-waits for; if it runs on the host, they are readings of the host's clock. Settling turns events into times. It happens
-at a step's end, after one wait for the stream, or earlier where the events run out: then only old edges are settled,
-so that nobody waits for recent work. Edges stay in their order, so no time counts twice: a phase of the host that began
-while the GPU was still busy with the phase before begins when that one ended.
+An edge is the beginning or end of a phase. Edges of a phase on the GPU are events on its stream, which nobody waits
+for; edges of a phase on the host are readings of the host's clock. Settling turns events into times: at a step's end,
+after one wait for the stream, or earlier where the events run out. Then only old edges are settled, so that nobody
+waits for recent work. Edges keep their order, so that no time counts twice: a host phase that began while the GPU was
+still busy with the previous phase begins when that phase ended.
 
 The anchor is an event that the host waited for on an idle stream. An event's time is the anchor's plus the GPU's
-milliseconds since then. Its error is the sum of three: half of what recording the anchor and waiting for it took (about
-10 us, the best of a few); what the two clocks drifted apart since (100 ppm would be 0.1 ms in a step of a second); and
-the 0.5 us that events resolve. It is never before the host recorded the event, nor after the host saw it passed.
+milliseconds since then. Three errors add up: half of the time to record the anchor and wait for it (about 10 us, the
+best of a few), the drift of the two clocks since (100 ppm would be 0.1 ms in a step of a second), and the 0.5 us
+resolution of events. An event's time is never before the host recorded it, nor after the host saw it passed.
 """
 
 from collections import deque
@@ -23,23 +23,26 @@ ANCHOR_TRIES = 3
 
 
 class Edge:
-    """Where a phase begins or ends. ns: the host's clock when it was recorded; when it came to pass, once settled.
+    """Where a phase begins or ends. ns: the host's clock when it was recorded; once settled, when it happened.
 
-    An end has its `begin`, another Edge, and `report(begin_ns, end_ns)`, to be called when both are settled.
+    An end has its `begin`, another Edge, and `report(begin_ns, end_ns)`, which is called when both are settled.
     """
 
     __slots__ = ("begin", "event", "ns", "report")
 
     def __init__(self, ns: int, event, begin=None, report=None):
-        self.ns, self.event, self.begin, self.report = ns, event, begin, report
+        self.ns = ns
+        self.event = event
+        self.begin = begin
+        self.report = report
 
 
 class StreamTimes:
-    """The edges that are not settled yet, of phases that follow each other.
+    """Holds the edges that are not settled yet, of phases that follow each other.
 
-    device: has stream, new_event(), elapsed_ms(start, stop), synchronize(), and range_push(name), range_pop() if phases
-    are to be marked for a profiler; its events have record(stream), synchronize() and done.
-    phases: names of those that run on the stream, or leave work there; all others are the host's.
+    device: has stream, new_event(), elapsed_ms(start, stop), synchronize(), and optionally range_push(name) and
+    range_pop() to mark phases for a profiler. Its events have record(stream), synchronize() and done.
+    phases: names of the phases that run on the stream or leave work there; all others run on the host.
     """
 
     def __init__(self, device, phases):
@@ -54,12 +57,12 @@ class StreamTimes:
         self._settle_and_anchor()
 
     def begin_step(self, number: int) -> None:
-        """Settle what lies between the steps, and tie the GPU's clock to the host's anew."""
+        """Settle the edges between the steps, and anchor the GPU's clock anew."""
         self._settle_and_anchor()
         self._range_push(f"step {number}")
 
     def end_step(self, failed: bool) -> None:
-        """Settle the step's edges. failed: an error ended it, and the GPU may be stuck, so nobody waits for it."""
+        """Settle the step's edges. failed: an error ended it; the GPU may be stuck, so do not wait for it."""
         self._range_pop()
         if failed:
             self.settle_without_waiting()
@@ -67,22 +70,22 @@ class StreamTimes:
             self.settle()
 
     def begin(self, name: str) -> Edge:
-        """The phase `name` begins where the host is, or where the GPU will be when it gets here."""
+        """Record the beginning of the phase `name`, on the host or on the stream."""
         self._range_push(name)
         return self._record(name, None, None)
 
     def end(self, name: str, begin: Edge, report) -> None:
-        """It ends. report(begin_ns, end_ns) is called once that is known."""
+        """Record its end. report(begin_ns, end_ns) is called once both are known."""
         self._record(name, begin, report)
         self._range_pop()
 
     def settle(self) -> None:
-        """Wait for the stream and settle every edge. Errors of the GPU's work come to light here."""
+        """Wait for the stream and settle every edge. Errors of the GPU's work are raised here."""
         self._device.synchronize()
         self._settle(len(self._edges))
 
     def settle_without_waiting(self) -> None:
-        """Settle at once: what the GPU is in the middle of ends now."""
+        """Settle at once: work that the GPU has not finished ends now."""
         self._settle(len(self._edges), waited=False)
 
     def _settle_and_anchor(self) -> None:
@@ -90,7 +93,7 @@ class StreamTimes:
         self._error_ns, self._anchor_ns, self._anchor = min(map(self._tie, self._anchors), key=lambda tie: tie[0])
 
     def _tie(self, event):
-        """(error, time, event) in ns, of an event on an idle stream."""
+        """(error, time, event) of an event on an idle stream, in ns."""
         before = perf_counter_ns()
         event.record(self._device.stream)
         event.synchronize()
@@ -110,15 +113,16 @@ class StreamTimes:
         return edge
 
     def _settle_older_half(self) -> None:
-        """Make room for as many events again: the host waits only if it is that many ahead of the GPU."""
+        """Free half of the events. The host waits only if it is that far ahead of the GPU."""
         places = [place for place, edge in enumerate(self._edges) if edge.event is not None]
         middle = places[len(places) // 2]
         self._edges[middle].event.synchronize()
         self._settle(middle + 1)
 
     def _settle(self, count: int, waited: bool = True) -> None:
-        """Settle the oldest edges; their events have passed, or are asked whether they have."""
-        now, passing = perf_counter_ns(), True
+        """Settle the oldest edges. waited: their events have passed; otherwise ask them."""
+        now = perf_counter_ns()
+        passing = True
         for _ in range(count):
             edge = self._edges.popleft()
             if edge.event is not None:
@@ -137,5 +141,5 @@ class StreamTimes:
 def _has_passed(event) -> bool:
     try:
         return bool(event.done)
-    except Exception:  # whatever kept the GPU from going on is what the caller is to hear of, and is on its way already
+    except Exception:  # the error that stopped the GPU is on its way to the caller already
         return False

@@ -1,28 +1,27 @@
-"""Do several runs learn the same? Their loss curves, compared as closely as the runs' settings allow.
+"""Compare the loss curves of several runs as closely as their settings allow.
 
-Runs of different experiments (another model, batch, learning rate, seed, text) are not compared. All others compute
-the same but for rounding: it differs with the order of sums (strategy, ranks), and with bfloat16 it is coarser.
-Training then amplifies each difference. So a curve may be off at a step by the larger of
-- ROUNDING of what differs, as a part of the loss, and
-- GROWTH times the largest difference of WINDOW steps before and earlier.
-So what a fault does to the first steps is found however chaotic the training is, and later ones where it is calm.
-The norm of the first step's gradients, before parameters differ, shows what AdamW hides: gradients scaled wrongly.
+Runs of different experiments (another model, batch, learning rate, seed or text) are not compared. All others compute
+the same but for rounding, which depends on the order of sums (strategy, ranks) and is coarser with bfloat16. Training
+amplifies each difference. So two curves may differ at a step by the larger of
+- ROUNDING, a fraction of the loss, and
+- GROWTH times the largest difference that was seen at least WINDOW steps earlier.
+This finds a fault in the first steps however chaotic the training is, and later ones where it is calm. The norm of the
+first step's gradients, before parameters differ, shows what AdamW hides: gradients with a wrong scale.
 
-Measured on each pair of 10 runs (1, 2 and 4 ranks; reduce-scatter, reduce-bcast, ring, tree, hierarchical-sharded,
-zero-2; bfloat16 on the wire with five of them): 400 steps of `--model tiny`, 300 of 2 layers with 128 channels:
+The limits were measured on each pair of 10 runs (1, 2 and 4 ranks; reduce-scatter, reduce-bcast, ring, tree,
+hierarchical-sharded, zero-2; bfloat16 on the wire with five of them), 400 steps of `--model tiny` and 300 of 2 layers
+with 128 channels:
 
-                                       largest difference of the losses                   of the first norms,
-                                       to step 10    to step 20    to the end             relative
-    float32, another order             7e-8          2e-7          2e-5                   2e-6
-    gradients sent as bfloat16         4e-6          9e-6          2e-3                   2e-4
-    zero-2: parameters sent so, too    2e-3          4e-3          9e-3, 2^-8 of it       2e-4
+                                         largest difference of the losses                 of the first norms,
+                                         to step 10    to step 20    to the end           relative
+    float32, another order               7e-8          2e-7          2e-5                 2e-6
+    bfloat16 gradients on the wire       4e-6          9e-6          2e-3                 2e-4
+    zero-2: bfloat16 parameters, too     2e-3          4e-3          9e-3, 2^-8 of it     2e-4
 
-With --lr 5e-3, five times the default, differences of float32 grow from 5e-7 at step 20 to 3e-4 at step 50 and 0.1 at
-step 400; within 10 steps 6-fold at most above what ROUNDING allows, and 67-fold for zero-2 in a spike of the loss. And
-10.8M parameters, 30 steps at 1e-3: 2.5e-5 in float32, after a spike of the gradient norm. So ROUNDING leaves 30 times
-what was measured in calm float32, 4 times with gradients in bfloat16; where parameters are, too, GROWTH adds to it.
-Other kernels, TF32 and bfloat16 models are of GPUs: theirs follow from the bits of the mantissa, and have not been
-measured.
+With --lr 5e-3, five times the default, float32 differences grow from 5e-7 at step 20 to 3e-4 at step 50 and 0.1 at step
+400: within 10 steps at most 6-fold above ROUNDING, and 67-fold for zero-2 in a spike of the loss. So ROUNDING allows 30
+times what was measured in calm float32, and 4 times with bfloat16 gradients. The limits for other kernels, TF32 and
+bfloat16 models follow from the bits of the mantissa and have not been measured.
 """
 
 from dataclasses import dataclass
@@ -32,12 +31,13 @@ import numpy as np
 
 from traces.verdict.summary import TimedRun
 
-GROWTH, WINDOW = 100.0, 10
+GROWTH = 100.0
+WINDOW = 10
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What makes two runs of one experiment differ: loss, norm: by which part of these at most; reason: as a text."""
+    """The largest fraction of the loss and of the gradient norm by which runs may differ, and the reason."""
 
     loss: float
     norm: float
@@ -52,19 +52,19 @@ ROUNDING = {
     "wire": Rounding(2**-8, 2**-8, "bfloat16 on the wire rounds to 8 bits"),
     "dtype": Rounding(2**-7, 2**-5, "a bfloat16 model rounds to 8 bits"),
 }
-# Settings that make another experiment if they differ; the first ones only where both runs say them.
+# Settings that make another experiment if they differ; the first ones only where both runs have them.
 IF_BOTH_SAY = ("model", "n_layer", "n_head", "n_embd", "context", "vocab_size", "tokenizer", "seq_len")
 EXPERIMENT = (
     "init", "train_data", "text", "corpus", "seed", "shuffle", "weight_decay", "beta1", "beta2", "eps", "grad_clip",
     "skip_outliers",
 )  # fmt: skip
-# The same in each step's line of the log: whatever flags they follow from.
+# These must be equal in each step's line of the log, whatever flags they follow from.
 LOGGED = {"lr": "learning rate", "tokens": "tokens a step"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """kind: "agree", "differ" or "other" (experiments); title and subtitle: what a figure of the curves says."""
+    """kind: "agree", "differ" or "other" (experiments). title, subtitle: of a figure of the curves."""
 
     kind: str
     title: str
@@ -72,13 +72,13 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """As it stands below a table."""
+        """The sentence below a table."""
         return self.subtitle if self.kind == "agree" else ": ".join(filter(None, (self.title, self.subtitle)))
 
 
 @dataclass(frozen=True)
 class _Distance:
-    """Of two runs: at the worst step, how far apart they are and may be; of: "loss" or "norm", the latter relative."""
+    """How far apart two runs are at the worst step. of: "loss", or "norm", which is relative."""
 
     of: str
     step: int
@@ -95,7 +95,7 @@ class _Distance:
 
 
 def compare_curves(measured: list[TimedRun]) -> Comparison | None:
-    """Each pair of the runs; None if fewer than two can be compared: ranks that exchange nothing learn on their own."""
+    """Compare each pair of runs. None if fewer than two have a log and ranks that train together."""
     measured = [one for one in measured if one.figures["exchanges"] and one.run.log]
     if len(measured) < 2:
         return None
@@ -114,8 +114,9 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
 
 
 def other_experiment(one: TimedRun, other: TimedRun) -> str:
-    """What makes the runs different experiments, as a sentence; "" if nothing does."""
-    a, b = one.run.config, other.run.config
+    """The settings that make the runs different experiments, as a sentence; "" if there are none."""
+    a = one.run.config
+    b = other.run.config
     pairs = {name: (a["settings"].get(name), b["settings"].get(name)) for name in (*IF_BOTH_SAY, *EXPERIMENT)}
     pairs["parameters"] = a.get("parameters"), b.get("parameters")
     found = []
@@ -139,7 +140,7 @@ def _shown(value) -> str:
 
 
 def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
-    """The coarsest rounding in which two runs of one experiment may differ."""
+    """The coarsest rounding by which two runs of one experiment may differ."""
     settings = [each.run.config["settings"] for each in (one, other)]
     found = {
         "order": True,
@@ -152,8 +153,8 @@ def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
 
 
 def tolerance(steps: np.ndarray, loss: np.ndarray, distance: np.ndarray, rounding: Rounding) -> np.ndarray:
-    """How far apart two curves may be at each of these steps: (S,) each. distance: how far they are."""
-    earlier = np.searchsorted(steps, steps - WINDOW, side="right")  # so many steps lie WINDOW or more before
+    """(S,) How far apart two curves may be at each step. distance: (S,) how far apart they are."""
+    earlier = np.searchsorted(steps, steps - WINDOW, side="right")  # number of steps that lie WINDOW or more before
     largest = np.concatenate([[0.0], np.maximum.accumulate(distance)])[earlier]
     return np.maximum(rounding.loss * np.abs(loss), GROWTH * largest)
 
@@ -164,14 +165,15 @@ def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
     steps = np.array(sorted(set(logs[0]) & set(logs[1])), np.int64)
     if not len(steps):
         return None
-    losses, rounding = np.array([[log[step]["loss"] for step in steps] for log in logs]), rounding_of(one, other)
+    losses = np.array([[log[step]["loss"] for step in steps] for log in logs])
+    rounding = rounding_of(one, other)
     both_lost = np.isnan(losses).all(axis=0)  # both have diverged: no difference
     distance = np.where(both_lost, 0.0, np.abs(losses[0] - losses[1]))
     allowed = np.where(both_lost, 1.0, tolerance(steps, losses.min(axis=0), distance, rounding))
     with np.errstate(invalid="ignore"):
         worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance / allowed)))
-    largest, labels = int(np.argmax(distance)), (one.label, other.label)
-    facts = float(distance[largest]), int(steps[largest]), labels, rounding.reason
+    largest = int(np.argmax(distance))
+    facts = (float(distance[largest]), int(steps[largest]), (one.label, other.label), rounding.reason)
     found = _Distance("loss", int(steps[worst]), float(distance[worst]), float(allowed[worst]), *facts)
     norms = [log[steps[0]].get("grad_norm") for log in logs]
     if None not in norms and steps[0] == 1 and max(norms) > 0:
@@ -184,12 +186,12 @@ def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
 def _difference(worst: _Distance) -> str:
     pair = f"{worst.labels[0]} and {worst.labels[1]}"
     if worst.of == "norm":
-        apart, rounding = f"gradient norms {worst.found:.2g} of each other apart at step 1", f"{worst.allowed:.1g}"
+        apart = f"gradient norms differ by {worst.found:.2g} of their size at step 1"
     elif np.isnan(worst.found):
-        return f"{pair}: one of them is no number any more at step {worst.step}, the other is"
+        return f"{pair}: one loss is no longer a number at step {worst.step}, the other is"
     else:
-        apart, rounding = f"{worst.found:.2g} apart at step {worst.step}", f"{worst.allowed:.1g}"
-    return f"{pair}: {apart}, rounding explains {rounding} ({worst.reason})"
+        apart = f"{worst.found:.2g} apart at step {worst.step}"
+    return f"{pair}: {apart}, rounding explains {worst.allowed:.1g} ({worst.reason})"
 
 
 def _agreement(distances: list[_Distance]) -> str:

@@ -1,7 +1,4 @@
-"""The numbers that a diagnosis rests on, taken from a run once; and the findings that rules make of them.
-
-The rules read the evidence and nothing else. `Evidence.numbers` is all of it as plain values.
-"""
+"""The evidence of a diagnosis: numbers measured once from a run. Rules read them and return findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,44 +8,28 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, check_sums, rates
 from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
-from traces.read.pipeline import Pipeline, pipeline_of
+from traces.read.pipeline_times import PipelineTimes, pipeline_of
 from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
 from traces.read.waits import STATES, WaitStates, find_wait_states
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE, STEP
 from traces.units import bytes_text, count_text
-
-FEW_STEPS = 5
-CHANGED = 0.6  # of a link's rate: what it may lose or gain between start and end unmentioned
-UNEXPLAINED = 0.1  # of a rank's steps in no phase: more makes a verdict uncertain
-
-KINDS = (
-    "network-congestion",
-    "server-hotspot",
-    "slow-link",
-    "straggler",
-    "imbalance",
-    "data",
-    "compute-bound",
-    "latency-bound",
-    "stage-imbalance",
-    "pipeline-bubble",
-    "tensor-exchange",
-    "none",
-)
+from traces.verdict.thresholds import CHANGED, FEW_STEPS, UNEXPLAINED
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule hands back: a bottleneck, how much of a step it costs, and how it was seen.
+    """A bottleneck that a rule found.
 
-    kind: one of KINDS; seconds: of a median step, that this takes; sentence: for a reader who can act on it.
-    node, rank: whose it is, None for nobody's; direction: of the node's port, "in", "out", None for both or neither.
-    facts: the numbers behind the sentence, with units in their names.
+    kind: a key of titles.SHOWN_IN. seconds: its cost in a median step. headline: in a few words, for titles. sentence:
+    what was measured, compared with what, and what to do.
+    node, rank: where it is; None for no particular one. direction: of the node's port, "in", "out", None for both or
+    neither. facts: the numbers behind the sentence, with units in their names.
     """
 
     kind: str
     seconds: float
+    headline: str
     sentence: str
     phase: str | None = None
     node: int | None = None
@@ -59,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PredictedExchange:
-    """What one exchange should send by the strategy's messages: (M,) bytes through each of the nodes' ports."""
+    """(M,) bytes through each node's port in one exchange, by the strategy's messages."""
 
     nodes: list[int]
     bytes_in: np.ndarray
@@ -80,7 +61,7 @@ class Evidence:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """Run.links with the largest rate in and out that any source has seen: the probes, and the run's own traffic.
+        """Run.links with the largest rates that were seen, in the probes and in the run's own traffic.
 
         A shaper or a buffer may pass an exchange faster than its rate, but not the whole run.
         """
@@ -92,7 +73,7 @@ class Evidence:
         }
 
     def link_rates(self, way: str) -> np.ndarray:
-        """(M,) bytes/s, of `links`; nan for a node without a link."""
+        """(M,) bytes/s from `links`; nan for a node without a link."""
         links = [self.links.get(node) for node in self.run.nodes]
         return np.array([link[way] if link else np.nan for link in links])
 
@@ -101,49 +82,53 @@ class Evidence:
         """Median duration of a step, seconds."""
         return float(np.median(self.times.step_seconds))
 
+    def share(self, seconds: float) -> str:
+        """ "66% of the step"."""
+        return f"{min(1.0, seconds / self.step_s):.0%} of the step"
+
     def phase(self, *names: str) -> np.ndarray:
         """(S, R) seconds."""
         return self.times.phase(*names)
 
     @cached_property
     def compute(self) -> np.ndarray:
-        """(S, R) seconds of forward and backward, or of what another program computes."""
+        """(S, R) seconds of forward and backward, or of another program's computing."""
         return self.phase("compute", "forward", "backward")
 
     @cached_property
     def workers(self) -> np.ndarray:
-        """Indices of the ranks that compute: a dedicated server does not."""
+        """Indices of the ranks that compute; a dedicated server does not."""
         return np.flatnonzero(np.median(self.compute, axis=0) > 0)
 
     @cached_property
     def own(self) -> np.ndarray:
-        """(S, R) seconds that a rank spent by itself: neither in an exchange nor waiting."""
+        """(S, R) seconds that a rank spent neither in an exchange nor waiting."""
         return self.phase(STEP) - self.phase(*EXCHANGE, *PIPELINE, "wait")
 
     @cached_property
-    def pipeline(self) -> Pipeline | None:
+    def pipeline(self) -> PipelineTimes | None:
         return pipeline_of(self.run, self.times)
 
     @cached_property
     def alike(self) -> list[np.ndarray]:
-        """The workers, as indices, by stage: those of one stage have equal work, stages differ by design."""
+        """The workers' indices by stage. The ranks of a stage have equal work; stages differ by design."""
         stages = np.array([stage for (stage,) in self.run.places_in("stage")])[self.workers]
         return [self.workers[stages == stage] for stage in sorted(set(stages.tolist()))]
 
     @cached_property
     def transfer_s(self) -> float:
-        """Median seconds by which a step is longer than on a network that takes no time: never longer than `step_s`."""
+        """Median seconds by which a step is longer than on a network that takes no time; at most `step_s`."""
         return float(np.median(np.maximum(self.times.step_seconds - self.ideal_s, 0.0)))
 
     @cached_property
     def transfer_by_phase(self) -> dict[str, float]:
-        """Median seconds of each exchange phase without waiting for late ranks, on the rank where that is longest."""
+        """Median seconds of each exchange phase on the rank where it is longest, without waiting for late ranks."""
         longest = np.median(self.times.seconds - self.times.waiting, axis=0).max(axis=0)
         return {name: float(longest[INDEX[name]]) for name in EXCHANGE if longest[INDEX[name]] > 0}
 
     @cached_property
     def node_bytes(self) -> dict[str, np.ndarray] | None:
-        """{"in", "out"}: (M,) bytes a step through each node's port: counted, or else as predicted."""
+        """{"in", "out"}: (M,) bytes of a step through each node's port: counted, or else predicted."""
         if self.traffic is not None:
             return {way: self.traffic.step_bytes(way) for way in ("in", "out")}
         if self.predicted is None:
@@ -153,30 +138,33 @@ class Evidence:
 
     @property
     def transfer_phase(self) -> str | None:
-        """The exchange phase that moves data longest."""
+        """The exchange phase that spends most time moving data."""
         return max(self.transfer_by_phase, key=self.transfer_by_phase.get, default=None)
 
     @cached_property
     def thin(self) -> list[str]:
-        """What makes a verdict less certain, a sentence each."""
+        """Reasons why the verdict is less certain, a sentence each."""
         found = list(self.run.missing)
         steps = len(self.times.steps)
         if steps < FEW_STEPS:
             found.append(f"only {count_text(steps, 'step')} measured")
         if len(self.run.nodes) > 1:
-            waits, error_s = self.wait_states.seconds, self.run.clock_error_ns * 1e-9
+            waits = self.wait_states.seconds
+            error_s = self.run.clock_error_ns * 1e-9
             if len(waits) and error_s > np.median(waits):
-                found.append(f"clocks may be {error_s * 1e6:.0f} us off, more than half of the waits are shorter")
+                found.append(f"clocks may be {error_s * 1e6:.0f} us off, and more than half of the waits are shorter")
             found += self._link_doubts()
             if self.traffic is None:
-                found.append("no node counters: bytes are the schedule's" if self.predicted else "no node counters")
+                source = ": bytes are computed from the strategy's messages" if self.predicted else ""
+                found.append(f"no node counters{source}")
         return found + check_sums(self.run, self.times, UNEXPLAINED)
 
     def _link_doubts(self) -> list[str]:
-        """Why the links' rates may be others than they seem."""
-        start, end = self.run.start_links, self.run.end_links
+        """Reasons to doubt the links' rates."""
+        start = self.run.start_links
+        end = self.run.end_links
         if not start:
-            return ["no links were measured: config.json has none"]
+            return ["no links were measured"]
         changed = [
             f"{link['host']}'s port carried {bytes_text(link[way])}/s {way} before the run and "
             f"{bytes_text(end[node][way])}/s after it"
@@ -188,11 +176,11 @@ class Evidence:
 
     @property
     def compute_s(self) -> float:
-        """Median over steps of the seconds that the busiest rank computes."""
+        """Median seconds that the busiest rank of a step computes."""
         return float(np.median(self.phase(*COMPUTE).max(axis=1)))
 
     def numbers(self) -> dict:
-        """All of it ready for JSON; times in seconds, rates in bytes/s."""
+        """The evidence as plain values for JSON; times in seconds, rates in bytes/s."""
         ranks = len(self.run.ranks)
         return {
             "steps": len(self.times.steps),
@@ -202,7 +190,7 @@ class Evidence:
             "exchange_s": self.transfer_s,
             "exchange_by_phase_s": self.transfer_by_phase,
             "hidden_exchange_s": hidden_exchange_s(self.times, self.traffic),
-            # How long ranks waited on average, by wait state; how long others together waited for each rank.
+            # The mean rank's waiting by wait state; the time that all others together waited for each rank.
             "waiting_s": _medians(STATES, self.wait_states.per_step(self.times.steps, ranks).mean(axis=1)),
             "waited_for_s": _medians(self.run.rank_numbers, self.wait_states.caused(self.times.steps, ranks)),
             "efficiency": self.efficiency.as_dict(),
@@ -219,16 +207,20 @@ class Evidence:
         return rows if mesh is None else [row | {"place": mesh.name(place)} for place, row in enumerate(rows)]
 
     def _node_rows(self) -> list[dict]:
-        """What is known of each node: host, its link as probed, how much of it was used, bytes a step."""
-        traffic, predicted, links = self.traffic, self.predicted, list(self.links.values())
-        used = over = None
+        """Each node's host, its link as probed, how much of it was used, and bytes a step."""
+        traffic = self.traffic
+        predicted = self.predicted
+        links = list(self.links.values())
+        used = None
+        over = None
         if traffic is not None and links:
             used = {way: utilisation(traffic, links, way) for way in WAYS}
         if traffic is not None and predicted is not None and predicted.nodes == traffic.nodes:
             over = against_schedule(traffic, predicted.bytes_in, predicted.bytes_out)
         rows = []
         for index, node in enumerate(self.run.nodes):
-            row, link = {"node": node, "host": self.run.hosts[node]}, self.links.get(node)
+            row = {"node": node, "host": self.run.hosts[node]}
+            link = self.links.get(node)
             if link:
                 row["link_bytes_per_s"] = {way: link[way] for way in (*WAYS, "both")}
             if link and used is not None:
@@ -244,12 +236,12 @@ class Evidence:
 
 
 def _medians(names: Sequence, seconds: np.ndarray) -> dict[str, float]:
-    """Median over the steps by name, where it is more than none, from (S, names) seconds."""
+    """{name: median over the steps}, where it is positive, from (S, names) seconds."""
     return {str(name): float(s) for name, s in zip(names, np.median(seconds, axis=0), strict=True) if s > 0}
 
 
 def _quartiles(seconds: np.ndarray) -> list[dict[str, float]]:
-    """Median, low and high quartile over the steps for each rank, from (S, R) seconds."""
+    """Each rank's median, low and high quartile over the steps, from (S, R) seconds."""
     quartiles = np.quantile(seconds, (0.5, 0.25, 0.75), axis=0).T.tolist()
     return [dict(zip(("median", "low", "high"), row, strict=True)) for row in quartiles]
 

@@ -1,4 +1,4 @@
-"""Is it the network? One node's slow port, a server's port, all ports, or messages too small for any port.
+"""Rules about the network: one node's slow port, a server's port, all ports, messages too small for any port.
 
 Each rule takes the evidence and returns its findings.
 """
@@ -8,25 +8,19 @@ import numpy as np
 from traces.record.phases import INDEX
 from traces.units import bytes_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
-
-SLOW_PORT = 0.6  # of the others' median rate: below it a port is slow
-LEAST_SHARE = 0.05  # of a step: what is worth naming a port for
-LEAST_TRANSFER_SHARE = 0.3  # of a step: below it the exchange is not what holds the step up
-HOTSPOT = 1.25  # times the other nodes' bytes, one way
-PORT_IDLE = 0.25  # of the transfer's time that its bytes need: below it they do not fill the port
-LATENCIES = 50  # a message whose bytes take longer than so many latencies is not small
+from traces.verdict.thresholds import HOTSPOT, LATENCIES, LEAST_SHARE, LEAST_TRANSFER_SHARE, PORT_IDLE, SLOW_PORT
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
     """One node's port is slower than the others', and the exchange runs at its rate.
 
-    All sources must agree: before the run, after it, and over all of it the port has carried little (Evidence.links).
+    The probes before and after the run and the run's own traffic must agree (Evidence.links).
     """
     links = list(evidence.links.values())
     if len(links) < 2:
         return []
     ratios = link_ratios(links)
-    # A slow port makes its neighbours' probes look slow at times, one way; its own both ways together most.
+    # A slow port may make its neighbours' probes look slow in one direction; over both directions it is the slowest.
     index = int(np.argmin(sum(np.log(np.minimum(ratio, 1.0)) for ratio in ratios.values())))
     slow = [way for way in ratios if ratios[way][index] < SLOW_PORT]
     lost_s = evidence.transfer_s * (1 - min((ratios[way][index] for way in slow), default=1.0))
@@ -36,10 +30,10 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
 
 def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
-    """{"in", "out"}: (M,) each node's rate over what is usual among the others: the lower of their medians in and out.
+    """{"in", "out"}: (M,) each node's rate over the usual rate of the others: the lower of their medians in and out.
 
-    A transfer that ends in a sender's buffers looks faster than any port; it must not make the others look slow. Of two
-    nodes, the one's out is the other's in, and the faster of these two ways is what is usual.
+    A probe that ends in a sender's buffers looks faster than any port and must not make the others look slow. With two
+    nodes, one's out is the other's in, and the faster direction is the usual rate.
     """
     rates = {way: np.array([link[way] for link in links]) for way in ("in", "out")}
     if len(links) == 2:
@@ -52,31 +46,39 @@ def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
 def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
     links = list(evidence.links.values())
     link = links[index]
-    ways, node = " and ".join(slow), link["node"]
+    ways = " and ".join(slow)
     others = [one for one in links if one is not link]
     usual_rates = {way: float(np.median([one[way] for one in others])) for way in ("in", "out")}
     rate, usual = (min(one[way] for way in slow) for one in (link, usual_rates))
     facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": usual_rates}
-    when = "before the run as after it" if evidence.run.end_links else "as probed before the run"
+    when = "before and after the run" if evidence.run.end_links else "as probed before the run"
     sentence = (
-        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, {when}, the other nodes' {bytes_text(usual)}/s, "
-        f"and every exchange waits for it: check its cable, switch port and negotiated speed"
+        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, {when}, the other nodes' ports "
+        f"{bytes_text(usual)}/s, and every exchange waits for it: check its cable, switch port and negotiated speed"
     )
     if len(links) == 2:
         sender = link if slow == ["out"] else others[0]
-        sentence = f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other way {bytes_text(usual)}/s"
-        node = None
-    direction = slow[0] if len(slow) == 1 and node is not None else None
-    return Finding("slow-link", lost_s, sentence, evidence.transfer_phase, node, None, direction, facts)
+        sentence = (
+            f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other direction "
+            f"{bytes_text(usual)}/s: check cables, switch ports and negotiated speeds"
+        )
+        headline = "one way of the link is slower than the other"
+        return Finding("slow-link", lost_s, headline, sentence, evidence.transfer_phase, facts=facts)
+    direction = slow[0] if len(slow) == 1 else None
+    way = f" {direction}" if direction else ""
+    headline = f"the port of {link['host']} is slow{way}, and every exchange waits for it"
+    return Finding(
+        "slow-link", lost_s, headline, sentence, evidence.transfer_phase, link["node"], None, direction, facts
+    )
 
 
 def _is_long(evidence: Evidence) -> bool:
-    """The exchange may be what holds the step up."""
+    """Whether the exchange may hold the step up."""
     return evidence.transfer_s >= LEAST_TRANSFER_SHARE * evidence.step_s
 
 
 def server_hotspot(evidence: Evidence) -> list[Finding]:
-    """The exchange goes through the port of the node where the root is; it carries more than the others."""
+    """The exchange goes through the port of the root's node, which carries more than the others."""
     root = _only_root(evidence)
     if root is None or len(evidence.run.nodes) < 3 or not _is_long(evidence):
         return []
@@ -91,13 +93,23 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
     phase = "reduce" if direction == "in" else "bcast"
     by_phase = evidence.transfer_by_phase
     seconds = by_phase.get("reduce", 0.0) + by_phase.get("bcast", 0.0)
-    text = _hotspot_text(evidence, node, amounts, direction, phase)
+    verb = "receives" if direction == "in" else "sends"
+    host = evidence.run.hosts[node]
+    headline = f"{host}, where the server is, {verb} for all"
+    share = f"{phase} takes {by_phase[phase] / evidence.step_s:.0%} of the step"
+    text = f"everything goes through the port of {host}, where the server is: {share}"
+    if amounts is not None:
+        amount = bytes_text(amounts[direction][index])
+        headline = f"{headline}: {amount} a step"
+        link = evidence.links.get(node)
+        through = f" through a port that carries {bytes_text(link[direction])}/s" if link else ""
+        text = f"{host} {verb} {amount} a step{through}: {share}"
     facts = {"server_rank": evidence.run.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)}
-    return [Finding("server-hotspot", seconds, text, phase, node, None, direction, facts)]
+    return [Finding("server-hotspot", seconds, headline, text, phase, node, None, direction, facts)]
 
 
 def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | None) -> str:
-    """The direction in which a server's port is busy longest: by its bytes and rate, or by the phases' times."""
+    """The direction in which a server's port is busy longer, by bytes and rates, or by the phases' times."""
     link = evidence.links.get(node)
     if amounts is None or link is None:
         by_phase = evidence.transfer_by_phase
@@ -106,7 +118,7 @@ def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | 
 
 
 def _only_root(evidence: Evidence) -> int | None:
-    """The index of the rank that is root of every exchange with bytes in it; None where there is no such one."""
+    """The index of the rank that is the root of every reduce and bcast; None where there is no such rank."""
     roots = set()
     for trace in evidence.run.ranks:
         is_rooted = np.isin(trace.records["phase"], [INDEX["reduce"], INDEX["bcast"]])
@@ -117,38 +129,28 @@ def _only_root(evidence: Evidence) -> int | None:
     return evidence.run.rank_numbers.index(root) if root in evidence.run.rank_numbers else None
 
 
-def _hotspot_text(evidence: Evidence, node: int, amounts, direction: str, phase: str) -> str:
-    host, verb = evidence.run.hosts[node], "receives" if direction == "in" else "sends"
-    share = evidence.transfer_by_phase[phase] / evidence.step_s
-    text = f"{phase} takes {share:.0%} of the step"
-    if amounts is None:
-        return f"everything goes through the port of {host}, where the server is: {text}"
-    link = evidence.links.get(node)
-    through = f" through a port that carries {bytes_text(link[direction])}/s" if link else ""
-    return f"{host} {verb} {bytes_text(amounts[direction][evidence.run.nodes.index(node)])} a step{through}: {text}"
-
-
 def network_congestion(evidence: Evidence) -> list[Finding]:
-    """The exchange is the largest part of the step, and no one's port in particular."""
+    """The exchange takes a large part of the step, and all ports are alike."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
-    share, phase = evidence.transfer_s / evidence.step_s, evidence.transfer_phase
+    phase = evidence.transfer_phase
     amounts = evidence.node_bytes
+    headline = f"exchanging takes {evidence.share(evidence.transfer_s)}"
+    text = f"{headline}, longest in {phase}"
     if len(evidence.run.nodes) == 1:
-        text = f"the ranks share one node, and exchanging takes {share:.0%} of the step, longest in {phase}"
-    elif amounts is None:
-        text = f"exchanging takes {share:.0%} of the step, longest in {phase}"
-    else:
+        text = f"the ranks share one node, and {text}"
+    elif amounts is not None:
         busiest, direction = max(((amounts[way].max(), way) for way in amounts), key=lambda one: one[0])
+        verb = "enter" if direction == "in" else "leave"
         rates = [link["both"] for link in evidence.links.values()]
-        port = f"a node's port, which carries {bytes_text(np.median(rates))}/s" if rates else "a node's port"
-        text = f"up to {bytes_text(busiest)} a step go {direction} through {port}: "
-        text += f"exchanging takes {share:.0%} of the step, longest in {phase}"
-    return [Finding("network-congestion", evidence.transfer_s, text, phase, facts={"exchange_s": evidence.transfer_s})]
+        port = f" through a port that carries {bytes_text(np.median(rates))}/s" if rates else ""
+        text = f"up to {bytes_text(busiest)} a step {verb} a node{port}: {text}"
+    facts = {"exchange_s": evidence.transfer_s}
+    return [Finding("network-congestion", evidence.transfer_s, headline, text, phase, facts=facts)]
 
 
 def latency_bound(evidence: Evidence) -> list[Finding]:
-    """The exchange takes long, and its bytes would need a small part of that: it is many small messages."""
+    """The exchange takes long although its bytes need little time: it consists of many small messages."""
     amounts = evidence.node_bytes
     if amounts is None or len(evidence.run.nodes) < 2 or not evidence.links or not _is_long(evidence):
         return []
@@ -159,18 +161,20 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
     is_small = size / rate <= LATENCIES * latency_s
     if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
         return []
-    share = evidence.transfer_s / evidence.step_s
+    share = evidence.share(evidence.transfer_s)
+    headline = f"{calls:.0f} small exchanges take {share}"
     text = (
-        f"{calls:.0f} exchanges a step of {bytes_text(size)} each take {share:.0%} of it, their bytes would need "
-        f"{seconds_text(bandwidth_s)} of {seconds_text(evidence.transfer_s)}: exchange more at once"
+        f"{calls:.0f} exchanges of {bytes_text(size)} each take {seconds_text(evidence.transfer_s)}, {share}, "
+        f"but their bytes need only {seconds_text(bandwidth_s)}: exchange more at once"
     )
     facts = {"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s}
-    return [Finding("latency-bound", evidence.transfer_s, text, evidence.transfer_phase, facts=facts)]
+    return [Finding("latency-bound", evidence.transfer_s, headline, text, evidence.transfer_phase, facts=facts)]
 
 
 def exchange_calls(evidence: Evidence) -> tuple[float, float]:
-    """(exchanges a step on the rank that makes most, mean bytes of one): those of single numbers left out."""
-    counts, sizes = [], []
+    """(exchanges a step, their mean bytes) on the rank that makes most, without those of single numbers."""
+    counts = []
+    sizes = []
     for trace in evidence.run.ranks:
         chosen = np.isin(trace.records["step"], evidence.times.steps) & (trace.records["bytes"] > 8)
         counts.append(chosen.sum() / len(evidence.times.steps))

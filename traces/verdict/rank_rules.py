@@ -1,66 +1,72 @@
-"""Is it a rank? One that computes slowly, uneven work, stalls now and then, data that come late.
+"""Rules about ranks: one that computes slowly, uneven work, stalls, late data.
 
-Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step, then the
-median over steps is taken: what slows all ranks (other jobs on the machine) cancels, and chance does not repeat.
-Stages of a pipeline differ by design: there a rank's others are those of its stage, or of stages with as many layers.
+Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step; then the
+median over the steps is taken. So whatever slows all ranks cancels, and chance does not repeat. Pipeline stages differ
+by design: there a rank is compared with its stage, or with stages that have as many layers.
 """
 
 import numpy as np
 
-from traces.read.pipeline import shortest_forwards
+from traces.read.pipeline_times import shortest_forwards
 from traces.record.phases import COMPUTE, COPY
 from traces.units import seconds_text
 from traces.verdict.evidence import Evidence, Finding
-
-SLOW = 1.12  # times the others' time
-CHANCE = 4.0  # so many deviations of the ranks among each other are chance
-UNEVEN = 1.25  # the median time of several ranks over that of the rest
-FEWEST_ALIKE = 2  # other stages that have as much to do
-ALMOST_ALWAYS = 0.75  # of the steps
-LEAST_SHARE = 0.05  # of a step: what is worth naming a rank for
-# A stall is longer than this part of a step, and than so many of the rank's usual deviations.
-STALL, DEVIATIONS = 0.3, 6.0
-FEWEST_STALLS, MOST_OF_STALLS = 2, 0.6
-LEAST_STALL_SHARE = 0.02
-DATA_ON_ALL = 0.25  # of a step
+from traces.verdict.thresholds import (
+    ALMOST_ALWAYS,
+    CHANCE,
+    DATA_ON_ALL,
+    DEVIATIONS,
+    FEWEST_ALIKE,
+    FEWEST_STALLS,
+    LEAST_SHARE,
+    LEAST_STALL_SHARE,
+    MOST_OF_STALLS,
+    SLOW,
+    STALL,
+    UNEVEN,
+)
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
     """One rank, or the ranks of one node, compute longer than the others in almost every step."""
-    groups, run = _slow_groups(evidence), evidence.run
+    groups = _slow_groups(evidence)
+    run = evidence.run
     slow = [place for _, those in groups for place in those]
     nodes = {run.rank_nodes[place] for place in slow}
     if len(nodes) != 1:
         return []
-    node, own_s = nodes.pop(), float(np.median(evidence.compute[:, slow]))
+    (node,) = nodes
+    own_s = float(np.median(evidence.compute[:, slow]))
     lost_s = float(np.median(np.concatenate([_excess(evidence, *group) for group in groups], axis=1)))
     if len(slow) == 1:
-        rank, whom = run.rank_numbers[slow[0]], "it"
+        rank = run.rank_numbers[slow[0]]
+        whom = "it"
         who = f"rank {rank} on {run.hosts[node]} computes"
     else:
         others = [place for group, _ in groups for place in group if len(group) > 1 and place not in slow]
         if node in {run.rank_nodes[place] for place in others}:
             return []
-        rank, whom = None, "them"
+        rank = None
+        whom = "them"
         numbers = " and ".join(str(run.rank_numbers[place]) for place in slow)
-        who = f"the ranks of {run.hosts[node]} ({numbers}) compute"
+        who = f"ranks {numbers} on {run.hosts[node]} compute"
     others_s = own_s - lost_s
-    text = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}, and all wait for {whom}: "
-    text += "check that host's clock rate, cores and other jobs"
+    headline = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}"
+    text = f"{headline}, and all wait for {whom}: check that host's clock rate, cores and other jobs"
     phase = max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
     facts = {"compute_s": own_s, "others_compute_s": others_s}
-    return [Finding("straggler", lost_s, text, phase, node, rank, facts=facts)]
+    return [Finding("straggler", lost_s, headline, text, phase, node, rank, facts=facts)]
 
 
 def slow_ranks(evidence: Evidence) -> list[int]:
-    """Indices of the ranks whose computing takes longer than the others', by so much and so often that it counts."""
+    """Indices of the ranks that compute longer than the others, by the thresholds."""
     return [place for _, slow in _slow_groups(evidence) for place in slow]
 
 
 def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
-    """Groups of workers that have as much to do as each other, and who of each is slow.
+    """(workers with equal work, the slow ones of them): the ranks of each stage.
 
-    The ranks of each stage; if nobody is slow among them, those of stages with as many layers: a whole stage may be.
+    If none of these is slow, the ranks of all stages with as many layers: a whole stage may be slow.
     """
     found = [(group, _slow_among(evidence, group)) for group in evidence.alike]
     if any(slow for _, slow in found):
@@ -69,18 +75,22 @@ def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
 
 
 def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
-    """The workers of all stages with as many layers, where there are FEWEST_ALIKE others: of two, nobody knows which is
-    slow. Without the last stage, which has the head; and the first one, where its only forward sends the embedding."""
+    """Groups of the workers of stages with as many layers, with FEWEST_ALIKE others at least.
+
+    Of two stages, nobody knows which one is slow. The last stage is left out because it has the head, and the first one
+    if its only forward sends the embedding.
+    """
     pipeline = evidence.pipeline
     if pipeline is None or len(pipeline.layers) != len(evidence.alike):
         return []
-    layers, first = np.array(pipeline.layers[:-1]), 0 if pipeline.micro_steps > 1 else 1
+    layers = np.array(pipeline.layers[:-1])
+    first = 0 if pipeline.microbatches > 1 else 1
     stages = [np.flatnonzero(layers[first:] == count) + first for count in np.unique(layers[first:])]
     return [np.concatenate([evidence.alike[stage] for stage in some]) for some in stages if len(some) > FEWEST_ALIKE]
 
 
 def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """Those of a group that has equal work."""
+    """The slow ones of a group with equal work."""
     if len(group) < 2:
         return []
     ratio, excess = against_others(evidence.compute[:, group])
@@ -88,8 +98,10 @@ def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
 
 
 def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """Those that are slow in their forwards, too. The first stage's embedding makes its backwards longer, and those
-    forwards during which it is sent to the last stage: so the shortest forward of a step counts."""
+    """The slow ones of several stages, if their shortest forwards are slow too.
+
+    Exchanging the first stage's embedding makes its backwards longer, and some of its forwards.
+    """
     slow = _slow_among(evidence, group)
     if not slow:
         return []
@@ -99,26 +111,27 @@ def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
 
 
 def _stands_out(ratio: np.ndarray) -> np.ndarray:
-    """(R,) bool, of (S, R) ratios to the others of a group: beyond chance, in almost every step."""
+    """(R,) bool from (S, R) ratios to the others: beyond chance, in almost every step."""
     usual = np.median(ratio, axis=0)
-    # Two ranks differ from each other and from nobody else.
+    # Two ranks differ only from each other.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
     enough = 1 + max(SLOW - 1, CHANCE * deviation)
     return (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
 
 
 def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
-    """(S, slow) seconds by which those compute longer than the others of their group, in each step."""
+    """(S, slow) seconds by which the slow ones compute longer than the others of their group, in each step."""
     others = evidence.compute[:, [place for place in group if place not in slow]]
     return evidence.compute[:, slow] - np.median(others, axis=1, keepdims=True) if slow else evidence.compute[:, []]
 
 
 def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ratio, excess), each (S, R): every rank's seconds over, and beyond, the median of the others in that step."""
+    """Compare every rank with the median of the others in the step: (ratio, difference), each (S, R)."""
     others = seconds.shape[1] - 1
     order = np.argsort(seconds, axis=1)
-    ranked, place = np.take_along_axis(seconds, order, 1), np.argsort(order, axis=1)
-    # Where a rank is taken out of the sorted row, those after it move up by one.
+    ranked = np.take_along_axis(seconds, order, 1)
+    place = np.argsort(order, axis=1)
+    # When a rank is taken out of the sorted row, those after it move up by one.
     middle = [index + (index >= place) for index in ((others - 1) // 2, others // 2)]
     median = sum(np.take_along_axis(ranked, index, 1) for index in middle) / 2
     return seconds / np.maximum(median, 1e-9), seconds - median
@@ -130,24 +143,24 @@ def imbalance(evidence: Evidence) -> list[Finding]:
         return []
     compute = with_equal_stages(evidence)
     medians = np.median(compute, axis=0)
-    middle = (medians.max() + medians.min()) / 2
-    heavy = medians > middle
-    lost_s = float(medians.max() - medians.mean())
+    longest = float(medians.max())
+    shortest = float(medians.min())
+    heavy = medians > (longest + shortest) / 2
+    lost_s = longest - float(medians.mean())
     apart = np.median(compute[:, heavy], axis=1) / np.median(compute[:, ~heavy], axis=1) if heavy.any() else np.ones(1)
     is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
     if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
         return []
     ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
-    longest, shortest = float(medians.max()), float(medians.min())
-    text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the least "
-    text += f"{seconds_text(shortest)}; give all ranks equal work and equal cores"
+    text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the fastest rank "
+    text += f"{seconds_text(shortest)}: give all ranks equal work and equal cores"
+    headline = f"work is uneven: ranks compute {seconds_text(shortest)} to {seconds_text(longest)} a step"
     facts = {"longest_compute_s": longest, "shortest_compute_s": shortest}
-    return [Finding("imbalance", lost_s, text, "backward", facts=facts)]
+    return [Finding("imbalance", lost_s, headline, text, "backward", facts=facts)]
 
 
 def with_equal_stages(evidence: Evidence) -> np.ndarray:
-    """(S, W) seconds that the workers compute, those of each stage brought to the mean stage's: that one stage has more
-    work than another is no matter of its ranks."""
+    """(S, W) seconds that the workers compute, scaled so that all stages have the mean stage's work."""
     usual = [float(np.median(evidence.compute[:, group])) for group in evidence.alike]
     factor = np.ones(len(evidence.run.ranks))
     for group, seconds in zip(evidence.alike, usual, strict=True):
@@ -156,28 +169,36 @@ def with_equal_stages(evidence: Evidence) -> np.ndarray:
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
-    """A rank that is held up now and then: medians do not show it, all wait for it in those steps."""
+    """A rank is held up now and then. Medians do not show it, but all wait for it in those steps."""
     steps, ranks = evidence.own.shape
     excess = stall_seconds(evidence.own, evidence.step_s)
-    total, count = excess.sum(axis=0), (excess > 0).sum(axis=0)
+    total = excess.sum(axis=0)
+    count = (excess > 0).sum(axis=0)
     place = int(np.argmax(total))
     lost_s = float(total[place]) / steps
     is_one_ranks = ranks == 1 or total[place] >= MOST_OF_STALLS * total.sum()
     if count[place] < FEWEST_STALLS or not is_one_ranks or lost_s < LEAST_STALL_SHARE * evidence.step_s:
         return []
-    rank, node = evidence.run.rank_numbers[place], evidence.run.rank_nodes[place]
+    rank = evidence.run.rank_numbers[place]
+    node = evidence.run.rank_nodes[place]
     phase = _stalled_phase(evidence, place, excess[:, place] > 0)
-    every, length_s = steps / count[place], float(total[place] / count[place])
-    text = f"rank {rank} on {evidence.run.hosts[node]} stalls once in {every:.0f} steps for {seconds_text(length_s)}"
-    text += f"{f' in {phase}' if phase else ''}, and all wait for it: look for what else runs there"
+    every = steps / count[place]
+    length_s = float(total[place] / count[place])
+    who = f"rank {rank} on {evidence.run.hosts[node]}"
+    text = f"{who} stalls once in {every:.0f} steps for {seconds_text(length_s)}{f' in {phase}' if phase else ''}, "
+    text += "and all wait for it: look for other processes on that host"
     facts = {"stalls": int(count[place]), "steps": steps, "stall_s": length_s}
-    return [Finding("data" if phase == "data" else "straggler", lost_s, text, phase, node, rank, facts=facts)]
+    if phase == "data":
+        headline = f"{who} waits now and then for its data, {seconds_text(length_s)}"
+        return [Finding("data", lost_s, headline, text, phase, node, rank, facts=facts)]
+    headline = f"{who} stalls now and then for {seconds_text(length_s)}"
+    return [Finding("straggler", lost_s, headline, text, phase, node, rank, facts=facts)]
 
 
 def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
-    """(S, R): by how much a rank's own time in a step is beyond its median, 0 unless it is a stall.
+    """(S, R) seconds by which a rank's own time in a step exceeds its median; 0 unless it is a stall.
 
-    What all ranks share in that step is taken off first.
+    Time that all ranks lose in the same step does not count.
     """
     excess = own - np.median(own, axis=0)
     excess = excess - (np.maximum(0.0, np.median(excess, axis=1, keepdims=True)) if own.shape[1] > 2 else 0.0)
@@ -186,7 +207,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
-    """Return the phase that is longest in stalled steps, or None if the time is lost outside all phases."""
+    """The phase that is longer in the stalled steps; None where the stall is outside all phases."""
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
         for name in ("data", *COMPUTE, *COPY)
@@ -198,7 +219,7 @@ def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str |
 
 
 def data(evidence: Evidence) -> list[Finding]:
-    """Reading data takes a share of the step: on one rank, so that the others wait, or on all."""
+    """Reading data takes a share of the step: on one rank, for which the others wait, or on all."""
     if not len(evidence.workers):
         return []
     seconds = evidence.phase("data")[:, evidence.workers]
@@ -208,15 +229,22 @@ def data(evidence: Evidence) -> list[Finding]:
         lost = np.median(excess, axis=0)
         late = evidence.workers[lost >= LEAST_SHARE * evidence.step_s].tolist()
         if len(late) == 1:
-            rank, node = evidence.run.rank_numbers[late[0]], evidence.run.rank_nodes[late[0]]
-            own_s = float(lost.max()) + typical_s
-            text = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data, the "
-            text += f"others {seconds_text(typical_s)}: check that host's file system"
-            facts = {"data_s": own_s, "others_data_s": typical_s}
-            return [Finding("data", float(lost.max()), text, "data", node, rank, facts=facts)]
+            return [_late_data(evidence, late[0], float(lost.max()), typical_s)]
     slowest_s = float(np.median(seconds.max(axis=1)))
     if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
         return []
     text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
-    text += "put the shards on a faster file system, or nearer"
-    return [Finding("data", slowest_s, text, "data", facts={"data_s": slowest_s})]
+    text += "put the shards on a faster file system, or on local disks"
+    headline = f"reading data takes {evidence.share(slowest_s)}"
+    return [Finding("data", slowest_s, headline, text, "data", facts={"data_s": slowest_s})]
+
+
+def _late_data(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
+    rank = evidence.run.rank_numbers[place]
+    node = evidence.run.rank_nodes[place]
+    own_s = lost_s + typical_s
+    headline = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data"
+    text = f"{headline}, the others {seconds_text(typical_s)}: check that host's file system"
+    return Finding(
+        "data", lost_s, headline, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s}
+    )

@@ -1,10 +1,10 @@
-"""Which of several runs is fastest, and whether that is more than noise.
+"""Rank several runs: which one is fastest, and whether that is more than noise.
 
-Where each strategy was trained several times, in turns (scripts/compare.py), its speed is the median over these rounds,
-and what the rounds differ by is the noise. The rule: a run is named the fastest only if each of its rounds is faster
-than every round of every other run, and its median by LEAST_DIFFERENCE. Else it is a tie of all that it does not beat
-so. No distribution is assumed: if all runs are equally fast, each order of their rounds is as likely as any other, and
-`chance` is how often one of them is named nevertheless.
+Where each strategy was trained several times in turns (scripts/compare.py), its speed is the median over these rounds,
+and the differences between rounds are the noise. A run is the fastest if each of its rounds is faster than every round
+of every other run, and its median by LEAST_DIFFERENCE. Otherwise it ties with all runs that it does not beat. This
+assumes no distribution: if all runs are equally fast, every order of their rounds is equally likely, and `chance` is
+how often one of them is named nevertheless.
 """
 
 import math
@@ -15,21 +15,19 @@ import numpy as np
 from traces.units import count_text, ratio_text, short_ms
 from traces.verdict.summary import TimedRun
 
-# Runs whose tokens per step differ by less have the same batch.
-SAME_BATCH = 0.01
-# Less than this is no reason to choose another strategy, however sure it is.
-LEAST_DIFFERENCE = 1.02
+SAME_BATCH = 0.01  # runs whose tokens per step differ by less have the same batch
+LEAST_DIFFERENCE = 1.02  # less is no reason to choose another strategy, however certain
 MOST_NAMED = 3
-# Of the figures of a summary, what is a median, or a share of it; all else is the same in every round.
+# The numbers of a summary that are medians; all others are the same in every round.
 OF_PARTS = ("phases_ms", "waiting_ms")
 OF_ROUNDS = ("step_ms", "exchange_share", "exchanging_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
 
 
 def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
-    """One run from several of the same settings: the medians over the rounds, and which of them is nearest to these.
+    """Merge runs with equal settings into one, with the medians over these rounds.
 
-    figures: as a `summary`, and "rounds", those of each round. run, times and diagnosis are the nearest round's, but
-    for the log: the first round's has the validation loss.
+    figures: as in `summary`, and "rounds", those of each round. run, times and diagnosis are those of the round nearest
+    to the medians; the log is the first round's, which has the validation loss.
     """
     each = [one.figures for one in rounds]
     found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}
@@ -47,30 +45,30 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def slowness(figures: dict, runs: list[dict]) -> float:
-    """What the runs are ranked by, small is fast: ms per step; seconds per token where their batches differ."""
+    """The number by which runs are ranked, small is fast: ms per step; seconds per token if batches differ."""
     return figures["step_ms"] if same_batch(runs) else 1 / figures["tokens_per_s"]
 
 
 def same_batch(runs: list[dict]) -> bool:
-    """Whether the summaries' runs trained on equally many tokens a step (taken as true where a log has no rates)."""
+    """Whether the runs trained on equally many tokens a step (assumed where a log has no rates)."""
     tokens = [figures["tokens_per_step"] for figures in runs]
     return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
 
 
 def from_slow_to_fast(runs: list[dict]) -> list[dict]:
-    """The summaries of the runs that trained one model (those that exchange), the slowest first."""
+    """The summaries of the runs whose ranks trained one model together, the slowest first."""
     trained = [figures for figures in runs if figures["exchanges"]]
     return sorted(trained, key=lambda figures: -slowness(figures, runs))
 
 
 def fastest(runs: list[dict]) -> list[dict]:
-    """The fastest run alone; where it is a tie, it and all that it does not beat, the fastest first."""
+    """The fastest run, and in a tie all runs that it does not beat, the fastest first."""
     best, *others = reversed(from_slow_to_fast(runs))
     return [best, *(other for other in others if not is_faster(best, other, runs))]
 
 
 def is_faster(one: dict, other: dict, runs: list[dict]) -> bool:
-    """Whether each round of one run is faster than each round of the other, and the median by LEAST_DIFFERENCE."""
+    """Whether each round of `one` is faster than each round of `other`, and the median by LEAST_DIFFERENCE."""
     its, others = (slownesses(figures, runs) for figures in (one, other))
     return max(its) < min(others) and slowness(other, runs) >= LEAST_DIFFERENCE * slowness(one, runs)
 
@@ -81,7 +79,7 @@ def slownesses(figures: dict, runs: list[dict]) -> list[float]:
 
 
 def chance(runs: int, rounds: int) -> float:
-    """How often the rule names one of so many equally fast runs: its rounds are just the fastest of all rounds."""
+    """The probability that the rule names one of so many equally fast runs, because its rounds happen to be fastest."""
     return runs / math.comb(runs * rounds, rounds)
 
 
@@ -93,7 +91,7 @@ def speed_text(figures: dict, runs: list[dict]) -> str:
 
 
 def spread_text(figures: dict, runs: list[dict]) -> str:
-    """From which to which the rounds were, without the unit: "198 to 215"; of a single round nothing."""
+    """The range of the rounds without a unit, "198 to 215"; "" for a single round."""
     its = figures.get("rounds", [])
     if same_batch(runs):
         ends = [short_ms(end([one["step_ms"] for one in its])) for end in (min, max)] if its else []
@@ -103,12 +101,14 @@ def spread_text(figures: dict, runs: list[dict]) -> str:
 
 
 def verdict(runs: list[dict]) -> str:
-    """One sentence: the fastest of several runs and by how much, or a tie; of one run how fast it is."""
+    """One sentence: the fastest of several runs and by how much, or a tie; of one run, its speed."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         figures = (ranked or runs)[0]
         return f"{figures['label']}: {speed_text(figures, runs)}"
-    slowest, best, tied = ranked[0], ranked[-1], fastest(runs)
+    slowest = ranked[0]
+    best = ranked[-1]
+    tied = fastest(runs)
     if slowness(slowest, runs) < LEAST_DIFFERENCE * slowness(best, runs):
         return f"no difference: {best['label']} and {slowest['label']} both take {speed_text(best, runs)}"
     if len(tied) > 1:
@@ -118,28 +118,26 @@ def verdict(runs: list[dict]) -> str:
 
 
 def tie_text(tied: list[dict], runs: list[dict]) -> str:
-    """ "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED the fastest ones."""
-    labels, speeds = ([f(one) for one in tied[:MOST_NAMED]] for f in (_label, lambda one: speed_text(one, runs)))
+    """ "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED runs, the fastest ones."""
+    labels = [figures["label"] for figures in tied[:MOST_NAMED]]
+    speeds = [speed_text(figures, runs) for figures in tied[:MOST_NAMED]]
     speeds = [*(speed.partition(" ")[0] for speed in speeds[:-1]), speeds[-1]]
     more = [f"{len(tied) - MOST_NAMED} more"] if tied[MOST_NAMED:] else []
     return f"{_listed(labels + more)}, {_listed(speeds)}"
 
 
-def _label(figures: dict) -> str:
-    return figures["label"]
-
-
 def grounds(runs: list[dict]) -> str:
-    """What the verdict rests on, a sentence; "" for a single run."""
+    """The grounds of the verdict, a sentence; "" for a single run."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         return ""
-    rounds, tied = min(len(slownesses(figures, runs)) for figures in ranked), fastest(runs)
+    rounds = min(len(slownesses(figures, runs)) for figures in ranked)
+    tied = fastest(runs)
     if rounds == 1:
-        return "One run each: whether a second one would say the same is not known"
+        return "One run each: a second one may differ"
     if len(tied) > 1:
         return f"{count_text(rounds, 'round')}: {_overlaps(tied, runs)}"
-    once = f"if all were equal, chance would do that once in {1 / chance(len(ranked), rounds):.0f} times"
+    once = f"if all were equally fast, that would happen by chance once in {1 / chance(len(ranked), rounds):.0f} times"
     return f"All {rounds} rounds of it are faster than any round of the others; {once}"
 
 

@@ -1,4 +1,4 @@
-"""The summary of a run, and the table of several runs' medians."""
+"""The summary of a run, and a table of the medians of several runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from traces.units import mfu_text, short_ms
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 from traces.verdict.evidence import PredictedExchange
 
-LEAST_SHARE = 0.002  # of a step: what is shorter is no more than a hair
+LEAST_VISIBLE = 0.002  # of a step: shorter bars are not drawn
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run with everything that is said and drawn of it.
+    """A run with its numbers and its verdict.
 
-    figures: its `summary`, the label unlike any other run's, and "exchanging_share", the verdict's; diagnosis: where
-    every judgment about the run comes from.
+    figures: its `summary`, with a label that no other run has, and the verdict's "exchanging_share". diagnosis: the
+    source of every judgment about the run.
     """
 
     run: Run
@@ -35,9 +35,9 @@ class TimedRun:
 
 
 def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | None]) -> list[TimedRun]:
-    """Measure and diagnose several runs; runs of equal label get their folder's name added to it.
+    """Measure and diagnose several runs. If labels are equal, the folders' names are added to them.
 
-    predict: what a run's strategy sends, as `find_bottleneck` takes it.
+    predict: the messages of a run's strategy, as `find_bottleneck` takes them.
     """
     labels = [run.label for run in runs]
     measured = []
@@ -52,14 +52,13 @@ def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | N
 
 
 def summary(run: Run, times: StepTimes | None = None) -> dict:
-    """The figures of a run, ready for JSON; times in milliseconds.
+    """The numbers of a run for JSON; times in milliseconds.
 
-    Mean over ranks first, median over steps then. So the phases and `other_ms` add up to `step_ms` where steps are
-    alike; where they are not, phases that are long in different steps may add up to more. `phases_ms` holds the phases
-    that occur, exchanges and messages with their waiting; `waiting_ms` the waiting alone. Shares are of `step_ms`, and
-    of what all exchanges together take in a step: at most 1, whatever the steps.
-    `exchanges`: False for several ranks that exchanged nothing, in no step. Each of them trained a model of its own:
-    a yardstick for other runs, not a choice.
+    Each is the median over steps of the mean over ranks. So the phases and `other_ms` add up to `step_ms` if steps are
+    alike; if not, phases that are long in different steps may add up to more. `phases_ms`: the phases that occur,
+    exchanges and messages with their waiting. `waiting_ms`: their waiting. Shares are of `step_ms`, at most 1.
+    `exchanges`: False for several ranks that never exchanged anything. Each of them trained a model of its own, as a
+    yardstick for other runs.
     """
     times = times or measure(run)
     is_alone = run.ranks[0].identity["ranks"] == 1
@@ -86,20 +85,20 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
 
 
 def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Milliseconds per phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
+    """Milliseconds of each phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
     medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
     return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
 
 
 def _median_ms(seconds: np.ndarray, names: tuple[str, ...]) -> float:
-    """Milliseconds of these phases together: as _medians_ms, of their sum."""
+    """Milliseconds of the sum of these phases, as _medians_ms."""
     return float(np.median(seconds[:, :, [INDEX[name] for name in names]].sum(axis=2).mean(axis=1))) * 1e3
 
 
 def parts(figures: dict) -> dict[str, float]:
-    """The step of a `summary` in milliseconds, cut so that the parts add up to it and each appears once.
+    """Split the step of a `summary` into parts that add up to it, in milliseconds.
 
-    Exchanges without their waiting; "waiting": all waiting for other ranks; "other": what no phase covers.
+    Exchanges without their waiting; "waiting": all waiting for other ranks; "other": time in no phase.
     """
     waiting = figures["waiting_ms"]
     cut = {name: max(0.0, ms - waiting.get(name, 0.0)) for name, ms in figures["phases_ms"].items()}
@@ -109,7 +108,7 @@ def parts(figures: dict) -> dict[str, float]:
 
 
 def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
-    """(R,) milliseconds of each part that can be seen, medians over steps: plain parts, wait states, and "other"."""
+    """(R,) milliseconds of each visible part of the step, medians over steps: work, wait states, and "other"."""
     times = measured.times
     states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
     seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
@@ -117,15 +116,15 @@ def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
     seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}
     seconds["other"] = np.maximum(times.phase(STEP) - sum(seconds.values()), 0)
     medians = {name: np.median(table, axis=0) * 1e3 for name, table in seconds.items()}
-    least = LEAST_SHARE * np.median(times.phase(STEP)) * 1e3
+    least = LEAST_VISIBLE * np.median(times.phase(STEP)) * 1e3
     return {name: row for name, row in medians.items() if row.max() > least}
 
 
 def table(runs: list[dict]) -> str:
-    """Text table of the summaries, one line a run.
+    """A text table of the summaries, one line for each run.
 
-    Columns: ms per part of the step, their sum, from which to which the rounds' sums were if there are several, the
-    verdict's share of exchanging, which is without waiting for late ranks, tokens per second, MFU if any has one.
+    Columns: milliseconds of each part of the step, the step, the range of its rounds if there are several, the share of
+    exchanging without waiting for late ranks, tokens per second, MFU if any run has one.
     """
     cuts = [parts(figures) for figures in runs]
     names = [name for name in (*PHASES, "waiting", "other") if any(name in cut for cut in cuts)]
@@ -143,5 +142,4 @@ def table(runs: list[dict]) -> str:
     if all(figures["mfu"] is None for figures in runs):
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # Labels stand at the left of their column, numbers at the right.
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)

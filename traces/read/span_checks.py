@@ -1,0 +1,73 @@
+"""Check that records are as a tracer writes them, so that later code meets no surprise.
+
+Times have no checksum, so a damaged one may pass for another value. But times are in range, and a rank's spans follow
+each other. All functions raise ValueError with what is wrong, in half a line.
+"""
+
+import numpy as np
+
+from traces.read.schemas import LATEST_NS
+from traces.record.phases import INDEX, STEP
+
+MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
+
+
+def check_records(records: np.ndarray, ranks: int) -> None:
+    """Check an array of files.RECORD: sorted by end, phases one after the other, steps around phases."""
+    step = records["step"]
+    end = records["end"]
+    _check_spans(records, ranks)
+    _demand(np.diff(step) >= 0, "a step comes after a later one")
+    _demand(np.diff(end) >= 0, "a span was written before an earlier one")
+    is_step = records["phase"] == INDEX[STEP]
+    phases = records[~is_step]
+    steps = records[is_step]
+    _demand(phases["start"][1:] >= phases["end"][:-1], "two phases overlap")
+    _demand(steps["start"][1:] >= steps["end"][:-1], "two steps overlap")
+    _demand(np.diff(steps["step"]) > 0, "a step is there twice")
+    _demand(steps["end"] > steps["start"], "a step took no time")
+    _check_edges(phases, steps, np.flatnonzero(is_step).searchsorted(np.flatnonzero(~is_step)))
+
+
+def check_calls(calls: np.ndarray, ranks: int) -> None:
+    """Check an array of files.RECORD of calls, which may overlap: sorted by end, each with a root."""
+    _check_spans(calls, ranks)
+    _demand(calls["root"] >= 0, "a call has no root")
+    _demand(np.diff(calls["end"]) >= 0, "a call was written before an earlier one")
+
+
+def _check_spans(spans: np.ndarray, ranks: int) -> None:
+    start = spans["start"]
+    end = spans["end"]
+    root = spans["root"]
+    _demand((start >= 0) & (start <= end) & (end <= LATEST_NS), "a span ends before it begins, or its times are none")
+    known = (spans["step"] >= 0) & (spans["bytes"] >= 0) & (root >= -1) & (root < ranks)
+    _demand(known, "a step, root or size is impossible")
+
+
+def _check_edges(phases: np.ndarray, steps: np.ndarray, following: np.ndarray) -> None:
+    """Check that no phase crosses a step's edge. following: (phases,) index of the first step written after each."""
+    has_one = following < len(steps)
+    one = phases[has_one]
+    own = steps[following[has_one]]
+    begins_inside = np.where(one["step"] == own["step"], one["start"] >= own["start"], one["end"] <= own["start"])
+    _demand(begins_inside, "a phase overlaps the edge of its step")
+    has_last = following > 0
+    last = steps[following[has_last] - 1]
+    _demand(phases["start"][has_last] >= last["end"], "a phase overlaps the step before it")
+
+
+def check_samples(samples: np.ndarray) -> None:
+    """Check an array of files.COUNTERS: sorted by time, no counter faster than ports are. A counter may restart."""
+    times = samples["time"]
+    _demand((times >= 0) & (times <= LATEST_NS), "a time is none")
+    _demand(np.diff(times) >= 0, "a sample comes before an earlier one")
+    for name in samples.dtype.names[1:]:
+        _demand(samples[name] >= 0, "a counter is negative")
+        growth = np.diff(samples[name]) // MOST_COUNTED_PER_NS
+        _demand(growth <= np.diff(times), "a counter runs faster than any port")
+
+
+def _demand(holds: np.ndarray, otherwise: str) -> None:
+    if not holds.all():
+        raise ValueError(otherwise)

@@ -1,0 +1,39 @@
+"""The thresholds of the rules. tests/unit/test_verdict_thresholds.py tests both sides of each of them."""
+
+# Thin evidence, which the verdict mentions
+FEW_STEPS = 5  # fewer measured steps
+CHANGED = 0.6  # ratio of a link's rates at the two ends of the run
+UNEXPLAINED = 0.1  # fraction of a rank's steps in no phase
+
+# Every finding
+LEAST_SHARE = 0.05  # fraction of a step that it costs
+LEAST_STALL_SHARE = 0.02  # the same for stalls
+
+# Ranks
+SLOW = 1.12  # a slow rank's computing over that of the others
+CHANCE = 4.0  # deviations of the ranks among each other by which it must differ, too
+ALMOST_ALWAYS = 0.75  # fraction of the steps in which it must be slow
+FEWEST_ALIKE = 2  # other stages with as many layers, to compare a pipeline stage with
+UNEVEN = 1.25  # computing of several ranks over that of the rest
+STALL = 0.3  # fraction of a step that a stall lasts
+DEVIATIONS = 6.0  # and deviations of a rank's own steps
+FEWEST_STALLS = 2
+MOST_OF_STALLS = 0.6  # fraction of all stalled time on the rank that is named
+DATA_ON_ALL = 0.25  # fraction of a step that all ranks read data
+
+# Network
+SLOW_PORT = 0.6  # a slow port's rate over the median of the others
+LEAST_TRANSFER_SHARE = 0.3  # fraction of a step that moving data takes
+HOTSPOT = 1.25  # a server's bytes over the other nodes', one way
+PORT_IDLE = 0.25  # bound by latency: bytes need at most this fraction of the exchange's time
+LATENCIES = 50  # and the bytes of one message take at most so many latencies
+
+# Models that ranks share
+LONGER = 1.15  # a long stage's computing over that of the mean stage
+BUBBLE = 0.15  # fraction of a step that stages wait for each other
+MOSTLY = 0.5  # fraction of that waiting which is the bubble of equal stages
+TENSOR = 0.3  # fraction of a step in sums over tensor-parallel shards
+
+# Verdict
+COMPUTE_BOUND = 0.5  # fraction of a step that computing takes
+WORTH_SAYING = 1.1  # speedup for which another strategy is named
