@@ -11,6 +11,7 @@ import sys
 import warnings
 from contextlib import suppress
 
+USER_MISTAKE = 2  # exit code, as argparse's
 BY_CTRL_C = 130  # exit code: what a shell says of a program that Ctrl-C ended
 UNWRITTEN = 1  # exit code: what was printed is not where it was to be
 _is_said = False  # whether stdout has lines that nobody need read

@@ -11,14 +11,13 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from dist.console import BY_CTRL_C, say
+from dist.console import BY_CTRL_C, USER_MISTAKE, say
 from dist.control_groups import cpu_quotas
 from dist.mpi import MPI, what_is_missing
 from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import start_problem
 from dist.waiting import barrier
 
-USER_MISTAKE = 2  # exit code, as argparse's
 PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
 SPEAKING_S = 1.0  # what a rank leaves to the one before it: if that has met the same mistake, its line is enough
 ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too

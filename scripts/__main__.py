@@ -15,13 +15,12 @@ import time
 from difflib import get_close_matches
 from pathlib import Path
 
-from dist.console import open_console
+from dist.console import USER_MISTAKE, open_console
 from dist.probe.programs import RANKS, is_first
 from scripts.machine.host import version_of
 
 NAME = "gpt2-mpi"
 FOLDER = Path(__file__).parent
-USER_MISTAKE = 2  # exit code, as argparse's
 SPEAKING_S = 0.6  # what other processes of a job leave to the one that speaks
 
 

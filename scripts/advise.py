@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist.console import open_console
+from dist.console import USER_MISTAKE, open_console
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
@@ -44,7 +44,6 @@ from scripts.settings.units import bytes_per_s, count_of, duration_s, size_in_by
 from traces.record.files import RunError
 
 MOST_RANKS = 10**6
-USER_MISTAKE = 2  # exit code, as argparse's
 DEFAULT_LAYERS = 12
 DEFAULT_LATENCY = "50us"
 DEFAULT_BATCH = 4

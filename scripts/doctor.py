@@ -12,45 +12,35 @@ If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export
 import argparse
 import os
 import sys
-import time
-from importlib import import_module
 from pathlib import Path
 
+# Other programs need the project installed. This one runs from a bare checkout, to say what is missing.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dist.console import open_console, say
+from dist.console import USER_MISTAKE, open_console, say
 from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import remove_left_segments
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import as_json, place_of_file, write_json
 from scripts.checkup import gpus, machine, network, software
-from scripts.checkup.facts import TimeLimit, gather, new_facts
-from scripts.checkup.findings import FAIL, fact, find
-from scripts.checkup.report import as_dict, as_text
+from scripts.checkup.facts import TimeLimit, fact, gather, new_facts
+from scripts.checkup.report import FAIL, as_dict, as_text, find_problems
 from scripts.settings.command_line import Parser
 
-USER_MISTAKE = 2  # exit code, as argparse's
-PRINTING_S = 0.3  # a launcher may drop what it has not passed on when a job ends
 CHECKS = (*software.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
 
 
 def main():
     settings = parse()
-    limit, facts = TimeLimit(settings.limit), new_facts()
-    limit.stage = "looking at its own machine"
+    limit = TimeLimit(settings.limit)
+    facts = new_facts()
     if settings.remove_segments and (removed := remove_left_segments()):
         say(f"removed {len(removed)} segments of killed jobs, {sum(size for _, size in removed) / 1e6:.1f} MB")
-    # Before MPI starts: some of it starts processes, and nothing here may hold up a rank that others wait for.
-    subjects = machine.sections(settings.out) | network.SECTIONS | gpus.SECTIONS
-    gather(facts, software.SECTIONS | subjects)
+    # Before MPI starts, as some of these start processes.
+    gather(facts, software.SECTIONS | machine.sections(settings.out) | gpus.SECTIONS, limit)
     if "MPI" in facts["errors"]:
         raise SystemExit(report([facts], settings, brief=not is_first(RANKS)))
-    kind = fact(facts, "launcher/kind") or ""
-    if warning := software.foreign_launcher(kind, facts["MPI"]["family"], os.environ):
-        # MPI may end this process when it starts, with an error of its own that names no fix.
-        say(f"doctor: if MPI ends here: {warning}", on_stderr=True)
-        time.sleep(PRINTING_S)
     raise SystemExit(examine_together(facts, settings, limit))
 
 
@@ -79,7 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
-    """Return the exit code, on all ranks. What a rank meets on its own has become facts: all make the same calls."""
+    """Return the exit code, on all ranks. Errors of single ranks are facts by now, so all make the same calls."""
     from mpi4py.MPI import COMM_TYPE_SHARED
 
     from dist.world import install_abort_hook, lost_ranks, start_mpi, world_of
@@ -89,45 +79,39 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     install_abort_hook(comm)
     if problem := lost_ranks(comm.size, settings.expect_ranks, os.environ):
         facts["lost"] = problem
-        if comm.size == 1:  # one of many copies that all say so
+        if comm.size == 1:  # one of many processes that all say so
             return report([facts], settings, brief=True)
     limit.stage = "meeting the other ranks: one of them may have ended, or not be reachable"
     world = world_of(comm, comm.Split_type(COMM_TYPE_SHARED, key=comm.rank))
     sizes = {"size": world.size, "nodes": world.node_count, "local_size": world.local_size}
     facts["place"] = world.places[world.rank] | sizes
-    gather(facts, gpus.rank_sections(world.local_rank))
-    measure(facts, world, limit)
+    gather(facts, gpus.rank_sections(world.local_rank), limit)
+    if all(comm.allgather("packages" not in facts["errors"])):
+        from scripts.checkup.together import measure
+
+        limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
+        facts.update(measure(world, fact(facts, "run folder/place")))
     everyone = comm.gather(facts)
     return comm.bcast(report(everyone, settings) if world.rank == 0 else None)
 
 
-def measure(facts: dict, world, limit: TimeLimit) -> None:
-    """Measure what takes all ranks; if one lacks a package for it, its facts say so, and nobody measures."""
-    gather(facts, {"measuring": lambda: import_module("scripts.checkup.together") and None})
-    if all(world.comm.allgather("measuring" not in facts["errors"])):
-        from scripts.checkup import together  # after the packages that it imports were tried
-
-        limit.stage = "measuring what the ranks do together: a network that is there may be very slow"
-        facts.update(together.measure(world, fact(facts, "run folder/place")))
-
-
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
-    """Print and write what was found, in one line if `brief`; the exit code."""
-    findings = find(CHECKS, ranks, settings.model)
-    found = as_dict(ranks, findings)
+    """Print and write what was found, in one line if `brief`. Returns the exit code."""
+    problems = find_problems(CHECKS, ranks, settings.model)
+    found = as_dict(ranks, problems)
     if settings.json == "-":
         say(as_json(found, indent=1))
     elif brief:
-        say(f"doctor: {findings[0].severity}: {findings[0].text}; {findings[0].fix}")
+        say(f"doctor: {problems[0].severity}: {problems[0].text}; {problems[0].fix}")
     else:
-        say(as_text(ranks, findings))
+        say(as_text(ranks, problems))
     if settings.json not in (None, "-"):
         try:
             write_json(Path(settings.json), found)
         except UserError as error:
             say(f"doctor.py: error: {error}", on_stderr=True)
             return USER_MISTAKE
-    return 1 if any(finding.severity == FAIL for finding in findings) else 0
+    return 1 if any(problem.severity == FAIL for problem in problems) else 0
 
 
 if __name__ == "__main__":

@@ -1,79 +1,114 @@
-"""How facts are gathered, so that nothing holds up a rank that others wait for.
+"""Facts about each rank, gathered within a time limit, and questions about the facts of all ranks.
 
-    {"place": which rank on which host, "errors": {section: why it could not be looked at}, section: its facts, ...}
+    {"place": which rank on which host, "errors": {section: why it failed}, section: its facts, ...}
 
-A section is a function whose answer JSON can hold. Nothing here speaks with other ranks.
+A section is a function whose result JSON can hold. Nothing here communicates.
 """
 
 import faulthandler
 import os
 import socket
 import threading
-from importlib.util import find_spec
+from collections import defaultdict
+from statistics import median
 
 from dist.console import say
-from scripts.machine.host import version_of
+from scripts.machine.names import host_names, rank_names
 
-SECTION_LIMIT_S = 60.0  # a file system or a driver that hangs holds up its own section
 LAST_RESORT_S = 5.0
 
 
 def new_facts() -> dict:
-    """Of a process that knows no other yet."""
-    host = socket.gethostname()
-    place = {"rank": 0, "size": 1, "node": 0, "nodes": 1, "host": host, "local_rank": 0, "local_size": 1}
-    return {"place": place, "errors": {}}
+    """Return the facts of a process that knows no other rank yet."""
+    place = {"rank": 0, "size": 1, "node": 0, "nodes": 1, "local_rank": 0, "local_size": 1}
+    return {"place": place | {"host": socket.gethostname()}, "errors": {}}
 
 
-def gather(facts: dict, sections: dict, limit_s: float = SECTION_LIMIT_S) -> None:
-    """Call each section; what it returns, or why it did not, becomes a part of `facts`."""
-
-    def look(section, outcome):
-        try:
-            outcome["answer"] = section()
-        except BaseException as error:  # whatever it is: a library's import may even raise SystemExit
-            outcome["error"] = error_text(error)
-
+def gather(facts: dict, sections: dict, limit: "TimeLimit") -> None:
+    """Call each section and store its result, or why it failed, in `facts`."""
     for name, section in sections.items():
-        outcome = {}
-        # No thread can be stopped; one that hangs ends with the process.
-        thread = threading.Thread(target=look, args=(section, outcome), daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if "answer" in outcome:
-            facts[name] = outcome["answer"]
-        else:
-            facts["errors"][name] = outcome.get("error", f"no answer in {limit_s:g} s")
+        limit.stage = f"looking at {name}: find out what hangs there: a file system, a driver, a tool"
+        try:
+            facts[name] = section()
+        except (Exception, SystemExit) as error:  # importing a library may even raise SystemExit
+            facts["errors"][name] = error_text(error)
 
 
 def error_text(error: BaseException) -> str:
+    """Return the error's type and the first line of its message."""
     first_line = (str(error).strip() or repr(error)).splitlines()[0]
     return f"{type(error).__name__}: {first_line}"
 
 
 def variables(*names: str) -> dict[str, str]:
-    """Those of the environment's variables that are set."""
+    """Return those of these environment variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def installed(package: str) -> str | None:
-    """Its version; "unknown" of a module that is there without being installed, None of what is not there."""
-    return version_of(package) or ("unknown" if find_spec(package) else None)
-
-
 class TimeLimit:
-    """From here on this process has `seconds`; then it says what it was doing, its `stage`, and ends with code 1."""
+    """Ends this process with code 1 after `seconds`, and prints what it was doing: its `stage`."""
 
     def __init__(self, seconds: float):
-        self.stage, self._seconds = "starting", seconds
+        self.stage = "starting"
+        self._seconds = seconds
         timer = threading.Timer(seconds, self._end)
         timer.daemon = True
         timer.start()
-        # A library's start may hold the interpreter, and then no thread of Python's runs: this one is none.
+        # While a library's start holds the interpreter's lock, no Python thread runs. This one needs no lock.
         faulthandler.dump_traceback_later(seconds + LAST_RESORT_S, exit=True)
 
     def _end(self) -> None:
-        who = f"{socket.gethostname()}, process {os.getpid()}"
-        text = f"doctor: will fail: {who}: not done after {self._seconds:g} s, while {self.stage}"
-        say(text, on_stderr=True)
+        process = f"{socket.gethostname()}, process {os.getpid()}"
+        say(f"doctor: will fail: {process}: not done after {self._seconds:g} s, while {self.stage}", on_stderr=True)
         os._exit(1)
+
+
+def fact(facts: dict, path: str):
+    """Return the fact at "section/key/..."; None if it is missing."""
+    for key in path.split("/"):
+        facts = facts.get(key) if isinstance(facts, dict) else None
+    return facts
+
+
+class RankFacts(list):
+    """The facts of several ranks, in order of rank."""
+
+    def where(self, path: str, holds=lambda value: True) -> "RankFacts":
+        """Return the ranks that know the fact at `path` and for which holds(value) is true."""
+        values = ((facts, fact(facts, path)) for facts in self)
+        return RankFacts(facts for facts, value in values if value is not None and holds(value))
+
+    def values(self, path: str) -> list:
+        """Return the fact at `path` of every rank that knows it."""
+        return [fact(facts, path) for facts in self.where(path)]
+
+    def by_value(self, path: str) -> dict[str, "RankFacts"]:
+        """Group the ranks by the text of a fact."""
+        found = defaultdict(RankFacts)
+        for facts in self.where(path):
+            found[str(fact(facts, path))].append(facts)
+        return found
+
+    def far_from_median(self, path: str, is_far) -> tuple["RankFacts", float]:
+        """Return the ranks for which is_far(number, median) is true, and the median. Two numbers show no outlier."""
+        numbers = self.values(path)
+        usual = median(numbers) if len(numbers) > 2 else 0
+        return self.where(path, lambda number: len(numbers) > 2 and is_far(number, usual)), usual
+
+    @property
+    def nodes(self) -> list["RankFacts"]:
+        """The ranks of each node."""
+        return list(self.by_value("place/node").values())
+
+    @property
+    def leaders(self) -> "RankFacts":
+        """The first rank of each node, for facts that all ranks of a node share."""
+        return RankFacts(members[0] for members in self.nodes)
+
+    @property
+    def hosts(self) -> str:
+        return host_names(self.values("place/host"))
+
+    @property
+    def names(self) -> str:
+        return rank_names(self.values("place"))

@@ -1,20 +1,20 @@
-"""A node's GPUs, as the driver lists them, and the one that a rank would compute on; whether they fit the ranks."""
+"""A node's GPUs, as the driver lists them, and the one that a rank would use; whether they fit the ranks."""
 
-from contextlib import suppress
 from functools import partial
 
 from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
-from scripts.checkup.facts import error_text, variables
-from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, fact
+from scripts.checkup.facts import RankFacts, error_text, fact, variables
+from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text
+from scripts.machine.names import rank_numbers
 
 QUERY = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
-USED_PART = 0.1
+USED_SHARE = 0.1
 
 
 def gpus() -> dict:
-    """Return the node's GPUs, on its first rank: `listed` by nvidia-smi, the driver, and what is visible.
+    """Return the node's GPUs, on its first rank: `listed` by nvidia-smi, the driver, and which are visible.
 
-    Before MPI starts: a process that has started it should start no other.
+    It starts a process, so it runs before MPI starts.
     """
     lines = (tool_output(*QUERY.split()) or "").splitlines() if is_first(LOCAL_RANKS) else []
     listed = [dict(zip(("name", "driver"), line.split(", "), strict=True)) for line in lines if line.count(", ") == 1]
@@ -23,7 +23,7 @@ def gpus() -> dict:
 
 
 def own_gpu(local_rank: int) -> dict:
-    """Say what CuPy sees; `problem` where it cannot compute. index, name, id: of the GPU that training would choose."""
+    """Return what CuPy sees, once MPI has started; `problem` if it cannot compute, else the GPU for this rank."""
     from gpt2.errors import UserError
     from gpt2.kernels.cupy.cublaslt import CublasLt
     from gpt2.kernels.cupy.device import import_cupy
@@ -34,8 +34,10 @@ def own_gpu(local_rank: int) -> dict:
         return {"cupy": None, "count": 0, "problem": str(error)}
     runtime = cupy.cuda.runtime
     facts = {"cupy": cupy.__version__, "runtime_cuda": runtime.runtimeGetVersion(), "count": 0, "problem": None}
-    with suppress(UserError):
+    try:
         facts["cublaslt"] = CublasLt().version  # 130100 for CUDA 13
+    except UserError:
+        facts["cublaslt"] = 0
     try:
         facts["driver_cuda"] = runtime.driverGetVersion()
         facts["count"] = runtime.getDeviceCount()
@@ -45,6 +47,7 @@ def own_gpu(local_rank: int) -> dict:
 
 
 def _chosen(local_rank: int, cupy) -> dict:
+    from dist.gpu.gpu_aware import says_gpu_aware
     from dist.gpu.nccl import missing_nccl
     from scripts.backends.gpus import gpu_identity, own_gpu
 
@@ -55,69 +58,59 @@ def _chosen(local_rank: int, cupy) -> dict:
         import cudnn
 
         cudnn_version = cudnn.backend_version()  # 91002 for 9.10.2
-    except Exception:  # its import fails in several ways where the library under it is not found
+    except Exception:  # its import fails in several ways if it does not find the library
         cudnn_version = None
-    return {
-        "index": index,
-        **gpu_identity(index),
-        "free": free,
-        "total": total,
-        "nccl_missing": missing_nccl(),
-        "cudnn": cudnn_version,
-    }
-
-
-def gpu_aware() -> dict:
-    """Return what the MPI library says of itself; after MPI's start."""
-    from dist.gpu.gpu_aware import says_gpu_aware
-
-    return dict(zip(("aware", "why"), says_gpu_aware(), strict=True))
+    facts = {"index": index, **gpu_identity(index), "free": free, "total": total, "cudnn": cudnn_version}
+    return facts | {"nccl_missing": missing_nccl(), "mpi_is_gpu_aware": says_gpu_aware()[0]}
 
 
 SECTIONS = {"GPUs": gpus}
 
 
 def rank_sections(local_rank: int) -> dict:
-    """Return the sections that need to know the ranks' nodes."""
-    return {"own GPU": partial(own_gpu, local_rank), "GPU-aware MPI": gpu_aware}
+    """Return the section that needs the rank's place on its node."""
+    return {"own GPU": partial(own_gpu, local_rank)}
 
 
 def unused(ranks, model):
-    """Find GPUs that the driver lists and CuPy does not compute on."""
-    idle = Ranks()
+    """Find GPUs that the driver lists and CuPy does not use."""
+    idle = RankFacts()
     for members in ranks.nodes:
         if fact(members[0], "GPUs/listed"):
             idle += members.where("own GPU", lambda own: own["count"] == 0 and not _is_older(own))
-    for some in idle.holders("own GPU").values():
-        own, shown = some[0]["own GPU"], some.values("GPUs/variables/CUDA_VISIBLE_DEVICES")
+    for some in idle.by_value("own GPU").values():
+        own = some[0]["own GPU"]
         text = f"{some.hosts} has GPUs, and CuPy finds none: {own['problem'] or 'none is visible'}"
-        fix = "pip install -e '.[gpu-cuda13]' (gpu-cuda12 for a driver of CUDA 12)"
         if own["cupy"]:
-            hidden = f"CUDA_VISIBLE_DEVICES is {shown[0]!r}: " if shown else ""
-            fix = f"{hidden}ask for GPUs (srun --gpus-per-task=1, or --gres=gpu:N), and check nvidia-smi there"
-        yield Finding(FAIL if own["cupy"] else SLOW, "GPU", text, fix)
+            shown = some.values("GPUs/variables/CUDA_VISIBLE_DEVICES")
+            fix = f"CUDA_VISIBLE_DEVICES is {shown[0]!r}: " if shown else ""
+            fix += "ask for GPUs (srun --gpus-per-task=1, or --gres=gpu:N), and check nvidia-smi there"
+            yield Problem(FAIL, "GPU", text, fix)
+        else:
+            yield Problem(SLOW, "GPU", text, "pip install -e '.[gpu-cuda13]' (gpu-cuda12 for a driver of CUDA 12)")
 
 
 def _is_older(own: dict) -> bool:
-    """Say whether there is a driver (its version is 0 else), and its CUDA's major version is below the libraries'."""
+    """Return whether there is a driver (else its version is 0) for an older CUDA than the libraries'."""
     return 0 < own.get("driver_cuda", 0) // 1000 < _libraries_cuda(own)
 
 
 def _libraries_cuda(own: dict) -> int:
-    """Return the major version of the newest CUDA that CuPy or cuBLASLt is made for."""
+    """Return the major version of the newest CUDA that CuPy or cuBLASLt needs."""
     return max(own["runtime_cuda"] // 1000, own.get("cublaslt", 0) // 10000)
 
 
 def occupied(ranks, model):
-    """Find a GPU of several ranks, and one that computes for others already."""
+    """Find a GPU that several ranks share, and one that other processes use."""
     for members in ranks.nodes:
-        for some in (some for some in members.holders("own GPU/id").values() if len(some) > 1):
-            text = f"ranks {some.numbers} have one GPU on {some.hosts}"
-            fix = "start as many ranks a node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), "
-            yield Finding(FAIL, "GPU", text, f"{fix}or --share-gpus")
-    if used := ranks.where("own GPU", lambda own: _used(own) > USED_PART * own.get("total", 0)):
+        for some in members.by_value("own GPU/id").values():
+            if len(some) > 1:
+                text = f"ranks {rank_numbers(some.values('place/rank'))} have one GPU on {some.hosts}"
+                fix = "start as many ranks a node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), "
+                yield Problem(FAIL, "GPU", text, f"{fix}or --share-gpus")
+    if used := ranks.where("own GPU", lambda own: _used(own) > USED_SHARE * own.get("total", 0)):
         text = f"{bytes_text(max(map(_used, used.values('own GPU'))))} of the GPU of {used.names} are in use "
-        yield Finding(SLOW, "GPU", f"{text}before training begins", "see who computes there: nvidia-smi")
+        yield Problem(SLOW, "GPU", f"{text}before training begins", "see who computes there: nvidia-smi")
 
 
 def _used(own: dict) -> int:
@@ -126,36 +119,23 @@ def _used(own: dict) -> int:
 
 
 def libraries(ranks, model):
-    """Find a driver that is too old, and a missing NCCL or cuDNN."""
+    """Find a driver that is too old, and missing NCCL or cuDNN."""
     if old := ranks.where("own GPU", _is_older):
-        driver, newest = old[0]["own GPU"]["driver_cuda"] // 1000, _libraries_cuda(old[0]["own GPU"])
+        driver = old[0]["own GPU"]["driver_cuda"] // 1000
+        newest = _libraries_cuda(old[0]["own GPU"])
         text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy or cuBLAS of CUDA {newest}: they do not run"
-        fix = f"pip install -e '.[gpu-cuda{driver}]' in place of those, or a newer driver"
-        yield Finding(FAIL, "GPU", text, fix)
+        yield Problem(FAIL, "GPU", text, f"pip install -e '.[gpu-cuda{driver}]' in place of those, or a newer driver")
     having = ranks.where("own GPU/id")
     without = having.where("own GPU/nccl_missing")
-    if len(having) > 1 and without and len(having.where("GPU-aware MPI/aware", bool)) < len(having):
+    if len(having) > 1 and without and not all(having.values("own GPU/mpi_is_gpu_aware")):
         text = f"no NCCL on {without.hosts} ({without[0]['own GPU']['nccl_missing']}), and MPI is not GPU-aware"
         fix = "pip install nvidia-nccl-cu13 (cu12); without it exchanges go through host memory"
-        yield Finding(SLOW, "GPU", text, fix)
+        yield Problem(SLOW, "GPU", text, fix)
     if lacking := having.where("own GPU", lambda own: own["cudnn"] is None):
         from gpt2.kernels.cupy.cudnn_attention import INSTALL
 
         text = f"no cuDNN frontend on {lacking.hosts}: attention in bfloat16 by our own kernels, which are slower"
-        yield Finding(NOTE, "GPU", text, INSTALL)
+        yield Problem(NOTE, "GPU", text, INSTALL)
 
 
-def slowed(ranks, model):
-    """Find a power limit or a clock below the card's default."""
-    for what, name, unit, fix in (
-        ("power limit", "power_w", "W", "nvidia-smi -pl {}, as root"),
-        ("clock", "clock_mhz", "MHz", "nvidia-smi -rac, as root"),
-    ):
-        if low := ranks.where("own GPU", lambda own, name=name: 0 < own.get(name, 0) < own.get(f"default_{name}", 0)):
-            own = low[0]["own GPU"]
-            usual = own[f"default_{name}"]
-            text = f"the {what} of the GPU of {low.names} is {own[name]} {unit}, by default {usual}"
-            yield Finding(SLOW, "GPU", text, f"{fix.format(usual)}, or ask the site why")
-
-
-CHECKS = (unused, occupied, libraries, slowed)
+CHECKS = (unused, occupied, libraries)

@@ -9,14 +9,15 @@ from pathlib import Path
 from dist.cost.memory import VECTOR_BYTES
 from dist.shared_memory import FOLDER, free_bytes, left_segments
 from gpt2.config import PRESETS
-from scripts.checkup.facts import variables
-from scripts.checkup.findings import FAIL, NOTE, SLOW, Finding, Ranks, bytes_text, plural
+from scripts.checkup.facts import RankFacts, variables
+from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text, plural
 from scripts.machine import host
 
 WHOLE_CORE = 0.99
-SLOWER = 0.8  # of the median: clearly more than two measurements differ
+SLOWER = 0.8  # of the median: more than two measurements differ by chance
 USUAL_MODEL = "gpt2-124M"
-CHECKPOINT_VECTORS, CHECKPOINTS = 3, 3  # parameters and both moments; two that are kept, one being written
+CHECKPOINT_VECTORS = 3  # parameters and both moments
+CHECKPOINTS = 3  # two that are kept and one being written
 
 
 def sections(out: Path) -> dict:
@@ -29,7 +30,7 @@ def sections(out: Path) -> dict:
 
 
 def run_folder(out: Path) -> dict:
-    """Say whether a file can be written where `out` is, or will be made, and how many bytes are free there."""
+    """Return whether a file can be written where `out` is, or will be made, and the free bytes there."""
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.exists(folder))
     facts = {"path": str(out), "place": str(place), "free": None, "problem": None}
     try:
@@ -41,9 +42,9 @@ def run_folder(out: Path) -> dict:
     return facts
 
 
-def with_shares(ranks: Ranks) -> Ranks:
-    """Return the ranks of nodes on which all know their cores, with their `share`: parts of a core that several use."""
-    found = Ranks()
+def with_shares(ranks: RankFacts) -> RankFacts:
+    """Add each rank's `share` of cores, with fractions of those that ranks share. Skips nodes with unknown cores."""
+    found = RankFacts()
     for members in ranks.nodes:
         own = members.values("cores/affinity")
         sharers = Counter(core for cores in own for core in cores)
@@ -54,10 +55,10 @@ def with_shares(ranks: Ranks) -> Ranks:
 
 
 def binding(ranks, model):
-    """Find cores that ranks share, cores that no rank may run on, and cores whose time a cgroup limits."""
+    """Find cores that ranks share and cores that no rank may use."""
     for members in with_shares(ranks).nodes:
-        used, quota = len(set().union(*members.values("cores/affinity"))), members[0]["cores"]["quota"]
-        # All of the node, or what SLURM has given the job there.
+        used = len(set().union(*members.values("cores/affinity")))
+        # All cores of the node, or those that SLURM has given the job there.
         own = min(members[0]["cores"]["count"], _number(members[0], "SLURM_CPUS_ON_NODE") or 1 << 30)
         each = own // len(members)
         if crowded := members.where("share", lambda share: share < WHOLE_CORE):
@@ -66,58 +67,44 @@ def binding(ranks, model):
             if used < min(own, len(members)):
                 text = f"{crowded.names} are bound to the same {plural(used, 'core')}, and others are idle"
                 fix = "mpirun --bind-to none (Open MPI), mpirun -bind-to none (MPICH), srun --cpu-bind=cores"
-            yield Finding(SLOW, "cores", text, fix)
+            yield Problem(SLOW, "cores", text, fix)
         elif used < own and each > 1:
             text = f"the ranks on {members.hosts} may run on {used} of {plural(own, 'core')}"
             fix = f"give each more: mpirun --map-by slot:PE={each} or --bind-to none, srun --cpus-per-task={each}"
-            yield Finding(SLOW, "cores", text, fix)
-        if quota is not None and quota < used - 0.01:
-            text = f"the cgroup on {members.hosts} gives {quota:g} cores' time to {plural(used, 'core')}"
-            fix = f"raise the container's limit (--cpus), or export OMP_NUM_THREADS={max(1, int(quota / len(members)))}"
-            yield Finding(SLOW, "cores", text, fix)
+            yield Problem(SLOW, "cores", text, fix)
 
 
 def threads(ranks, model):
     """Find an OMP_NUM_THREADS that leaves cores idle."""
-    asking = Ranks(facts for facts in with_shares(ranks) if _number(facts, "OMP_NUM_THREADS"))
-    if few := Ranks(facts for facts in asking if _number(facts, "OMP_NUM_THREADS") <= facts["share"] - 1):
-        asked, share = _number(few[0], "OMP_NUM_THREADS"), few[0]["share"]
-        text = f"OMP_NUM_THREADS is {asked}, and {few.names} could use {share:.0f} cores each"
-        yield Finding(SLOW, "threads", text, f"export OMP_NUM_THREADS={share:.0f}, or unset it")
+
+    def leaves_cores_idle(facts):
+        asked = _number(facts, "OMP_NUM_THREADS")
+        return asked and asked <= facts["share"] - 1
+
+    if few := RankFacts(filter(leaves_cores_idle, with_shares(ranks))):
+        share = few[0]["share"]
+        text = (
+            f"OMP_NUM_THREADS is {_number(few[0], 'OMP_NUM_THREADS')}, and {few.names} could use {share:.0f} cores each"
+        )
+        yield Problem(SLOW, "threads", text, f"export OMP_NUM_THREADS={share:.0f}, or unset it")
 
 
 def _number(facts: dict, variable: str) -> int | None:
-    """Return an environment variable as a number; None where it is none."""
+    """Return an environment variable as a number; None if it is not one."""
     text = facts["cores"]["variables"].get(variable, "")
     return int(text) if text.isdecimal() else None
 
 
-def placement(ranks, model):
-    """Find nodes with more ranks than others: their ports and cores hold the others up."""
-    counts = [len(members) for members in ranks.nodes]
-    if len(set(counts)) > 1:
-        is_for_server = counts[0] == 1 and len(set(counts[1:])) == 1
-        text = f"{min(counts)} to {max(counts)} ranks a node: the fullest node's port and cores hold the others up"
-        fix = (
-            "start as many ranks on every node: srun --ntasks-per-node=K, mpirun -ppn K (MPICH) or --map-by ppr:K:node"
-        )
-        if is_for_server:
-            fix += "; right for --server dedicated"
-        yield Finding(NOTE if is_for_server else SLOW, "placement", text, fix)
-
-
 def speed(ranks, model):
-    """Find slow ranks, by matrix products at the same time on all that have a core to themselves."""
+    """Find slow ranks, by matrix products at the same time on all ranks that have a core to themselves."""
     alone = with_shares(ranks).where("share", lambda share: share >= WHOLE_CORE)
     slow, usual = alone.far_from_median("speed", lambda rate, usual: rate < SLOWER * usual)
     if slow:
         worst = min(slow.values("speed"))
-        text = (
-            f"{slow.names} make matrix products at {worst / usual:.0%} of the others' rate "
-            f"({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s): each step waits for the slowest"
-        )
+        rates = f"{worst / usual:.0%} of the others' rate ({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s)"
+        text = f"{slow.names} make matrix products at {rates}: each step waits for the slowest"
         fix = "look there for other processes (top), a power or heat limit, another processor; or leave the host out"
-        yield Finding(SLOW, "speed", text, fix)
+        yield Problem(SLOW, "speed", text, fix)
 
 
 def memory(ranks, model):
@@ -129,32 +116,29 @@ def memory(ranks, model):
         if needed > room:
             sizes = f"{bytes_text(needed)} on {members.hosts} before activations, {bytes_text(room)} are free"
             fix = "start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
-            yield Finding(FAIL, "memory", f"{model} needs {sizes}", fix)
+            yield Problem(FAIL, "memory", f"{model} needs {sizes}", fix)
 
 
 def shared_memory(ranks, model):
     """Find too little room for the buffers that a node's ranks share, and what killed jobs have left there."""
-    asked = model or USUAL_MODEL
-    vector = _layout(asked).size * VECTOR_BYTES
+    vector = _layout(model or USUAL_MODEL).size * VECTOR_BYTES
 
-    def needed(facts):
-        return (facts["place"]["local_size"] + 1) * vector
+    def lacks_room(facts):
+        return facts["shared memory"]["free"] < (facts["place"]["local_size"] + 1) * vector
 
-    having = ranks.where("shared memory/free")
-    if short := Ranks(facts for facts in having if facts["shared memory"]["free"] < needed(facts)):
-        sharing = [name for name, kind in _exchanging().items() if kind.memory.shared_in_node]
-        text = (
-            f"{FOLDER} on {short.hosts} has {bytes_text(short[0]['shared memory']['free'])} free, and --strategy "
-            f"{' and '.join(sharing)} take {bytes_text(needed(short[0]))} of it for {asked}"
-        )
-        fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; "
-        fix += "or use another strategy (ring, reduce-scatter)"
-        yield Finding(FAIL if model else NOTE, "shared memory", text, fix)
+    if short := RankFacts(filter(lacks_room, ranks.where("shared memory/free"))):
+        free = bytes_text(short[0]["shared memory"]["free"])
+        needed = bytes_text((short[0]["place"]["local_size"] + 1) * vector)
+        sharing = " and ".join(name for name, kind in _exchanging().items() if kind.memory.shared_in_node)
+        text = f"{FOLDER} on {short.hosts} has {free} free, and --strategy {sharing} take {needed} of it for "
+        fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy"
+        fix += " (ring, reduce-scatter)"
+        yield Problem(FAIL if model else NOTE, "shared memory", text + (model or USUAL_MODEL), fix)
     for own in ranks.where("shared memory/left", bool).leaders:
         left = own["shared memory"]["left"]
         total = bytes_text(sum(size for _, size in left))
         text = f"{plural(len(left), 'segment')} of killed jobs in {FOLDER} on {own['place']['host']} hold {total}"
-        yield Finding(NOTE, "shared memory", text, 'there: doctor.py --remove-segments (--json names all, as "left")')
+        yield Problem(NOTE, "shared memory", text, 'there: doctor.py --remove-segments (--json names all, as "left")')
 
 
 def _exchanging() -> dict:
@@ -164,7 +148,7 @@ def _exchanging() -> dict:
 
 
 def _layout(model: str):
-    from gpt2.parameters import Layout
+    from gpt2.parameters import Layout  # needs NumPy
 
     return Layout(PRESETS[model])
 
@@ -174,17 +158,17 @@ def folder(ranks, model):
     if denied := ranks.where("run folder/problem"):
         own = denied[0]["run folder"]
         text = f"{denied.names} cannot write to {own['place']}: {own['problem']}"
-        yield Finding(FAIL, "run folder", text, "give --out, here and to train.py, a folder that can be written")
+        yield Problem(FAIL, "run folder", text, "give --out, here and to train.py, a folder that can be written")
     if blind := ranks.where("sees run folder", lambda seen: not seen):
         text = f"{blind.names} do not see what rank 0 writes to {blind[0]['run folder']['path']}"
         fix = "give --out a folder on a file system that all nodes share (not /tmp), as a full path"
-        yield Finding(FAIL, "run folder", text, fix)
+        yield Problem(FAIL, "run folder", text, fix)
     needed = _layout(model).count * VECTOR_BYTES * CHECKPOINT_VECTORS * CHECKPOINTS if model else 0
     if tight := ranks.where("run folder/free", lambda free: free < needed):
-        own = tight[0]["run folder"]
-        text = f"{bytes_text(own['free'])} free in {own['place']} on {tight.hosts}: three checkpoints of {model} take "
-        text += bytes_text(needed)
-        yield Finding(FAIL, "run folder", text, "free some space, or give --out a larger file system")
+        free = bytes_text(tight[0]["run folder"]["free"])
+        place = tight[0]["run folder"]["place"]
+        text = f"{free} free in {place} on {tight.hosts}: three checkpoints of {model} take {bytes_text(needed)}"
+        yield Problem(FAIL, "run folder", text, "free some space, or give --out a larger file system")
 
 
-CHECKS = (binding, threads, placement, speed, memory, shared_memory, folder)
+CHECKS = (binding, threads, speed, memory, shared_memory, folder)

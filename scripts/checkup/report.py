@@ -1,13 +1,24 @@
-"""What doctor.py prints: facts in aligned lines, findings with their fixes, the verdict. Needs nothing but Python."""
+"""The problems that checks find, and what doctor.py prints. Needs the standard library only.
+
+A check is a generator, check(ranks, model), that yields Problems. ranks: the RankFacts of the job. model: the name of
+the requested model, or None. A check reads facts only, so tests can invent them, and skips facts that are missing.
+"""
 
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from scripts.checkup.findings import FAIL, SLOW, Finding, Ranks, bytes_text, fact, plural
+from scripts.checkup.facts import RankFacts, error_text, fact
+from scripts.machine.names import rank_numbers
 
+FAIL = "will fail"
+SLOW = "will be slow"
+NOTE = "note"
+SEVERITIES = (FAIL, SLOW, NOTE)
 MOST_ROWS = 40
-LABEL, SEVERITY, WIDTH = 17, 14, 120
-# What is printed of rank 0 beside the tables: the line's label, and where the fact is.
+LABEL = 17
+SEVERITY = 14
+WIDTH = 120
+# Facts of rank 0 that are printed beside the tables: {label: path}.
 LINES = {
     "versions": "software/versions", "interpreter": "software/interpreter", "MPI": "MPI/library", "BLAS": "BLAS/text",
     "launcher": "launcher/kind", "mpirun": "launcher/mpiruns", "environment": "cores/variables",
@@ -15,60 +26,86 @@ LINES = {
 }  # fmt: skip
 
 
-def verdict(findings: list[Finding], place: dict) -> str:
+@dataclass(frozen=True)
+class Problem:
+    """severity: one of SEVERITIES; about: one or two words; text: what was found and where; fix: what to do."""
+
+    severity: str
+    about: str
+    text: str
+    fix: str
+
+
+def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[Problem]:
+    """Run the checks and sort what they find, failures first. A check that raises becomes a problem itself."""
+    found = []
+    for check in checks:
+        try:
+            found += check(RankFacts(ranks), model)
+        except Exception as error:
+            text = f"the check {check.__name__} ended with {error_text(error)}"
+            if isinstance(error, ImportError):  # training imports the same
+                found.append(Problem(FAIL, "doctor", text, "mend that, and start it again"))
+            else:
+                found.append(Problem(NOTE, "doctor", text, "report it, with what --json writes"))
+    return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
+
+
+def verdict(problems: list[Problem], place: dict) -> str:
     """Return one sentence; place: any rank's."""
     job = f"{plural(place['size'], 'rank')} on {plural(place['nodes'], 'node')}"
     for severity, words in ((FAIL, "training will fail"), (SLOW, "training will run, but slower than it could")):
-        if subjects := dict.fromkeys(finding.about for finding in findings if finding.severity == severity):
+        if subjects := dict.fromkeys(problem.about for problem in problems if problem.severity == severity):
             return f"{job}: {words}: {', '.join(subjects)}"
-    unsure = ", but not every check could be made" if any(finding.about == "doctor" for finding in findings) else ""
+    unsure = ", but not every check could be made" if any(problem.about == "doctor" for problem in problems) else ""
     return f"{job}: nothing found that would fail or be slow{unsure}"
 
 
-def as_dict(ranks: list[dict], findings: list[Finding]) -> dict:
+def as_dict(ranks: list[dict], problems: list[Problem]) -> dict:
     """Return what --json writes."""
-    text = verdict(findings, ranks[0]["place"])
-    return {"verdict": text, "findings": [asdict(finding) for finding in findings], "ranks": ranks}
+    text = verdict(problems, ranks[0]["place"])
+    return {"verdict": text, "findings": [asdict(problem) for problem in problems], "ranks": ranks}
 
 
-def as_text(ranks: list[dict], findings: list[Finding]) -> str:
-    ranks = Ranks(ranks)
-    place = ranks[0]["place"]
-    lines = [f"rank 0, on {place['host']}"]
+def as_text(ranks: list[dict], problems: list[Problem]) -> str:
+    """Return what doctor.py prints."""
+    ranks = RankFacts(ranks)
+    first = ranks[0]
+    lines = [f"rank 0, on {first['place']['host']}"]
     for label, path in LINES.items():
-        if value := fact(ranks[0], path):
-            lines += _wrapped(f"  {label:<{LABEL - 2}}", _text(value), LABEL)
-    said = []
-    for finding in findings:
-        said += _wrapped(f"{finding.severity:<{SEVERITY}}", finding.text, SEVERITY)
-        said += _wrapped(f"{'':<{SEVERITY}}fix: ", finding.fix, SEVERITY + 5)
-    tables = [rows for rows in (_node_rows(ranks), _link_rows(ranks), _gpu_rows(ranks)) if len(rows) > 1]
-    parts = [lines, *map(table, tables), said or ["no findings"], [f"verdict: {verdict(findings, place)}"]]
+        if value := fact(first, path):
+            lines += _wrapped(f"  {label:<{LABEL - 2}}", _value_text(value), LABEL)
+    found = []
+    for problem in problems:
+        found += _wrapped(f"{problem.severity:<{SEVERITY}}", problem.text, SEVERITY)
+        found += _wrapped(f"{'':<{SEVERITY}}fix: ", problem.fix, SEVERITY + 5)
+    tables = [table(rows) for rows in (_node_rows(ranks), _link_rows(ranks), _gpu_rows(ranks)) if len(rows) > 1]
+    parts = [lines, *tables, found or ["no findings"], [f"verdict: {verdict(problems, first['place'])}"]]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _text(value) -> str:
-    """Return words as they are, and of a dict "name=value" of what it knows."""
+def _value_text(value) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={known}" for name, known in value.items() if known is not None)
-    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(_value_text, value)) if isinstance(value, list) else str(value)
 
 
-def _node_rows(ranks: Ranks) -> list[list[str]]:
+def _node_rows(ranks: RankFacts) -> list[list[str]]:
     rows = [["node", "host", "ranks", "cores", "a rank's", "threads", "GFLOP/s a rank", "memory free", "/dev/shm free"]]
     for members in ranks.nodes:
-        cores, own = members.values("cores/count"), [len(affinity) for affinity in members.values("cores/affinity")]
+        own = [len(affinity) for affinity in members.values("cores/affinity")]
         speeds = [round(speed / 1e9) for speed in members.values("speed")]
-        numbers = map(_span, (cores, own, members.values("threads"), speeds))
+        numbers = map(_span, (members.values("cores/count"), own, members.values("threads"), speeds))
         free = (_span(members.values(path)[:1], bytes_text) for path in ("memory/free", "shared memory/free"))
-        rows.append([*_place(members[0], "node"), members.numbers, *numbers, *free])
+        rows.append([*_place(members[0], "node"), rank_numbers(members.values("place/rank")), *numbers, *free])
     return rows
 
 
-def _link_rows(ranks: Ranks) -> list[list[str]]:
+def _link_rows(ranks: RankFacts) -> list[list[str]]:
     rows = [["node", "host", "latency", "out", "in", "both", "sent through", "clock error", "time of day"]]
     for facts in ranks.leaders.where("link"):
-        link, clock = facts["link"], facts.get("clock", {"error_s": 0, "ahead_s": 0})
+        link = facts["link"]
+        clock = facts.get("clock", {"error_s": 0, "ahead_s": 0})
         used = ", ".join(name for name, count in facts.get("traffic", {}).items() if count > 1e6) or "-"
         latency, error = (f"{seconds * 1e6:.0f} us" for seconds in (link["latency_s"], clock["error_s"]))
         rates = [f"{link[way] * 8 / 1e9:.3g} Gbit/s" for way in ("out", "in", "both")]
@@ -76,7 +113,7 @@ def _link_rows(ranks: Ranks) -> list[list[str]]:
     return rows
 
 
-def _gpu_rows(ranks: Ranks) -> list[list[str]]:
+def _gpu_rows(ranks: RankFacts) -> list[list[str]]:
     rows = [["rank", "host", "GPU", "name", "memory free", "CUDA: driver, CuPy", "cuDNN"]]
     for facts in ranks.where("own GPU/id"):
         own = facts["own GPU"]
@@ -91,19 +128,29 @@ def _place(facts: dict, number: str) -> list[str]:
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Align columns, the header first; of a large job the first rows."""
+    """Align the columns of a header and its rows; of a large job only the first rows are kept."""
     shown = rows[: MOST_ROWS + 1]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
     return lines + [f"... and {len(rows) - len(shown)} more: --json has all"] * (len(rows) > len(shown))
 
 
 def _wrapped(label: str, text: str, indent: int) -> list[str]:
-    """Break between words only: what is to be typed or copied stays whole."""
+    """Break lines between words only, so that paths and commands can be copied."""
     options = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * indent, **options)
 
 
 def _span(values: list, form=str) -> str:
-    """Return "4", "2-4", or "-" where nothing is known."""
+    """Return "4", "2-4", or "-" if there are no values."""
     return "-".join(dict.fromkeys((form(min(values)), form(max(values))))) if values else "-"
+
+
+def plural(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def bytes_text(amount: float) -> str:
+    """Return "27 MB", "1.2 GB", "340 kB". The function in traces needs NumPy, which may be what is missing."""
+    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if amount >= pair[1]), ("bytes", 1))
+    return f"{amount / size:.3g} {unit}" if amount < 1000 * size else f"{amount / size:.0f} {unit}"

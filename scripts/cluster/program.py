@@ -1,4 +1,4 @@
-"""What compare.py, virtual_cluster.py and virtual_slurm.py share: how they start other programs, and how they end."""
+"""Start other programs and end cleanly, for compare.py, virtual_cluster.py and virtual_slurm.py."""
 
 import os
 import shutil
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+from dist.console import USER_MISTAKE
 from scripts.cluster.hosts import ClusterError
 from scripts.settings.units import UnitError
 
 HOST_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-USER_MISTAKE = 2  # exit code, as argparse's
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """This program was told to end by a signal. Not an Exception: no other handler is to take it."""
+    """A signal told this program to end. It is not an Exception, so that other handlers do not catch it."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -30,7 +30,7 @@ def raise_stopped(signal_number, frame):
 
 
 def split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and the command after the first "--". The command may have a "--" and flags of its own."""
+    """Split a command line at the first "--" into our flags and a command, which may contain more "--"."""
     if "--" not in words:
         return words, []
     at = words.index("--")
@@ -38,7 +38,7 @@ def split_command(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def check_machine() -> None:
-    """ClusterError unless this process may make hosts and has the tools for it."""
+    """Raise ClusterError unless this process may make hosts and has the tools for it."""
     if sys.platform != "linux":
         raise ClusterError("hosts are made of Linux namespaces; this is not Linux")
     if os.geteuid() != 0:
@@ -47,7 +47,7 @@ def check_machine() -> None:
 
 
 def check_tools(tools: dict[str, str]) -> None:
-    """ClusterError unless every tool is found; tools: {command: what to install}."""
+    """Raise ClusterError unless every tool is found. tools: {command: what to install}."""
     for tool, package in tools.items():
         if shutil.which(tool) is None:
             raise ClusterError(f"no command {tool!r}: install {package}")
@@ -59,10 +59,9 @@ def check_command(command: list[str]) -> None:
 
 
 def end_with(work: Callable[[], int]) -> None:
-    """End this process with what `work` returns.
+    """End this process with the exit code that `work` returns.
 
-    Ctrl-C, SIGTERM and a terminal that closes stop it, and so does a closed pipe behind its output. A user's mistake is
-    one line.
+    Ctrl-C, SIGTERM, a closing terminal and a closed output pipe stop it. A user's mistake becomes one line.
     """
     for number in ENDS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup starts it
@@ -70,7 +69,7 @@ def end_with(work: Callable[[], int]) -> None:
     try:
         raise SystemExit(work())
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that Python still holds
         raise SystemExit(128 + signal.SIGPIPE) from None
     except (ClusterError, UnitError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
@@ -80,9 +79,9 @@ def end_with(work: Callable[[], int]) -> None:
 
 
 def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **options) -> int:
-    """Run a command to its end: its exit code, or 128 + the signal that ended it. options: Popen's.
+    """Run a command. Returns its exit code, or 128 + the signal that ended it. options: Popen's.
 
-    Stopped goes through, after `stop`.
+    Stopped: raised again after `stop(process)`.
     """
     process = None
     try:
@@ -98,7 +97,7 @@ def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **
 
 @contextmanager
 def undisturbed():
-    """Signals that stop this program wait until the block ends: in the midst of Popen, nobody knows the process yet."""
+    """Delay signals that stop this program until the block ends: during Popen nobody could stop the new process."""
     arrived = []
     handlers = {number: signal.getsignal(number) for number in ENDS}
     for number, handler in handlers.items():
@@ -114,7 +113,7 @@ def undisturbed():
 
 
 def end_process(process: subprocess.Popen, grace_s: float) -> None:
-    """Tell it to end, and kill it after grace_s seconds, or when we are told to end once more."""
+    """Tell a process to end. Kill it after grace_s seconds, or when this program is told to end again."""
     process.terminate()
     try:
         process.wait(grace_s)

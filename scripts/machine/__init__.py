@@ -1,1 +1,1 @@
-"""Which machine and versions a number comes from, and what its GPU reaches."""
+"""The machine and the versions that a number comes from, and what its GPU reaches."""

@@ -1,7 +1,8 @@
-"""Which BLAS multiplies NumPy's matrices, and with which kernels.
+"""Find out which BLAS and which of its kernels multiply NumPy's matrices.
 
 OpenBLAS has kernels for each generation of CPUs and picks them when NumPy is imported. The variable OPENBLAS_CORETYPE
-forces others, and a CPU newer than this OpenBLAS gets those of an older one. Nothing fails then, but products are slow.
+forces others, and a CPU newer than the OpenBLAS gets kernels for an older one. Then nothing fails, but products are
+slow.
 Source: driver/others/dynamic.c of OpenBLAS 0.3.31.
 """
 
@@ -10,11 +11,11 @@ from pathlib import Path
 from scripts.machine.host import processor
 
 FORCED = "OPENBLAS_CORETYPE"
-VARIABLES = FORCED, "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "BLIS_ARCH_TYPE"  # choose kernels at import
+VARIABLES = FORCED, "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "BLIS_ARCH_TYPE"  # they choose kernels at import
 LIBRARIES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
-# Instruction sets, widest first, and the words of /proc/cpuinfo that stand for them.
+# Instruction sets, widest first, and their flags in /proc/cpuinfo.
 INSTRUCTIONS = {"AVX-512": {"avx512f", "avx512bw", "avx512vl"}, "AVX2": {"avx2", "fma"}, "AVX": {"avx"}}
-# OpenBLAS's x86 kernels by the widest set that they use. Katmai is what it calls its oldest ones once they are loaded.
+# OpenBLAS's x86 kernels by the widest set that they use. Once loaded, the oldest ones are called Katmai.
 KERNELS = {
     "AVX-512": {"SkylakeX", "Cooperlake", "SapphireRapids"},
     "AVX2": {"Haswell", "Zen"},

@@ -1,4 +1,4 @@
-"""The GPU that a number comes from: its name and software, its datasheet's rate, and what it reaches here."""
+"""Describe the GPU that a number comes from: name, software, datasheet rate, and measured rates."""
 
 import ctypes
 import math
@@ -7,20 +7,20 @@ import numpy as np
 
 from gpt2.kernels.cupy import to_host
 
-# Dense bfloat16 with float32 sums, TFLOP/s, by what nvidia-smi's name contains: NVIDIA's datasheets. First match.
+# TFLOP/s of dense bfloat16 with float32 sums from NVIDIA's datasheets, by a part of the GPU's name. First match.
 PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
     "L40S": 362, "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-# Names that contain one of those above and are slower or faster: parts of a GPU, and relatives.
+# GPUs whose name contains one above, but which have other rates: MIG instances and relatives.
 OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
-# What computing on a GPU may use, as pip names it.
+# Packages that computing on a GPU may use, by their names in pip.
 PACKAGES = (
     "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
     "nvidia-cuda-nvrtc",
 )  # fmt: skip
-# What NVML, the driver's library, says of a GPU: its function, what that is given, and what divides its number.
+# Facts from NVML, the driver's library: {name: (function, arguments, divisor)}.
 GRAPHICS_CLOCK = 0
 LIMITS = {
     "power_w": ("nvmlDeviceGetEnforcedPowerLimit", (), 1000),
@@ -34,7 +34,7 @@ RATE_REPEATS = 3
 
 
 def gpu_facts(device) -> dict:
-    """Name, memory and software of a gpt2.kernels.cupy.Device."""
+    """Return name, memory and software of a gpt2.kernels.cupy.Device."""
     runtime = device.cupy.cuda.runtime
     properties = runtime.getDeviceProperties(0)
     return {
@@ -46,8 +46,10 @@ def gpu_facts(device) -> dict:
 
 
 def gpu_limits(bus_id: str) -> dict[str, int]:
-    """LIMITS of the GPU at that place of the PCI bus, as far as the driver says them."""
-    found, device, number = {}, ctypes.c_void_p(), ctypes.c_uint()
+    """Return those of LIMITS that the driver tells for the GPU at a PCI bus ID."""
+    found = {}
+    device = ctypes.c_void_p()
+    number = ctypes.c_uint()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -61,7 +63,7 @@ def gpu_limits(bus_id: str) -> dict[str, int]:
 
 
 def limits_text(gpu: dict) -> str:
-    """ "NVIDIA H200, 700 W, 1980 MHz": its name, power limit and highest clock, as far as they are known."""
+    """Return "NVIDIA H200, 700 W, 1980 MHz": name, power limit and highest clock, if known."""
     clock = gpu.get("most_clock_mhz")
     if 0 < gpu.get("clock_mhz", 0) < gpu.get("default_clock_mhz", 0):
         clock = gpu["clock_mhz"]
@@ -70,23 +72,23 @@ def limits_text(gpu: dict) -> str:
 
 
 def peak_tflops(name: str) -> float | None:
-    """The datasheet's rate of the GPU of that name, None if it is not in the table."""
+    """Return the datasheet's rate of the GPU with that name; None if it is not in the table."""
     if any(other in name for other in OTHERS):
         return None
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
 def dtype_of(storage: str) -> np.dtype:
-    """The array dtype of "float32" or "bfloat16"; CuPy's bfloat16 is ml_dtypes'."""
+    """Return the array dtype for "float32" or "bfloat16"; CuPy takes bfloat16 from ml_dtypes."""
     if storage == "float32":
         return np.dtype(np.float32)
-    import ml_dtypes  # here: a stand-in for CuPy puts its own in this place
+    import ml_dtypes  # imported here, as a stand-in for CuPy replaces it
 
     return np.dtype(ml_dtypes.bfloat16)
 
 
 def on_gpu(device, values, storage: str):
-    """A copy of float32 host values on the GPU; bfloat16 is rounded to nearest, ties to even."""
+    """Copy float32 host values to the GPU; bfloat16 is rounded to nearest, ties to even."""
     if storage == "float32":
         return device.cupy.asarray(values)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -95,16 +97,16 @@ def on_gpu(device, values, storage: str):
 
 
 def on_host(device, array) -> np.ndarray:
-    """The values of an array on the GPU, in float64."""
+    """Copy an array from the GPU, in float64."""
     return to_host(device, array).astype(np.float64)
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):
-    """Normally distributed values, and not zeros: those are up to 13% faster."""
+    """Return normally distributed values on the GPU. With zeros, products are up to 13% faster."""
     size = int(np.prod(shape))
     block = on_gpu(device, np.random.default_rng(4).standard_normal(min(size, RANDOM_VALUES), np.float32), storage)
     array = device.empty((size,), block.dtype)
-    for start in range(0, size, len(block)):  # over and over: the host would take seconds for gigabytes
+    for start in range(0, size, len(block)):  # repeated, as the host would take seconds for gigabytes
         part = array[start : start + len(block)]
         part[:] = block[: len(part)]
     return array.reshape(shape)
@@ -112,16 +114,17 @@ def random_on_gpu(device, *shape, storage: str = "bfloat16"):
 
 def copy_rate(device, count: int) -> float:
     """Return the best rate of several copies of `count` bytes within the GPU, in bytes/s read plus written."""
-    one, two = device.empty((count,), np.uint8), device.empty((count,), np.uint8)
+    one = device.empty((count,), np.uint8)
+    two = device.empty((count,), np.uint8)
     ms = _best_ms(device, lambda: two.data.copy_from_device_async(one.data, count, device.stream))
     return 2 * count / ms * 1e3
 
 
 def matmul_rates(device, size: int, storage: str, seconds: float) -> dict[str, float]:
-    """FLOP/s of the product of two (size, size) matrices by the best of cuBLASLt's algorithms.
+    """Return FLOP/s of the product of two (size, size) matrices with the best of cuBLASLt's algorithms.
 
-    "matmul_burst_flops": of a few, the best of some. "matmul_flops": of as many as take so many seconds, in the second
-    half of these, when the clock has fallen to what the power limit lets the GPU keep, as in a training.
+    "matmul_burst_flops": the best of a few products. "matmul_flops": the mean over the second half of `seconds` of
+    products, when the clock has fallen to what the power limit allows, as in a training.
     """
     left, right = (random_on_gpu(device, size, size, storage=storage) for _ in range(2))
     out = device.empty((size, size), left.dtype)

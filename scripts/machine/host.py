@@ -1,4 +1,4 @@
-"""What machine and which versions a number comes from: processor, cores, memory, and what limits leave of them."""
+"""Describe the machine and the versions that a number comes from: processor, cores, memory, and their limits."""
 
 import os
 import platform
@@ -13,13 +13,13 @@ def machine() -> dict:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Python's, and those of the packages that are installed: this project may run from its checkout alone."""
+    """Return the versions of Python and of those packages that are installed."""
     found = {name: version_of(name) for name in packages}
     return {"python": platform.python_version()} | {name: text for name, text in found.items() if text}
 
 
 def version_of(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -27,7 +27,7 @@ def version_of(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's name as Linux tells it."""
+    """Return the processor's name according to Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -36,12 +36,12 @@ def processor() -> str:
 
 
 def cores() -> dict:
-    """affinity: the cores that this process may run on; quota: how many at once its groups allow, None for all."""
+    """Return affinity, the cores that this process may use; count; quota, the cores' time of its cgroups or None."""
     return {"affinity": sorted(os.sched_getaffinity(0)), "count": os.cpu_count(), "quota": cpu_quota()}
 
 
 def memory() -> dict:
-    """Bytes: of the machine, available now, and the groups' limit, None without."""
+    """Return bytes: total, free (available now), and limit, that of the cgroups or None."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     return {"total": total, "free": free, "limit": memory_limit()}

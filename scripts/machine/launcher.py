@@ -1,4 +1,4 @@
-"""What started this process, and which mpiruns there are. Needs no MPI."""
+"""Find out what started this process, and which mpiruns there are. Needs no MPI."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 from dist.control_groups import text_of
 from dist.probe.programs import find_mpirun, mpi_family, tool_output
 
-NEVER = 1 << 32  # seconds since 1970: what SLURM says of a job without a limit lies beyond
-# The processes that start ranks; the nearest one above a rank is its launcher.
+NEVER = 1 << 32  # seconds since 1970; for a job without a limit SLURM gives a later time
+# Processes that start ranks; the nearest one above a rank is its launcher.
 LAUNCHERS = {
     "hydra_pmi_proxy": "mpirun (MPICH's Hydra)",
     **dict.fromkeys(("prterun", "prted", "orterun", "orted"), "mpirun (Open MPI)"),
@@ -18,21 +18,21 @@ LAUNCHERS = {
 
 
 def job_end(environment=os.environ) -> float | None:
-    """When SLURM ends this job by its time limit, in seconds since 1970; None where there is none, or nobody says so.
+    """Return when the job's time limit ends, in seconds since 1970; None if there is no limit or it is unknown.
 
-    SLURM's newer releases say it. 22.05 does not: there scripts/slurm/train.sbatch asks squeue, once for all ranks.
+    Newer releases of SLURM set the variable. With 22.05, scripts/slurm/train.sbatch asks squeue, once for all ranks.
     """
     text = environment.get("SLURM_JOB_END_TIME", "")
     return float(text) if text.isdecimal() and 0 < int(text) < NEVER else None
 
 
 def find_launcher() -> str:
-    """What started this process, in words."""
+    """Return what started this process, in words."""
     return launcher_kind(next((name for name in _processes_above() if name in LAUNCHERS), None), os.environ)
 
 
 def launcher_kind(above: str | None, environment) -> str:
-    """In words; above: the nearest launcher process over this one, a key of LAUNCHERS, None if none is seen."""
+    """Name the launcher. above: the nearest ancestor among LAUNCHERS, or None."""
     if above == "slurmstepd" and "SLURM_STEP_ID" not in environment:
         return "none, a batch script's own process"
     if above or "OMPI_COMM_WORLD_SIZE" in environment:
@@ -41,7 +41,7 @@ def launcher_kind(above: str | None, environment) -> str:
 
 
 def _processes_above():
-    """Names of this process's ancestors, nearest first; the kernel cuts them at 15 characters, titles at a colon."""
+    """Yield the names of this process's ancestors, nearest first, cut at 15 characters or a colon."""
     process = os.getppid()
     while process > 1 and (status := text_of(Path(f"/proc/{process}/stat"))):
         before, _, after = status.rpartition(")")
@@ -50,7 +50,7 @@ def _processes_above():
 
 
 def find_mpiruns() -> list[dict]:
-    """The mpirun on PATH and, if it is another, that beside this Python."""
+    """Return the mpirun on PATH and, if different, the one beside this Python."""
     found = []
     for path, where in ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python")):
         if path and not any(os.path.samefile(path, other["path"]) for other in found):

@@ -12,9 +12,9 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+from dist.console import USER_MISTAKE
 from dist.probe.programs import RANKS, is_first
 
-USER_MISTAKE = 2  # exit code, as argparse's
 DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # what text processors make of "--"
 SPEAKING_S = 0.6  # what others leave to the process that speaks
 SHOWN = 60  # characters of a user's word

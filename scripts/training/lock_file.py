@@ -1,14 +1,7 @@
-"""RUN/lock.json: at most one start of a run writes into a run folder.
+"""RUN/lock.json: at most one start of a run writes into a run folder (docs/formats.md describes the fields).
 
-    {"format": "gpt2-mpi lock 1", "run": "9f...", "host": "node1", "pid": 4711, "born": 123456, "boot": "...",
-     "job": "", "supervisor": "", "started": "2026-01-31T12:00:00+0000"}
-
-`run` is a random number that identifies this start. `boot` is the machine's boot id and pid namespace; where it is
-equal, `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. `job` is SLURM's.
-`supervisor` identifies the --restarts that made this start; its next start takes over from it. The file's modification
-time is the holder's heartbeat. Others watch whether it changes, so no clocks are compared.
-
-The lock is made by an exclusive create, which also works on NFS and Lustre. To replace or remove it, a process first
+The lock is made by an exclusive create, which also works on NFS and Lustre. Its modification time is the holder's
+heartbeat. Others watch whether it changes, so no clocks are compared. To replace or remove the lock, a process first
 creates lock.claim, exclusively, and looks again: if the lock has changed, it gives up the claim. A rename puts the new
 lock in place, so there always is one. A holder looks at its lock before every write (run_lock.py) and ends if it has
 lost it, so whatever else happens, only the last process to take the lock writes.
@@ -17,7 +10,6 @@ lost it, so whatever else happens, only the last process to take the lock writes
 import json
 import os
 import socket
-import stat
 import time
 import uuid
 from collections.abc import Callable
@@ -27,10 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt2.errors import UserError, file_errors
+from gpt2.files import regular
 
-LOCK, CLAIM = "lock.json", "lock.claim"
+LOCK = "lock.json"
+CLAIM = "lock.claim"
 FORMAT = "gpt2-mpi lock 1"
-LONGEST_FILE, LONGEST_TEXT = 1 << 14, 200
+LONGEST_FILE = 1 << 14
+LONGEST_TEXT = 200
 BEAT_S = 2.0
 OLD_S = 20.0  # without a heartbeat
 PAUSE_S = 0.1
@@ -39,7 +34,12 @@ ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Lock:
-    """The start of a run that holds a run folder. The module's docstring describes the fields."""
+    """The start of a run that holds a run folder.
+
+    run: a random number that identifies the start. boot: the machine's boot id and pid namespace; only where it is
+    equal do `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. job:
+    SLURM's. supervisor: identifies the --restarts that made this start; its next start takes over from it.
+    """
 
     run: str
     host: str
@@ -62,7 +62,6 @@ class Seen(NamedTuple):
     """A lock file at one look. lock: None if the content is damaged or not yet written."""
 
     lock: Lock | None
-    inode: int
     touched_ns: int
 
     def __str__(self) -> str:
@@ -71,7 +70,8 @@ class Seen(NamedTuple):
 
 def own_lock(supervisor: str = "") -> Lock:
     """Return a lock for this process, with a new run number."""
-    pid, job = os.getpid(), os.environ.get("SLURM_JOB_ID", "")
+    pid = os.getpid()
+    job = os.environ.get("SLURM_JOB_ID", "")
     return Lock(
         uuid.uuid4().hex, socket.gethostname(), pid, _start_of(pid) or 0, _boot(), job if job.isalnum() else "",
         supervisor, time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -83,26 +83,14 @@ def look(path: Path) -> Seen | None:
 
     The file is opened each time: only then does NFS ask the server whether it has changed.
     """
-    with file_errors(path, "cannot read it; remove it if no run is being trained there, or choose another --out"):
-        try:
-            # O_NONBLOCK: a FIFO would wait for a writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{path}: not a file, expected the lock of a run: remove it, or choose another --out")
-            return Seen(_parsed(file.read(LONGEST_FILE)), status.st_ino, status.st_mtime_ns)
+    advice = "cannot read it; remove it if no run is being trained there, or choose another --out"
+    with file_errors(path, advice), suppress(FileNotFoundError), open(path, "rb", opener=_no_link) as file:
+        return Seen(_parsed(file.read(LONGEST_FILE)), os.fstat(file.fileno()).st_mtime_ns)
+    return None
 
 
-def read_lock(path: Path) -> Lock:
-    """Return the lock in a file. UserError: there is none, or it is damaged."""
-    seen = look(path)
-    if seen is None or seen.lock is None:
-        what = "no such file" if seen is None else "damaged"
-        raise UserError(f"{path}: {what}, expected the {LOCK} of a run that is being trained")
-    return seen.lock
+def _no_link(path, flags: int) -> int:
+    return regular(path, flags | os.O_NOFOLLOW)
 
 
 def _parsed(content: bytes) -> Lock | None:
@@ -145,14 +133,15 @@ class LockFile:
     """A lock that this process holds. Made by `take`."""
 
     def __init__(self, path: Path, lock: Lock, descriptor: int, new_folders: list[Path]):
-        self.path, self.lock = path, lock
-        self._descriptor, self._new_folders = descriptor, new_folders
+        self.path = path
+        self.lock = lock
+        self._descriptor = descriptor
+        self._new_folders = new_folders
 
-    def beat(self) -> bool:
-        """Touch the lock. Return whether this process still holds it."""
+    def beat(self) -> None:
+        """Touch the lock."""
         with suppress(OSError):  # the disk is full or away for a while
             os.utime(self._descriptor)  # the open file, so never another process's lock
-        return self.is_own()
 
     def is_own(self) -> bool:
         """Return whether this process still holds the lock."""
@@ -186,7 +175,7 @@ def take(folder: Path, own: Lock, anyway: bool, say: Callable[[str], None]) -> L
         with file_errors(path, "choose another --out"), suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                return LockFile(path, own, _create(path, own), new_folders)
+                descriptor = _create(path, own)
             except FileExistsError:
                 descriptor = _take_over(path, own, anyway, say)
             if descriptor is not None:
@@ -241,7 +230,7 @@ def _why_gone(path: Path, seen: Seen, say) -> str:
         while now == seen and time.monotonic() < end:
             time.sleep(PAUSE_S)
             now = look(path)
-        running = now is not None and now != seen and (now.lock, now.inode) == (seen.lock, seen.inode)
+        running = now is not None and now != seen and now.lock == seen.lock
     if running:
         raise UserError(
             f"{path}: the run is being trained by {seen}: end that one, choose another --out, or take the run over "

@@ -14,9 +14,9 @@ from dist.world import library_name
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
-from scripts.checkup.findings import Ranks
 from scripts.machine.blas import blas_facts, blas_text
 from scripts.machine.gpu import limits_text
+from scripts.machine.names import rank_names
 from strategies.checks import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.own_cost import tracing_share
@@ -86,8 +86,8 @@ def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
     """Which ranks have which kernels and CPUs, in a sentence. kinds: as blas_of_ranks has them."""
     said = []
     for kind in kinds:
-        ranks = Ranks({"place": places[rank]} for rank in kind["ranks"])
-        said.append(f"{blas_text(kind)} on {kind['processor']} ({', '.join(kind['instructions'])}): {ranks.names}")
+        ranks = rank_names([places[rank] for rank in kind["ranks"]])
+        said.append(f"{blas_text(kind)} on {kind['processor']} ({', '.join(kind['instructions'])}): {ranks}")
     return f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}"
 
 

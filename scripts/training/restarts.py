@@ -26,9 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dist.console import BY_CTRL_C, say
+from dist.console import BY_CTRL_C, USER_MISTAKE, say
 from dist.probe.programs import RANKS, is_first, tool_output
-from dist.world import USER_MISTAKE, end_without_mpi
+from dist.world import end_without_mpi
 from gpt2.formats.checkpoints import newest_first
 from scripts.training.launched import CONFIG, LOG, SUMMARY, Ranks
 from scripts.training.signals import INTERRUPTED, Clock

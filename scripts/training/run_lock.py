@@ -1,32 +1,36 @@
-"""The run folder's lock, as all ranks have it: rank 0 takes it, all nodes see it, and a job that loses it ends."""
+"""The run folder's lock as seen by all ranks: rank 0 takes it, all nodes see it, and a job that loses it ends."""
 
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from dist.console import USER_MISTAKE
 from dist.repeating import Repeating
 from dist.waiting import barrier, gather_everywhere
-from dist.world import USER_MISTAKE, end_job, end_with_one_line
+from dist.world import end_job, end_with_one_line
 from gpt2.errors import UserError
-from scripts.training.lock_file import BEAT_S, LOCK, LockFile, own_lock, read_lock, take
+from scripts.training.lock_file import BEAT_S, LOCK, PAUSE_S, LockFile, look, own_lock, take
 
-SEEN_WITHIN_S = 10.0  # NFS may tell a node for so long that a new file is not there
-PAUSE_S = 0.1
+SEEN_WITHIN_S = 10.0  # NFS may hide a new file from other nodes for this long
 
 
 class RunLock:
-    """A context: at its end the lock is given back, whatever has happened.
+    """A context that releases the lock at its end, whatever has happened.
 
-    `run`, once it is taken: the number of this start of the run, on every rank. supervisor: of the --restarts that made
-    this start, "" for none.
+    run: the number of this start, on every rank, once the lock is taken. supervisor: the number of the --restarts that
+    made this start, or "".
     """
 
     def __init__(self, world, end=end_job, supervisor: str = ""):
-        self._world, self._end, self._supervisor = world, end, supervisor
-        self._file: LockFile | None = None  # rank 0's
-        self._ending, self._thread = threading.Lock(), None
         self.run = None
+        self._world = world
+        self._end = end
+        self._supervisor = supervisor
+        self._file: LockFile | None = None  # rank 0's
+        self._heartbeat = None
+        self._ending = threading.Lock()
 
     def __enter__(self):
         return self
@@ -35,59 +39,56 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Give the lock back, if this rank has it. A signal's handler may call it again meanwhile."""
-        if self._thread:
-            self._thread.stop()
-        file, self._file = self._file, None
+        """Release the lock if this rank has it. A signal handler may call this again meanwhile."""
+        if self._heartbeat:
+            self._heartbeat.stop()
+        file = self._file
+        self._file = None
         if file:
             file.release()
 
     def take(self, folder: Path, anyway: bool) -> None:
-        """Rank 0 makes the lock of the run folder, and all nodes look whether they see it. Collective.
+        """Take the lock of the run folder on rank 0 and check that all nodes see it. Collective.
 
-        anyway: take it over from whoever holds it (--take-over). If it cannot be had, or a node does not see it, the
-        job ends with one line.
+        anyway: take it over from its holder (--take-over). If the lock is refused, or a node does not see it, the job
+        ends with one line.
         """
         problem = None
         try:
             if self._world.rank == 0:
                 self._file = take(folder, own_lock(self._supervisor), anyway, self._world.print)
-                self._thread = Repeating(self._beat, BEAT_S, "run lock")
+                self._heartbeat = Repeating(self._beat, BEAT_S, "run lock")
         except UserError as error:
             problem = error
-        barrier(self._world.comm)  # rank 0 may have waited for long: this leaves the cores to others
+        barrier(self._world.comm)  # leaves the cores to others while rank 0 watches another holder
         with self._world.together(UserError):
             if problem:
                 raise problem
         self.run = self._world.comm.bcast(self._file.lock.run if self._file else None)
-        self._check_all_nodes_see_it(folder)
+        if self._world.node_count > 1:
+            self._check_all_nodes_see_it(folder)
 
     def check(self) -> None:
-        """End the job if the lock was lost. Rank 0 calls it before it writes what a later start would read, too."""
-        if self._file and not self._file.is_own():
-            self._lost()
+        """End the job if the lock is lost. Rank 0 calls this before it writes what a later start would read."""
+        file = self._file
+        if file is None or file.is_own():
+            return
+        self._ending.acquire()  # for ever: the first thread ends the job, others wait for that
+        what = "it is gone, somebody removed it or the run folder"
+        with suppress(UserError):
+            if seen := look(file.path):
+                what = f"the run was taken over by {seen}"
+        where = f"rank {self._world.rank} of {self._world.size} on {self._world.host}"
+        text = f"error: {file.path}: {what}: this job ends, and writes nothing more there ({where})\n"
+        self._end(self._world.comm, text, USER_MISTAKE)
 
     def _beat(self) -> None:
-        if not self._file.beat():
-            self._lost()
-
-    def _lost(self) -> None:
-        """Does not return: of the threads that come here the first ends the job, the others wait for that."""
-        self._ending.acquire()
-        path, world = self._file.path, self._world
-        try:
-            what = f"the run was taken over by {read_lock(path)}"
-        except UserError:
-            what = "it is gone, somebody removed it or the run folder"
-        text = f"{path}: {what}: this job ends, and writes nothing more there"
-        where = f"rank {world.rank} of {world.size} on {world.host}"
-        self._end(world.comm, f"error: {text} ({where})\n", USER_MISTAKE)
+        self._file.beat()
+        self.check()
 
     def _check_all_nodes_see_it(self, folder: Path) -> None:
-        """Else their parts of a checkpoint would lie on disks of their own, and nobody could ever go on from them."""
+        """End the job if a node does not see the lock: its part of each checkpoint would stay on a disk of its own."""
         world = self._world
-        if world.node_count == 1:
-            return
         sees = world.local_rank > 0 or _sees(folder, self.run)
         seen = gather_everywhere(world.comm, sees)[:, 0]
         if blind := [place["host"] for place, sees in zip(world.places, seen, strict=True) if not sees]:
@@ -98,16 +99,15 @@ class RunLock:
             )
 
 
-def _sees(folder: Path, number: str) -> bool:
-    """Whether the lock with this number of a run shows up in the folder."""
-    begun = time.monotonic()
+def _sees(folder: Path, run: str) -> bool:
+    """Return whether the lock of this run shows up in the folder within SEEN_WITHIN_S."""
+    end = time.monotonic() + SEEN_WITHIN_S
     while True:
-        try:
-            os.listdir(folder)  # has NFS ask the server for what is new in it
-            if read_lock(folder / LOCK).run == number:
+        with suppress(OSError, UserError):
+            os.listdir(folder)  # makes NFS ask the server for new files
+            seen = look(folder / LOCK)
+            if seen and seen.lock and seen.lock.run == run:
                 return True
-        except (OSError, UserError):
-            pass
-        if time.monotonic() - begun > SEEN_WITHIN_S:
+        if time.monotonic() > end:
             return False
         time.sleep(PAUSE_S)

@@ -9,7 +9,7 @@ import pytest
 from dist.world import start_world, world_of
 from gpt2.formats import checkpoint_files
 from scripts.training import run_lock
-from scripts.training.lock_file import LOCK, own_lock, read_lock
+from scripts.training.lock_file import LOCK, look, own_lock
 from scripts.training.run_lock import RunLock
 from tests.support.in_process import train
 
@@ -24,7 +24,7 @@ def test_all_ranks_know_the_number_and_the_end_leaves_nothing(comm, shared_path)
     world = start_world()
     with RunLock(world) as lock:
         lock.take(shared_path / "run", False)
-        assert set(comm.allgather(lock.run)) == {read_lock(shared_path / "run" / LOCK).run}
+        assert set(comm.allgather(lock.run)) == {look(shared_path / "run" / LOCK).lock.run}
         lock.check()
         comm.Barrier()
     comm.Barrier()

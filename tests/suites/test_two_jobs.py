@@ -12,7 +12,7 @@ import pytest
 
 from dist.probe.programs import find_mpirun, mpirun_command, mpirun_environment
 from gpt2.formats.checkpoints import Checkpoint, newest_first
-from scripts.training.lock_file import LOCK, read_lock
+from scripts.training.lock_file import LOCK, look
 from tests.suites.faults.log import last_step, newest_step
 from tests.suites.faults.processes import send, wait_until
 from tests.suites.test_virtual_cluster import needs_cluster, run
@@ -92,13 +92,13 @@ def content(run: Path) -> dict:
 def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
     first = jobs.start("--steps", ENDLESS)
     jobs.steps(2 * EVERY)
-    lock = read_lock(jobs.run / LOCK)
+    lock = look(jobs.run / LOCK).lock
     for flags in (["--steps", ENDLESS], ["--steps", 3, "--seed", 5]):
         [error] = jobs.errors(jobs.start(*flags))
         assert f"the run is being trained by process {lock.pid} on {socket.gethostname()}, started" in error
     jobs.steps(2 * EVERY)
     assert first.poll() is None
-    assert read_lock(jobs.run / LOCK) == lock
+    assert look(jobs.run / LOCK).lock == lock
     steps = [int(step) for step in re.findall(r'"step": (\d+)', (jobs.run / "log.jsonl").read_text())]
     assert steps == list(range(1, len(steps) + 1))
     facts = Checkpoint(newest_first(jobs.run / "checkpoints")[0]).facts
@@ -109,7 +109,7 @@ def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
 def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     first = jobs.start("--steps", ENDLESS)
     assert wait_until(lambda: newest_step(jobs.run), TIME_LIMIT_S)
-    lock = read_lock(jobs.run / LOCK)
+    lock = look(jobs.run / LOCK).lock
     send(signal.SIGKILL, *ranks_of(lock.pid))
     first.wait(TIME_LIMIT_S)
     newest, last = newest_step(jobs.run), last_step(jobs.run)
@@ -127,7 +127,7 @@ def test_a_job_that_was_stopped_writes_nothing_once_another_has_taken_over(jobs)
     """It wakes up when the other has come to its end, in the middle of what it did."""
     first = jobs.start("--steps", ENDLESS)
     jobs.steps(2 * EVERY)
-    stopped = ranks_of(read_lock(jobs.run / LOCK).pid)
+    stopped = ranks_of(look(jobs.run / LOCK).lock.pid)
     send(signal.SIGSTOP, *stopped)
     last = last_step(jobs.run)
     second = jobs.start("--steps", last + 3, "--take-over")
@@ -148,7 +148,7 @@ def test_who_takes_over_ends_the_other_job(jobs, of_both, of_second):
     jobs.steps(2 * EVERY)
     second = jobs.start("--steps", ENDLESS, *of_both, *of_second)
     [error] = jobs.errors(first)
-    assert f"the run was taken over by {read_lock(jobs.run / LOCK)}" in error
+    assert f"the run was taken over by {look(jobs.run / LOCK).lock}" in error
     jobs.steps(2 * EVERY)
     assert second.poll() is None
 

@@ -17,23 +17,19 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         "software": {
             "versions": {
                 "python": "3.12.3", "mpi4py": "4.1.2", "numpy": "2.4.6", "numba": "0.68.1", "threadpoolctl": "3.8.0",
-                "tiktoken": "0.14.0", "gpt2-mpi": "0.1.0", "matplotlib": None,
+                "tiktoken": "0.14.0", "gpt2-mpi": "0.1.0",
             },
             "interpreter": "/venv/bin/python", "source": "01234567" if local_rank == 0 else None,
         },
         "MPI": {"library": "MPICH 5.0.2", "family": "MPICH"},
         "launcher": {"kind": "srun", "mpiruns": [dict(MPICH)]},
-        "BLAS": {"text": "OpenBLAS 0.3.31, Zen kernels", "variables": {}, "unused": None, "threads": 1},
+        "BLAS": {"text": "OpenBLAS 0.3.31, Zen kernels", "variables": {}, "unused": None},
         "cores": {
             "affinity": list(range(4 * local_rank, 4 * local_rank + 4)), "count": 8, "quota": None,
             "variables": {"OMP_NUM_THREADS": "4"},
         },
         "memory": {"total": 64 * GB, "free": 60 * GB, "limit": None},
         "shared memory": {"folder": "/dev/shm", "free": 32 * GB, "left": []},
-        "interfaces": [
-            {"name": "eth0", "rate": 1.25e9, "kind": "ethernet"},
-            {"name": "mlx5_0:1", "rate": 12.5e9, "kind": "infiniband"},
-        ],
         "run folder": {"path": "runs", "place": "/shared", "free": 900 * GB, "problem": None},
         "GPUs": {
             "listed": [{"name": "H200", "driver": "580.1"}] * 2
@@ -43,10 +39,8 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         "own GPU": {
             "cupy": "14.0", "count": 2, "problem": None, "runtime_cuda": 13000, "driver_cuda": 13010,
             "index": local_rank, "name": "H200", "id": f"0000:0{local_rank}", "free": 140 * GB,
-            "total": 141 * GB, "nccl_missing": None, "cudnn": 91002, "cublaslt": 130100,
-            "power_w": 700, "default_power_w": 700, "clock_mhz": 1980, "default_clock_mhz": 1980,
+            "total": 141 * GB, "nccl_missing": None, "mpi_is_gpu_aware": False, "cudnn": 91002, "cublaslt": 130100,
         },
-        "GPU-aware MPI": {"aware": False, "why": "MPIX_GPU_query_support"},
         "threads": 4,
         "speed": 90e9 + rank * 1e8,
         "clock": {"error_s": 1e-5, "ahead_s": 0.01},

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scripts.checkup.findings import FAIL, NOTE, SLOW, Ranks, find
-from scripts.checkup.report import as_text, table, verdict
-from scripts.checkup.software import foreign_launcher
+from scripts.checkup.facts import RankFacts
+from scripts.checkup.report import FAIL, NOTE, SLOW, as_text, find_problems, table, verdict
 from scripts.doctor import CHECKS
-from tests.support.doctor_job import ALL_CORES, GB, NO_GPU, change, error, healthy, rank_facts
+from scripts.machine.names import rank_numbers
+from tests.support.doctor_job import ALL_CORES, GB, NO_GPU, NODE_1, change, error, healthy, rank_facts
 
 
 def test_without_a_model_sizes_are_notes():
@@ -14,14 +14,18 @@ def test_without_a_model_sizes_are_notes():
     change("shared memory/free", 64 << 20, 0)(ranks)
     change("run folder/free", GB // 2)(ranks)
     change("memory/free", 1 << 20)(ranks)
-    assert [(finding.severity, finding.about) for finding in find(CHECKS, ranks)] == [(NOTE, "shared memory")]
+    assert [(finding.severity, finding.about) for finding in find_problems(CHECKS, ranks)] == [(NOTE, "shared memory")]
 
 
 def test_what_fails_comes_first():
     ranks = healthy()
-    for one in (change("clock/ahead_s", 9.0), change("speed", 1e9, 5), change("run folder/problem", "No space")):
+    for one in (
+        change("shared memory/left", [["/dev/shm/mpich_shm_1_0", GB]], *NODE_1),
+        change("speed", 1e9, 5),
+        change("run folder/problem", "No space"),
+    ):
         one(ranks)
-    findings = find(CHECKS, ranks)
+    findings = find_problems(CHECKS, ranks)
     assert [finding.severity for finding in findings] == [FAIL, SLOW, NOTE]
     assert verdict(findings, ranks[0]["place"]) == "8 ranks on 4 nodes: training will fail: run folder"
     assert verdict(findings[1:], ranks[0]["place"]).endswith("slower than it could: speed")
@@ -33,7 +37,7 @@ def test_a_missing_section_stops_no_check(section):
     for where in ((1,), (2,), ()):
         ranks = healthy()
         error(section, "ValueError: odd", *where)(ranks)
-        findings = find(CHECKS, ranks, "gpt2-124M")
+        findings = find_problems(CHECKS, ranks, "gpt2-124M")
         assert [finding.about for finding in findings] == [section], findings
         assert findings[0].severity == (FAIL if section == "MPI" else NOTE)
         assert as_text(ranks, findings).splitlines()[-1].startswith("verdict: 8 ranks on 4 nodes: ")
@@ -42,7 +46,7 @@ def test_a_missing_section_stops_no_check(section):
 def test_a_check_that_raises_is_a_finding():
     ranks = healthy()
     change("speed", "fast")(ranks)
-    (finding,) = find(CHECKS, ranks)
+    (finding,) = find_problems(CHECKS, ranks)
     assert (finding.severity, finding.about) == (NOTE, "doctor")
     assert "speed ended with TypeError" in finding.text
     assert "not every check could be made" in verdict([finding], ranks[0]["place"])
@@ -56,30 +60,13 @@ def test_crowded_ranks_are_not_called_slow():
         facts["speed"] = 90e9 if rank else 30e9
         facts["own GPU"] = NO_GPU
         facts["GPUs"]["listed"] = []
-    assert [finding.text for finding in find(CHECKS, ranks)] == ["4 ranks share 2 cores of node0"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "family", "variable", "says"),
-    [
-        ("mpirun (Open MPI)", "MPICH", "PMIX_RANK", "start with MPICH's mpirun"),
-        ("mpirun (MPICH's Hydra)", "Open MPI", "PMI_RANK", "start with Open MPI's mpirun"),
-        ("mpirun (MPICH's Hydra)", "MPICH", "PMI_RANK", None),
-        ("srun", "MPICH", "PMI_RANK", None),
-        ("srun", "MPICH", "PMIX_RANK", "start with srun --mpi=pmi2"),
-        ("srun", "Open MPI", "PMIX_RANK", None),
-        ("mpirun (Open MPI)", None, "PMIX_RANK", None),
-    ],
-)
-def test_a_foreign_launcher_is_said_before_mpi_starts(kind, family, variable, says):
-    text = foreign_launcher(kind, family, {variable: "0"})
-    assert text is None if says is None else says in text
+    assert [finding.text for finding in find_problems(CHECKS, ranks)] == ["4 ranks share 2 cores of node0"]
 
 
 def test_words():
-    assert Ranks(rank_facts(rank) for rank in (5, 0, 1, 2)).numbers == "0-2 and 5"
-    assert Ranks(rank_facts(rank) for rank in (0, 2, 4)).numbers == "0, 2 and 4"
-    assert Ranks(healthy(nodes=9)).hosts == "node0, node1, node2 and 6 more hosts"
+    assert rank_numbers((5, 0, 1, 2)) == "0-2 and 5"
+    assert rank_numbers((0, 2, 4)) == "0, 2 and 4"
+    assert RankFacts(healthy(nodes=9)).hosts == "node0, node1, node2 and 6 more hosts"
     rows = table([["a", "b"]] + [[str(number), "x" * number] for number in range(50)])
     assert rows[0] == "a   b"
     assert rows[-1] == "... and 10 more: --json has all"

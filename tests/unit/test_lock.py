@@ -15,7 +15,7 @@ import pytest
 
 from gpt2.errors import UserError
 from scripts.training import lock_file
-from scripts.training.lock_file import CLAIM, LOCK, is_running, look, own_lock, read_lock, take
+from scripts.training.lock_file import CLAIM, LOCK, is_running, look, own_lock, take
 
 pytestmark = pytest.mark.any_mpi
 RACERS, ROUNDS = 8, 12
@@ -56,7 +56,7 @@ def leave(folder, lock):
 def test_a_lock_says_whose_it_is_and_that_it_lives(tmp_path):
     own = own_lock()
     path = leave(tmp_path, own)
-    assert read_lock(path) == own
+    assert look(path).lock == own
     assert own.run != own_lock().run
     assert (own.pid, own.host) == (os.getpid(), os.uname().nodename)
     assert is_running(own)
@@ -76,14 +76,13 @@ def test_a_pid_counts_only_where_it_was_given(monkeypatch):
 
 def test_its_own_lock_can_always_be_read(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7\n8")
-    assert read_lock(leave(tmp_path, own_lock())).job == ""
+    assert look(leave(tmp_path, own_lock())).lock.job == ""
 
 
 def test_taking_makes_the_folder_and_releasing_leaves_nothing(tmp_path, said):
     held = take(tmp_path / "runs" / "one", own_lock(), False, said.append)
-    assert read_lock(tmp_path / "runs" / "one" / LOCK) == held.lock
+    assert look(tmp_path / "runs" / "one" / LOCK).lock == held.lock
     assert held.is_own()
-    assert held.beat()
     held.release()
     assert not list(tmp_path.iterdir())
     (tmp_path / "notes").touch()
@@ -100,7 +99,6 @@ def test_who_lives_is_named_and_unharmed(tmp_path, said):
     assert time.monotonic() - begun < lock_file.OLD_S / 2, "nobody need wait to see that it lives"
     assert "\n" not in str(error.value)
     assert held.is_own()
-    assert held.beat()
     assert said == []
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
@@ -159,8 +157,7 @@ def test_elsewhere_the_heartbeat_tells(tmp_path, said, soon):
 def test_take_over_does_not_ask(tmp_path, said):
     first = take(tmp_path, own_lock(), False, said.append)
     second = take(tmp_path, own_lock(), True, said.append)
-    assert (first.is_own(), first.beat()) == (False, False)
-    assert (second.is_own(), second.beat()) == (True, True)
+    assert (first.is_own(), second.is_own()) == (False, True)
     before = look(tmp_path / LOCK)
     first.beat()
     first.release()
@@ -204,9 +201,7 @@ NOT_LOCKS = {
 def test_a_damaged_lock_is_judged_by_its_heartbeat(tmp_path, said, soon, what):
     path = tmp_path / LOCK
     path.write_bytes(NOT_LOCKS[what])
-    with pytest.raises(UserError, match="damaged") as error:
-        read_lock(path)
-    assert "\n" not in str(error.value)
+    assert look(path).lock is None
     with touching(path), pytest.raises(UserError, match="whose lock is damaged"):
         take(tmp_path, own_lock(), False, said.append)
     held = take(tmp_path, own_lock(), False, said.append)
@@ -218,7 +213,7 @@ def test_a_damaged_lock_is_judged_by_its_heartbeat(tmp_path, said, soon, what):
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("nowhere", path)])
 def test_what_is_no_file_is_refused_and_stays(tmp_path, said, make):
     make(tmp_path / LOCK)
-    for refuse in (read_lock, lambda path: take(path.parent, own_lock(), True, said.append)):
+    for refuse in (look, lambda path: take(path.parent, own_lock(), True, said.append)):
         with pytest.raises(UserError, match=rf"{LOCK}: .*remove it") as error:
             refuse(tmp_path / LOCK)
         assert "\n" not in str(error.value)
@@ -250,7 +245,7 @@ def test_a_lock_that_changes_while_it_is_judged_stays(tmp_path, monkeypatch, sai
     monkeypatch.setattr(lock_file, "_why_gone", lambda path, seen, say: "judged")
     judged = look(path)
     assert lock_file._take_over(path, own_lock("b" * 32), False, said.append) is None
-    assert read_lock(path) == (other if change == "replaced" else judged.lock)
+    assert look(path).lock == (other if change == "replaced" else judged.lock)
     assert said == []
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
@@ -275,7 +270,7 @@ def race(folder, anyway, start, end, results):
         except UserError:
             held = None
         end.wait()  # all have tried
-        results.put((held is not None, held is not None and held.is_own() and held.beat()))
+        results.put((held is not None, held is not None and held.is_own()))
         end.wait()  # all have looked
         if held:
             held.release()

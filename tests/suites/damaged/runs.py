@@ -22,7 +22,7 @@ from scripts.plot import report
 from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import as_text, diagnose
-from scripts.training.lock_file import LOCK, own_lock, read_lock
+from scripts.training.lock_file import LOCK, look, own_lock
 from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
@@ -215,4 +215,10 @@ def lock(folder: Path) -> Damaged:
             stands_there = json.loads(mutant)
             assert all(stands_there[name] == field for name, field in asdict(value).items())
 
-    return Damaged(path, Mutator.of_json, lambda: read_lock(path), UserError, judge, least=1)
+    def read():
+        lock = look(path).lock
+        if lock is None:
+            raise UserError("damaged")
+        return lock
+
+    return Damaged(path, Mutator.of_json, read, UserError, judge, least=1)
