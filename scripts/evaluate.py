@@ -35,7 +35,7 @@ def main():
 
 
 def evaluate(settings, world) -> None:
-    """Every rank runs it; rank 0 prints a line an evaluation, and writes --json. A mistake ends the job."""
+    """Run the evaluations on all ranks. Rank 0 prints a line for each and writes --json. A mistake ends the job."""
     s = settings
     with world.together(UserError):
         if world.rank == 0 and settings.json:
@@ -58,7 +58,7 @@ def evaluate(settings, world) -> None:
 
 
 def parse(arguments=None) -> argparse.Namespace:
-    """The flags; a mistake in them ends the program with one line."""
+    """Return the flags. A mistake in them ends the program with one line."""
     parser = OneLineParser(__doc__)
     add = parser.add_argument
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")
@@ -89,7 +89,7 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 def as_line(numbers: dict) -> str:
-    """The numbers as in "loss 3.2918  perplexity 26.8901  tokens 1,048,576"."""
+    """Return a line such as "loss 3.2918  perplexity 26.8901  tokens 1,048,576"."""
     words = (f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in numbers.values())
     return "  ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
 

@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where the run cannot be used or the file not be written."""
+    """Run the program. Returns the exit status: 2 if the run cannot be read or the output cannot be written."""
     settings = parse(arguments)
     try:
         paths = export(settings)
@@ -61,12 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def export(settings: argparse.Namespace) -> list[Path]:
-    """Write what the flags ask for; returns the paths. RunError, UserError, OSError."""
+    """Write the requested format. Returns the paths. RunError, UserError, OSError."""
     if settings.format in TRACES:
         return export_trace(settings)
     if settings.format == "tensorboard":
         return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
-    parameters, stored = weights.load(settings.run), settings.dtype or WRITTEN[0]
+    parameters = weights.load(settings.run)
+    stored = settings.dtype or WRITTEN[0]
     if line := untrained_positions(settings.run, parameters.layout.config.context):
         print(f"export.py: warning: {line}", file=sys.stderr)
     if settings.format == "llmc":
@@ -83,9 +84,9 @@ def export(settings: argparse.Namespace) -> list[Path]:
 
 
 def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
-    """Load the tokenizer that goes with the model; or return None, and why: it is not known, or its files are missing.
+    """Return the model's tokenizer and ""; or None and why: it is not known, or its files are missing.
 
-    UserError: the one that is asked for cannot be had, or has more tokens than the model.
+    asked: --tokenizer. UserError: it is not available, or has more tokens than the model.
     """
     try:
         return choose_tokenizer(asked, path, vocab_size), ""
@@ -96,10 +97,11 @@ def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:
-    """For Paraver, which gets three files, for Perfetto, or in OTF2, which is a folder."""
+    """Write three files for Paraver, one for Perfetto, or a folder in OTF2. Returns the paths."""
     if settings.format == "otf2":
         return export_otf2(settings)
-    out, write_trace = settings.out, paraver.export if settings.format == "paraver" else chrome.export
+    out = settings.out
+    write_trace = paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):
         place_of_file(out)  # refuses before the minutes that a long trace takes
     run = read_traced_run(settings)
@@ -109,7 +111,7 @@ def export_trace(settings: argparse.Namespace) -> list[Path]:
 
 
 def export_otf2(settings: argparse.Namespace) -> list[Path]:
-    """UserError where the package is missing that writes it."""
+    """Write a folder in OTF2. UserError: the package otf2 is missing."""
     try:
         from traces.export import otf2
     except ImportError as error:
@@ -123,7 +125,7 @@ def export_otf2(settings: argparse.Namespace) -> list[Path]:
 
 
 def read_traced_run(settings: argparse.Namespace) -> Run:
-    """Read the run, and print what it lacks."""
+    """Read the run and print what is missing."""
     run = read_run(settings.run, allow_missing=True, start=settings.start)
     for text in run.missing:
         print(f"export.py: {text}", file=sys.stderr)

@@ -19,13 +19,13 @@ from scripts.settings.command_line import Parser
 
 FOLDER = Path(__file__).parent / "slurm"
 SRUN = "srun"
-LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and how the script calls a line of each, behind the MPI's name
-# One of the script's lines for how ranks start: whether it is off, what it does, and whose it is.
+LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and how the script marks its line, behind the MPI's name
+# A line of the script that starts ranks: commented out or not, the command, its mark.
 LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Print the script. Returns the exit status."""
     asked = parse(words)
     script = with_python((FOLDER / f"{'sweep' if asked.sweep else 'train'}.sbatch").read_text(), sys.executable)
     if not asked.sweep:
@@ -50,12 +50,12 @@ def parse(words: list[str] | None):
 
 
 def with_python(script: str, python: str) -> str:
-    """The script with this Python in its block: the programs are installed for it."""
+    """Return the script with this Python in its block."""
     return re.sub(r"^python=\S+", lambda found: f"python={shlex.quote(python)}", script, count=1, flags=re.MULTILINE)
 
 
 def with_launch(script: str, whose: str) -> str:
-    """The script with one of its launch lines on, and the others off. whose: "MPICH", or "MPICH's mpirun"."""
+    """Return the script with one of its launch lines on and the others off. whose: "MPICH", or "MPICH's mpirun"."""
     return LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
 
 

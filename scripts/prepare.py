@@ -36,6 +36,7 @@ from gpt2.data.shards import MAX_COUNT
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
+from scripts.preparation.countdown import Countdown
 from scripts.preparation.manifest import (
     FORMAT,
     READING,
@@ -51,17 +52,17 @@ from scripts.preparation.manifest import (
     write_manifest,
 )
 from scripts.preparation.processes import ordered_map
-from scripts.preparation.progress import ProgressLine
 from scripts.preparation.shards import ShardWriter
 from scripts.settings.command_line import Parser
 from scripts.settings.units import integer, percent
 from scripts.training.signals import INTERRUPTED
 
-NAME, NAME_BREAKS = re.compile(r"[\w.-]+"), re.compile(r"[^\w.-]+")
+NAME = re.compile(r"[\w.-]+")
+NAME_BREAKS = re.compile(r"[^\w.-]+")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 after a mistake of the user's, 75 where the work was interrupted."""
+    """Run the program. Returns the exit status: 2 after a user's mistake, 75 after an interruption."""
     settings = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare(settings: argparse.Namespace) -> None:
-    """Write what is missing of the folder's shards. UserError: see the modules."""
+    """Write the missing shards of the folder. UserError: see the modules."""
     inputs, remarks = find_inputs(settings.inputs)
     making = how_to_make(settings)
     with owned_folder(settings.out), ordered_map(settings.processes) as mapped:
@@ -105,14 +106,14 @@ def prepare(settings: argparse.Namespace) -> None:
             kept = len(shards)
             try:
                 write_shards(settings, inputs, manifest, mapped)
-            except InputChanged:  # the new shards may hold of the new text, and the manifest describes the old
+            except InputChanged:  # the new shards may hold parts of the new text
                 take_back(settings.out, manifest, kept)
                 raise
     report(settings.out, manifest)
 
 
 def how_to_make(settings: argparse.Namespace) -> dict:
-    """The part of the manifest that is known before the input is read. UserError: the tokenizer cannot be had."""
+    """Return the part of the manifest that does not depend on the input. UserError: the tokenizer is not available."""
     options = {
         "field": settings.field,
         "split_documents": settings.split_documents,
@@ -127,9 +128,9 @@ def how_to_make(settings: argparse.Namespace) -> dict:
 
 
 def survey_all(inputs: list[Input], field: str, splits: bool, mapped) -> list[dict]:
-    """What the manifest says of each file. UserError: one cannot be used, or there is no text in any."""
+    """Return the manifest's entry of each input. UserError: one cannot be used, or none has any text."""
     surveyed = []
-    with ProgressLine("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
+    with Countdown("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
         for facts in mapped(partial(survey, field, splits), inputs):
             surveyed.append(facts)
             progress.advance(facts["bytes"])
@@ -153,11 +154,12 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
     number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
     options = manifest["options"]
     writer = ShardWriter(settings.out, options["name"], options["shard_tokens"], manifest["shards"], completed)
-    with writer, ProgressLine("tokenizing", "characters", characters) as progress:
+    with writer, Countdown("tokenizing", "characters", characters) as progress:
         progress.skip(sum(batch.characters for batch in islice(work, number)))
         for split, size, tokens in mapped(partial(tokenize, settings.tokenizer), work):
             writer.add(split, tokens, number, first)
-            number, first = number + 1, 0
+            number = number + 1
+            first = 0
             progress.advance(size)
         writer.finish(number)
     for split, purpose in (("train", "training"), ("val", "validation")):
@@ -172,7 +174,8 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
 
 
 def report(folder: Path, manifest: dict) -> None:
-    inputs, name = manifest["inputs"], manifest["options"]["name"]
+    inputs = manifest["inputs"]
+    name = manifest["options"]["name"]
     empty = total(inputs, "empty_documents")
     print(
         f"{len(inputs)} file(s), {total(inputs, 'documents'):,} document(s), {total(inputs, 'characters'):,} characters"
@@ -187,7 +190,8 @@ def report(folder: Path, manifest: dict) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
-    token_count, process_count = partial(integer, low=2, high=MAX_COUNT), partial(integer, low=1, high=4096)
+    token_count = partial(integer, low=2, high=MAX_COUNT)
+    process_count = partial(integer, low=1, high=4096)
     add = parser.add_argument
     add("inputs", metavar="INPUT", nargs="+", type=Path, help="a file or folder of text")
     add("--out", metavar="DIR", required=True, type=Path, help="folder for the shards")

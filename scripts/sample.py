@@ -34,7 +34,7 @@ from scripts.settings.training import AUTO, DTYPES
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 when the model cannot be used, or the flags make no sense."""
+    """Run the program. Returns the exit status: 2 if the model cannot be used or a flag is wrong."""
     settings = parse(arguments)
     try:
         stream(*begin(settings))
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return BY_CTRL_C
-    except BrokenPipeError:  # the reader has stopped, like `head`; Python writes what is left at exit, so to nowhere
+    except BrokenPipeError:  # the reader has ended, like `head`; Python's remaining output goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -82,7 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def begin(settings):
-    """(prompt, pieces of text that follow it, lines of facts). UserError: a mistake in the flags or the model."""
+    """Return (prompt, pieces of text that follow it, lines of facts). UserError: a flag or the model is wrong."""
     for name, least in (("tokens", 1), ("seq_len", 1), ("seed", 0), ("threads", 1)):
         value = getattr(settings, name)
         if value is not None and value < least:
@@ -102,8 +102,9 @@ def begin(settings):
 
 
 def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
-    """The model on a GPU or on cores, and a line that says which. UserError: it does not run there."""
-    parameters, why = weights.load(settings.model), ""
+    """Return the model on a GPU or on CPU cores, and a line that says where. UserError: it does not run there."""
+    parameters = weights.load(settings.model)
+    why = ""
     if settings.backend != "numpy":
         try:
             kernels = gpu_kernels(parameters.layout, 0, 1)
@@ -119,12 +120,13 @@ def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
 
 
 def stream(prompt: str, pieces, facts: str) -> None:
-    """Write the prompt and then each piece as it comes. A terminal gets no control characters: it would obey them."""
+    """Print the prompt and then each piece as it comes; to a terminal without control characters."""
     shown = printable if sys.stdout.isatty() else str
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     print(facts, file=sys.stderr, flush=True)
-    # Of what is written, the prompt is no token, and neither is the last piece: the rest of an incomplete character.
-    tokens, begun = -2, time.perf_counter()
+    # Two of the pieces are not tokens: the prompt, and the last piece, the rest of an incomplete character.
+    tokens = -2
+    begun = time.perf_counter()
     try:
         for piece in chain([prompt], pieces):
             sys.stdout.write(shown(piece))

@@ -57,7 +57,7 @@ def parser() -> Parser:
 
 
 def run(arguments, command: list[str]) -> int:
-    """One cluster for one command; its exit code."""
+    """Make a cluster for one command. Returns the command's exit code."""
     check_machine()
     check_command(command)
     addresses = host_addresses(arguments.nodes)
@@ -77,7 +77,7 @@ def run(arguments, command: list[str]) -> int:
 
 
 def tell_kills(nodes: list[Host]) -> None:
-    """A line for each host whose memory limit has ended a process: of that the launcher only knows the signal."""
+    """Print a line for each host whose memory limit has killed a process; the launcher only reports the signal."""
     for node in nodes:
         if node.group and (line := kills_line(node.group)):
             print(line, file=sys.stderr, flush=True)
@@ -95,7 +95,9 @@ def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[P
     each |= {"memory": bytes_text(limits.memory)} if limits.memory is not None else {}
     lines = [f"{'host':<8} {'address':<13} {'ranks':<9} {'out':>9} {'in':>9}{columns(each)}"]
     for node, port in enumerate(ports):
-        name, first, last = node_name(node), sum(placement[:node]), sum(placement[: node + 1]) - 1
+        name = node_name(node)
+        first = sum(placement[:node])
+        last = sum(placement[: node + 1]) - 1
         ranks = f"{first}-{last}" if last > first else f"{first}" if last == first else "-"
         row = f"{name:<8} {addresses[name]:<13} {ranks:<9} {port.outgoing:>9} {port.incoming:>9}"
         lines.append(row + columns(each.values()))
@@ -107,7 +109,7 @@ def columns(words: Iterable[str]) -> str:
 
 
 def crowd_line(limits: Limits, nodes: int) -> list[str]:
-    """Where the hosts may use more than there is, they slow each other down, as they do without a limit."""
+    """Return a warning if the hosts together may use more cores than the machine has."""
     own = len(os.sched_getaffinity(0))
     if limits.cores is None or round(limits.cores * nodes, 6) <= own:
         return []

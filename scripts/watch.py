@@ -22,7 +22,7 @@ from scripts.settings.training import positive
 from traces import RunError
 
 INSTALL = "pip install -e '.[watch]'"
-LONGEST_SHARE = 0.1  # of the time that looking may take
+LONGEST_SHARE = 0.1  # of the time spent on reading the run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def new_console():
-    """Of stdout. UserError: rich is not installed."""
+    """Return rich's console on stdout. UserError: rich is not installed."""
     try:
         from rich.console import Console
     except ImportError as error:
@@ -58,6 +58,7 @@ def new_console():
 
 
 def show_once(settings: argparse.Namespace) -> int:
+    """Print one screen. Returns the exit status."""
     console = new_console()
     from scripts.watching.run_state import Watcher
 
@@ -66,7 +67,7 @@ def show_once(settings: argparse.Namespace) -> int:
 
 
 def show(settings: argparse.Namespace) -> int:
-    """Screen after screen, until the run ends; the last one stays."""
+    """Show the run until it ends, and leave the last screen. Returns the exit status."""
     console = new_console()
     if not console.is_terminal:
         raise UserError("standard output is no terminal, whose screen is to be filled: use --once")
@@ -74,8 +75,9 @@ def show(settings: argparse.Namespace) -> int:
 
     from scripts.watching.run_state import ENDED, FINISHED, Watcher
 
-    watcher, ended_at = Watcher(settings.run), None
-    state = watcher.look()  # a mistake is said before the screen changes
+    watcher = Watcher(settings.run)
+    ended_at = None
+    state = watcher.look()  # reports a mistake before the screen changes
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         took_s = 0.0
         while state.word != FINISHED:
@@ -93,15 +95,15 @@ def show(settings: argparse.Namespace) -> int:
 
 
 def drawn(console, state, spare: int = 0):
-    """What fills the console, but for so many spare lines."""
-    from scripts.watching.curve import signs_for
+    """Return a screen that fills the console except for `spare` lines."""
+    from scripts.watching.curve import glyphs_for
     from scripts.watching.screen import screen
 
-    return screen(state, console.width, console.height - spare, signs_for(console.encoding))
+    return screen(state, console.width, console.height - spare, glyphs_for(console.encoding))
 
 
 def print_state(console, state) -> None:
-    """What stays: with a line below for who goes on typing."""
+    """Print a screen that stays, and leave a line for the prompt."""
     console.print(drawn(console, state, spare=1))
 
 

@@ -1,1 +1,1 @@
-"""Hosts made of Linux namespaces, and a SLURM on them: the parts of virtual_cluster.py and virtual_slurm.py."""
+"""The parts of virtual_cluster.py and virtual_slurm.py: hosts made of Linux namespaces, and a SLURM on them."""

@@ -1,10 +1,10 @@
-"""Control groups that limit virtual hosts: the cores' time and the memory of each, in version 1 or 2 of Linux's groups.
+"""Control groups that limit the cores' time and the memory of virtual hosts, in version 1 or 2 of Linux's groups.
 
-    GROUP OF THIS PROCESS/virtual-cluster-PID-NUMBER/node0      in each controller's tree, or in the one of version 2
+    GROUP OF THIS PROCESS/virtual-cluster-PID-NUMBER/node0      in each controller's tree, or in the tree of version 2
 
-They lie below this process's own group, so what limits that also limits the hosts. A group outlives its processes, and
-even the process that made it. So a janitor reads a pipe from this one: however this process ends, the pipe closes, and
-the janitor removes the groups as soon as the hosts are gone. What it could not remove, the next start or `down` does.
+They lie below this process's own group, so its limits hold for the hosts as well. A group outlives its processes, even
+the process that made it. So a janitor reads a pipe from this process. However this process ends, the pipe closes, and
+the janitor removes the groups as soon as the hosts are gone. The next start or `down` removes what it could not.
 Files: the Linux kernel's Documentation/scheduler/sched-bwc.rst, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
@@ -22,19 +22,19 @@ from scripts.settings.units import UnitError, core_count, size_in_bytes
 from traces.units import bytes_text
 
 MARK = "virtual-cluster-"
-# A host that has used its share stands still until the period ends: 6 ms with 0.4 cores. The kernel's own period of
-# 100 ms would make 60 ms of it, longer than a small model's micro-step. Below 10 ms the scheduler's tick, 1 to 4 ms, is
-# too coarse.
+# A host that has used its share pauses until the period ends: for 6 ms with 0.4 cores. With the kernel's default of
+# 100 ms it would pause for 60 ms, longer than a small model's microbatch. Below 10 ms the scheduler's tick, 1 to 4 ms,
+# is too coarse.
 PERIOD_US = 10_000
 LEAST_QUOTA_US = 1_000  # the kernel takes no less
-LEAST_MEMORY = 16_000_000  # bytes; with less not even the launcher's own processes start
+LEAST_MEMORY = 16_000_000  # bytes; with less the launcher's own processes do not start
 FLAGS = {"cpu": "--cores-per-host", "memory": "--memory-per-host"}
-# Files that only kernels with swap accounting have: elsewhere the limit holds without them, or there is no swap.
+# Only kernels with swap accounting have these. Without them the limit holds anyway, or there is no swap.
 OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts what was ended
+KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts kills
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
 JANITOR_LIMIT_S = 12
-# Arguments: folders, those within others first. 100 tries are 10 s.
+# Arguments: folders, inner ones first. 100 tries take 10 s.
 JANITOR = """
 cat > /dev/null
 for try in 0 1 2 3 4 5 6 7 8 9; do for again in 0 1 2 3 4 5 6 7 8 9; do
@@ -47,12 +47,12 @@ done; done
 
 
 class ClusterError(Exception):
-    """What the user or this machine must change before a cluster can run, in one line."""
+    """A line about what the user or this machine must change before a cluster can run."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What each host may have. cores: how many cores' time; memory: bytes. None: all that there is."""
+    """Limits of each host. cores: how many cores' time; memory: bytes. None: no limit."""
 
     cores: float | None = None
     memory: int | None = None
@@ -66,7 +66,7 @@ NO_LIMITS = Limits()
 
 
 def read_limits(cores: str | None, memory: str | None) -> Limits:
-    """Limits of flags: "0.4" and "600MB", None where not given. UnitError if wrong."""
+    """Read limits from the flags' text, such as "0.4" and "600MB", or None. UnitError: the text is wrong."""
     return Limits(read_flag("cpu", core_count, cores), read_flag("memory", host_memory, memory))
 
 
@@ -78,30 +78,32 @@ def read_flag(controller: str, read: Callable, text: str | None):
 
 
 def host_memory(text: str) -> int:
-    """600000000 bytes for "600MB"."""
+    """Return 600000000 for "600MB"."""
     size = size_in_bytes(text)
     if size < LEAST_MEMORY:
         raise UnitError(f"{text[:40]!r} is no memory for a host: expected 16MB or more, written as 600MB or 2GiB")
     return size
 
 
-class Group:
-    """The groups of one host. `folders`: {controller: folder}; in version 2 both are the same."""
+class ControlGroup:
+    """The control groups of one host. folders: {controller: folder}; in version 2 both are the same."""
 
     def __init__(self, name: str, limits: Limits, folders: dict[str, Path]):
-        self.name, self.limits, self.folders = name, limits, folders
+        self.name = name
+        self.limits = limits
+        self.folders = folders
 
     @property
     def entrances(self) -> list[str]:
-        """The files that take a process into the groups, when it writes 0."""
+        """The files that move a process into the groups when it writes 0."""
         return [f"{folder}/cgroup.procs" for folder in dict.fromkeys(self.folders.values())]
 
     def joined(self, *command: str) -> list[str]:
-        """The command that runs `command` in the groups."""
+        """Return the command that runs `command` in the groups."""
         return ["sh", "-c", JOIN, "sh", *self.entrances, "--", *command]
 
     def kills(self) -> tuple[int, str]:
-        """How many processes the memory limit has ended, and the file that counts them."""
+        """Return how many processes the memory limit has killed, and the file that counts them."""
         for name in KILLS if "memory" in self.folders else ():
             words = text_of(self.folders["memory"] / name).split()
             if "oom_kill" in words:
@@ -109,8 +111,8 @@ class Group:
         return 0, ""
 
 
-def kills_line(group: Group) -> str | None:
-    """What is to be said of a host whose memory limit has ended a process."""
+def kills_line(group: ControlGroup) -> str | None:
+    """Return a line about a host whose memory limit has killed a process; None if it has not."""
     count, file = group.kills()
     if not count:
         return None
@@ -120,7 +122,7 @@ def kills_line(group: Group) -> str | None:
 
 @contextmanager
 def limited_groups(names: list[str], limits: Limits, places=PLACES):
-    """{host: Group} for a block, {} without limits. ClusterError if this machine does not let us make them."""
+    """Yield {host: ControlGroup}, {} without limits. ClusterError: this machine does not let us make them."""
     if not limits.controllers:
         yield {}
         return
@@ -128,7 +130,7 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
     own = f"{MARK}{os.getpid()}-{secrets.token_hex(4)}"
     tops = list(dict.fromkeys(parent / own for parent in parents.values()))
     with janitor([*(top / name for top in tops for name in names), *tops]), ExitStack() as locks:
-        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may take them for what is left
+        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may take them for leftovers
             for top in tops:
                 make_group(top)
                 locks.enter_context(locked(top))
@@ -142,9 +144,10 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
 
 
 def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
-    """The folder for groups with this controller: this process's own group where that may have some.
+    """Return the folder for groups with this controller: this process's own group if possible.
 
-    In version 2 a group that has processes gives controllers to no groups in it; then the next one outwards that does.
+    In version 2 a group with processes cannot give controllers to groups inside it. Then it is the nearest group around
+    it that can.
     """
     for folder in own_groups(controller, places):
         return folder
@@ -174,7 +177,7 @@ def is_version_2(folder: Path) -> bool:
 
 
 def make_group(folder: Path) -> None:
-    """The kernel fills the folder with its files."""
+    """Make a folder, which the kernel fills with files."""
     with said_plainly(folder):
         folder.mkdir()
 
@@ -186,7 +189,7 @@ def set_file(file: Path, text: str) -> None:
 
 @contextmanager
 def said_plainly(path: Path):
-    """A refusal of the kernel becomes a ClusterError."""
+    """Turn a refusal of the kernel into a ClusterError."""
     try:
         yield
     except OSError as error:
@@ -194,9 +197,9 @@ def said_plainly(path: Path):
 
 
 def share_alike(folder: Path, controller: str, hosts: int, limits: Limits) -> None:
-    """Prepare the group of all hosts for theirs.
+    """Prepare the group around all hosts, so that the scheduler gives each host as much as one process outside.
 
-    Beside processes that are in no group a group counts as one, whatever is in it: each host is to count as one.
+    By default it gives a group as much as one process, whatever is in it.
     """
     if is_version_2(folder):
         set_file(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in limits.controllers))
@@ -205,18 +208,18 @@ def share_alike(folder: Path, controller: str, hosts: int, limits: Limits) -> No
         set_file(folder / name, str(min(weight * hosts, most)))
 
 
-def new_group(name: str, limits: Limits, folders: dict[str, Path]) -> Group:
+def new_group(name: str, limits: Limits, folders: dict[str, Path]) -> ControlGroup:
     for folder in dict.fromkeys(folders.values()):
         make_group(folder)
     for controller, folder in folders.items():
         for file, text in settings_of(controller, limits, is_version_2(folder)).items():
             if file not in OPTIONAL or (folder / file).exists():
                 set_file(folder / file, text)
-    return Group(name, limits, folders)
+    return ControlGroup(name, limits, folders)
 
 
 def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, str]:
-    """{file: text} in the order in which they are written: memory with swap is never limited to less than memory."""
+    """Return {file: text} in the order of writing: the limit of memory with swap must not fall below that of memory."""
     if controller == "memory" and version_2:
         return {"memory.max": str(limits.memory), "memory.swap.max": "0"}
     if controller == "memory":
@@ -230,9 +233,9 @@ def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, s
 
 @contextmanager
 def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
-    """Hold a lock on a folder, as a cluster's process does on its groups while it lives.
+    """Hold a lock on a folder. A cluster's process holds those of its groups while it lives.
 
-    BlockingIOError if another has it, or with LOCK_EX alone wait for it.
+    If another process holds the lock, raise BlockingIOError, or wait for it if the operation is LOCK_EX alone.
     """
     file = os.open(folder, os.O_RDONLY)
     try:
@@ -244,9 +247,9 @@ def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
 
 @contextmanager
 def janitor(folders: list[Path]):
-    """The folders are removed after the block, or when this process is gone: those within others come first."""
-    # A session of its own: Ctrl-C and a terminal that closes are not for it. Nor has it our output, which may be a pipe
-    # whose reader waits for its end.
+    """Remove the folders after the block, or when this process is gone. folders: inner ones first."""
+    # In a new session it does not get Ctrl-C or the hang-up of a terminal. It does not inherit our output either, which
+    # may be a pipe whose reader waits for its end.
     process = subprocess.Popen(
         ["sh", "-c", JANITOR, "sh", *folders], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
@@ -260,7 +263,7 @@ def janitor(folders: list[Path]):
 
 
 def remove_left_groups(places=PLACES) -> bool:
-    """Remove the groups of clusters whose process is gone. False if there still are some: what is in them is ending."""
+    """Remove the groups of clusters whose process is gone. Return False if some remain for a while."""
     tops = {groups[-1] for controller in (*FLAGS, VERSION_2) if (groups := own_groups(controller, places))}
     if not tops:
         return True
@@ -270,13 +273,13 @@ def remove_left_groups(places=PLACES) -> bool:
 
 
 def is_gone_or_lives(folder: Path) -> bool:
-    """Remove the group of a cluster unless its process lives. False if something in it keeps it."""
+    """Remove the group of a cluster unless its process lives. Return False if something inside keeps it."""
     try:
         with locked(folder):
             for inner in (path for path in folder.iterdir() if path.is_dir()):
                 inner.rmdir()
             folder.rmdir()
-    except (BlockingIOError, FileNotFoundError):  # its process lives and holds the lock; another has removed it
+    except (BlockingIOError, FileNotFoundError):  # its process holds the lock; another process has removed it
         return True
     except OSError:
         return False

@@ -1,12 +1,13 @@
 """Hosts on one machine, made of Linux namespaces that end with the process that made them.
 
-A host is one first process in namespaces of its own: network (its ports and addresses), UTS (its name), IPC and PID
-(else MPI libraries take shared memory or another process's memory between "hosts"), and mount, with its own /proc,
-/sys (interfaces are looked up there) and /dev/shm (which also is TMPDIR: Open MPI keeps a folder per host there).
+A host is a first process in new namespaces: network (its ports and addresses), UTS (its name), IPC and PID (else MPI
+libraries would use shared memory, or read another process's memory, between "hosts"), and mount, with a separate /proc,
+/sys (where MPI looks up interfaces) and /dev/shm (also TMPDIR, as Open MPI keeps a folder per host there).
 
-The first process reads a pipe from this one. However this process ends, SIGKILL included, the pipe closes, the first
-process ends, and the kernel ends all others in its PID namespace and removes the interfaces. Nodes are made inside the
-head, so one pipe decides for all. Nothing has a name outside, so two clusters cannot collide and nothing stays on disk.
+The first process reads a pipe from this process. However this process ends, SIGKILL included, the pipe closes, the
+first process ends, and the kernel ends all others in its PID namespace and removes the interfaces. Nodes are made
+inside the head, so one pipe serves for all. Nothing has a name outside, so two clusters cannot collide, and nothing
+stays on disk.
 """
 
 import os
@@ -17,14 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dist.control_groups import PLACES
-from scripts.cluster.groups import NO_LIMITS, ClusterError, Group, Limits, limited_groups, remove_left_groups
+from scripts.cluster.groups import NO_LIMITS, ClusterError, ControlGroup, Limits, limited_groups, remove_left_groups
 
 HEAD = "head"
 HEAD_MARK = "virtual-cluster-head"  # an argument of the process that holds a head, to find it by
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 END_LIMIT_S = 10
-# Arguments: the host's name, the text of /etc/hosts, the owner's process ID for those who look for owners, and where
-# control groups are mounted, if the host is to see them: a rank there asks for its limits, and the head's agent joins.
+# Arguments: the host's name, the text of /etc/hosts, the owner's process ID (see is_owned), and where control groups
+# are mounted, or "" to hide them. A rank reads its limits there, and the head's agent joins a host's groups there.
 FIRST_PROCESS = """
 set -e
 mount -t tmpfs tmpfs /dev/shm
@@ -42,21 +43,28 @@ exec cat
 
 
 class Host:
-    """One running host. `pid`: its first process, as this process counts; `group`: what limits it, if anything does."""
+    """One running host. pid: its first process, in this process's PID namespace; group: its limits, if any."""
 
     def __init__(
-        self, name: str, addresses: str, inside: "Host | None" = None, group: Group | None = None, groups: str = ""
+        self,
+        name: str,
+        addresses: str,
+        inside: "Host | None" = None,
+        group: ControlGroup | None = None,
+        groups: str = "",
     ):
-        """`addresses`: its /etc/hosts. `inside`: the host whose death is to be its death. ClusterError if refused.
+        """Start a host. ClusterError: the kernel refuses.
 
-        `groups`: where control groups are mounted, "" to hide them.
+        addresses: its /etc/hosts. inside: the host that it ends with. groups: where control groups are mounted, "" to
+        hide them.
         """
-        self.name, self.group = name, group
+        self.name = name
+        self.group = group
         mark = f"virtual-cluster-{name}" if inside else HEAD_MARK
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
         command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid()), groups]
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C is for the owner, who stops mpirun first.
+        # In a new session it does not get Ctrl-C: the owner does, and stops mpirun first.
         self._keeper = subprocess.Popen(
             inside.enter(*command) if inside else command,
             stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
@@ -67,27 +75,27 @@ class Host:
         self.pid = innermost_child(self._keeper.pid)
 
     def outside(self, path: str) -> Path:
-        """One of the host's own files, as this process sees it."""
+        """Return the path of a file of the host in this process's view."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def enter(self, *command: str) -> list[str]:
-        """The command that runs `command` on this host, within its limits, in the root folder."""
+        """Return the command that runs `command` on this host, within its limits, in the root folder."""
         entering = ["nsenter", "--target", str(self.pid), "--all", "--", *command]
         return self.group.joined(*entering) if self.group else entering
 
     def enter_here(self, *command: str) -> list[str]:
-        """The same in this process's folder: entering the mount namespace ends in the root folder."""
+        """Return the command that runs `command` on this host in this process's current folder."""
         return self.enter("env", f"--chdir={Path.cwd()}", *command)
 
     def on_network(self, *command: str, text: str = "") -> str:
-        """Output of `command` fed with `text`, run by this process's own tools on the host's network.
+        """Run a command of this machine on the host's network, with `text` as input. Returns its output.
 
-        ClusterError with the command's own words if it fails.
+        ClusterError: it fails; the error has the command's message.
         """
         return output_of(["nsenter", "--target", str(self.pid), "--net", "--", *command], input=text)
 
     def end(self) -> None:
-        """The host and all that runs on it are gone when this returns."""
+        """End the host and everything on it."""
         self._keeper.stdin.close()
         try:
             self._keeper.wait(END_LIMIT_S)
@@ -99,7 +107,7 @@ class Host:
 
 
 def output_of(command: list[str], **options) -> str:
-    """What a command prints; options: subprocess.run's. ClusterError with its own words if it fails."""
+    """Return what a command prints. options: subprocess.run's. ClusterError: it fails; the error has its message."""
     result = subprocess.run(command, capture_output=True, text=True, **options)
     if result.returncode:
         raise ClusterError(" ".join((result.stderr or result.stdout).split()))
@@ -108,12 +116,14 @@ def output_of(command: list[str], **options) -> str:
 
 @contextmanager
 def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, limits: Limits = NO_LIMITS):
-    """(head, nodes): one node for each name but the head's in {name: IP address}; all gone at the end of the block.
+    """Yield (head, nodes), which end with the block. addresses: {name: IP address} of the head and the nodes.
 
-    prepare_head(head) is called before there are nodes, which see the file systems that it mounts. limits: each node's.
+    prepare_head(head) is called before the nodes are made, so they see the file systems that it mounts. limits: of each
+    node.
     """
     hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
-    hosts, names = [], [name for name in addresses if name != HEAD]
+    hosts = []
+    names = [name for name in addresses if name != HEAD]
     with equal_cores(), limited_groups(names, limits) as groups:
         mount = str(PLACES[0]) if groups else ""
         try:
@@ -129,14 +139,14 @@ def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, lim
 
 @contextmanager
 def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")):
-    """Every process gets as much of the machine's cores, while the block lasts: Linux may share them out by sessions.
+    """Share the machine's cores equally among processes, not among sessions as Linux may do, while the block runs.
 
-    Open MPI makes a session of each host. The ranks of a host with two would compute half as fast as others, and a
-    verdict on them would be right about the hosts and wrong about the job.
+    Open MPI makes a session for each host. Two ranks on one host would compute half as fast as a rank alone on another,
+    and a verdict would blame hosts that are alike.
     """
     is_changed = False
     with suppress(OSError):  # a kernel without it, or a container that may not change it
-        if setting.read_text().strip() == "1":  # else another cluster has changed it, and will change it back
+        if setting.read_text().strip() == "1":  # else another cluster has changed it and will change it back
             setting.write_text("0")
             is_changed = True
     try:
@@ -147,7 +157,7 @@ def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def innermost_child(pid: int) -> int:
-    """The end of the chain of only children of a process: behind nsenter and unshare, what they started."""
+    """Return the last process of a chain of first children: the one that nsenter and unshare have started."""
     while children := child_processes(pid):
         pid = children[0]
     return pid
@@ -158,7 +168,7 @@ def child_processes(pid: int) -> list[int]:
 
 
 def pid_inside(pid: int, host: Host) -> int:
-    """A process's ID as processes on `host` count, where it is in a PID namespace of the host or below."""
+    """Return a process's ID in the PID namespace of `host`."""
     return namespace_pids(pid)[len(namespace_pids(host.pid)) - 1]
 
 
@@ -168,7 +178,7 @@ def namespace_pids(pid: int) -> list[int]:
 
 
 def end_clusters(running_too: bool = False) -> int:
-    """How many clusters were ended: those whose script is gone; with `running_too` all others as well."""
+    """End the clusters whose script is gone, or all of them if `running_too`. Returns how many."""
     ended = [pid for pid in head_keepers() if running_too or not is_owned(pid)]
     for pid in ended:
         with suppress(ProcessLookupError):
@@ -187,11 +197,11 @@ def head_keepers() -> list[int]:
 
 
 def is_owned(keeper: int) -> bool:
-    """Whether the parent still is the process that made the cluster, and not whoever adopts orphans."""
+    """Return whether the parent still is the process that made the cluster, not one that adopts orphans."""
     words = command_line(keeper)
     try:
         parent = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
-        # In a PID namespace of its own the owner counts itself differently than we do.
+        # In another PID namespace the owner has another number for itself.
         return int(words[words.index(HEAD_MARK) + 3]) in namespace_pids(parent)
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return True  # ended meanwhile: nothing to clean

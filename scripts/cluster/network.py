@@ -1,4 +1,4 @@
-"""The network of a virtual cluster: one switch, one port per node, each direction of a port with its own rate."""
+"""The network of a virtual cluster: one switch, one port per node, a rate for each direction of a port."""
 
 from dataclasses import dataclass, replace
 
@@ -6,12 +6,12 @@ from scripts.cluster.hosts import HEAD, ClusterError, Host
 from scripts.settings.units import bits_per_s
 
 SWITCH = "switch"
-NETWORK = "10.77.0"  # inside namespaces of our own: it cannot meet the machine's addresses or another cluster's
+NETWORK = "10.77.0"  # inside namespaces: it cannot collide with the machine's addresses or another cluster's
 MOST_NODES = 250  # the last byte of an address, with the head at 254
 DIRECTIONS = {"in": "incoming", "out": "outgoing"}
-TCP = "/proc/sys/net/ipv4/tcp_"  # and a setting's name; a new network namespace starts with the machine's
-# A packet of TCP segmentation offload is up to 64 KiB; a bucket for less would make the shaper cut each one. The shaper
-# charges for the headers of all frames in it, the port's counters see one. Ports that count frames (`ip link set eth0
+TCP = "/proc/sys/net/ipv4/tcp_"  # followed by a setting's name; a new network namespace starts with the machine's
+# A packet of TCP segmentation offload has up to 64 KiB; with a smaller bucket the shaper would cut each one. The shaper
+# charges for the headers of all its frames, the port's counters see one. Ports that count frames (`ip link set eth0
 # gso_max_segs 1`) carry 1 Gbit/s of a port of 10, instead of 8, on two cores.
 LEAST_BURST_BYTES = 1 << 17
 BURST_S = 0.002
@@ -20,8 +20,8 @@ QUEUE_S = 0.05
 
 @dataclass(frozen=True)
 class Port:
-    """A node's port: the rates ("400mbit") of what leaves the node and of what arrives at it; what passes at once after
-    a pause, in bytes, None for what suits the rate."""
+    """A node's port: its rates ("400mbit") out of and into the node, and its burst after a pause in bytes, or None for
+    one that suits the rate."""
 
     outgoing: str
     incoming: str
@@ -33,16 +33,16 @@ def node_name(node: int) -> str:
 
 
 def host_addresses(nodes: int) -> dict[str, str]:
-    """{host name: IP address} of the head and the nodes. ClusterError if there are too many."""
+    """Return {host name: IP address} of the head and the nodes. ClusterError: there are too many."""
     if not 1 <= nodes <= MOST_NODES:
         raise ClusterError(f"--nodes {nodes}: expected 1 to {MOST_NODES}")
     return {HEAD: f"{NETWORK}.254"} | {node_name(node): f"{NETWORK}.{node + 1}" for node in range(nodes)}
 
 
 def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = None) -> list[Port]:
-    """One Port a node: `rate` each way, but for `slow`: ["node2:100mbit", "node0:in:50mbit"].
+    """Return a Port for each node. rate: both ways. slow: exceptions, such as ["node2:100mbit", "node0:in:50mbit"].
 
-    ClusterError or UnitError if wrong.
+    ClusterError, UnitError: the text is wrong.
     """
     bits_per_s(rate)
     ports = {node_name(node): Port(rate, rate, burst) for node in range(nodes)}
@@ -61,7 +61,7 @@ def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = Non
 def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None, congestion: str) -> None:
     """Join the nodes by a switch on the head's network, with rates, delay and TCP congestion control.
 
-    ClusterError with the reason if the kernel refuses any of it.
+    ClusterError: the kernel refuses; the error has the reason.
     """
     addresses = host_addresses(len(nodes))
     lines = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up", "link set lo up"]
@@ -73,7 +73,7 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
     for node, port in zip(nodes, ports, strict=True):
         lines = ["link set lo up", f"address add {addresses[node.name]}/24 dev eth0", "link set eth0 up"]
         node.on_network("ip", "-batch", "-", text="\n".join(lines))
-        # Both directions are shaped where packets leave a queue; limiting on arrival could only drop.
+        # Both directions are shaped where packets leave a queue; a limit on arrival could only drop packets.
         limit_rate(node, "eth0", port.outgoing, delay, port.burst)
         limit_rate(head, node.name, port.incoming, None, port.burst)
     for host in (head, *nodes):
@@ -81,8 +81,9 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
 
 
 def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: float | None = None) -> None:
-    """Shape what leaves `device`: a token bucket, behind a delay line if there is a delay."""
-    add, place = ("tc", "qdisc", "add", "dev", device), ("root",)
+    """Limit the rate of what leaves `device`: a token bucket, behind a delay line if there is a delay."""
+    add = ("tc", "qdisc", "add", "dev", device)
+    place = ("root",)
     if delay:
         try:
             host.on_network(*add, "root", "handle", "1:", "netem", "delay", delay)
@@ -97,13 +98,13 @@ def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: flo
 
 
 def token_bucket(rate: float, burst: float | None = None) -> list[str]:
-    """tc's words for a queue that sends `rate` bits/s, after a pause `burst` bytes at once.
+    """Return tc's arguments for a queue that sends `rate` bits/s, and after a pause `burst` bytes at once.
 
-    tbf, not htb: one class needs no tree. What the bucket holds passes at full speed after a pause, so a large one
-    flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But it also makes up
-    for a timer that fires late on a busy machine. 2 ms of the rate do that: 32 MB still get 0.955 of it, all that
-    TCP's headers leave. The queue holds 50 ms, as a switch with ample buffers: eight senders into one port lose some
-    packets while they find their shares, then fill it to 0.95.
+    tbf, not htb: one class needs no tree. After a pause the bucket's content passes at full speed, so a large bucket
+    flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But the bucket also
+    makes up for a timer that fires late on a busy machine. 2 ms of the rate are enough: 32 MB still reach 0.955 of it,
+    all that TCP's headers leave. The queue holds 50 ms, like a switch with ample buffers: eight senders into one port
+    lose some packets until they have found their shares, then fill it to 0.95.
     """
     burst = burst or max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
     limit = burst + rate / 8 * QUEUE_S
@@ -111,11 +112,11 @@ def token_bucket(rate: float, burst: float | None = None) -> list[str]:
 
 
 def set_tcp(host: Host, congestion: str) -> None:
-    """TCP of this host alone: its congestion control; and its connections go on as fast after a pause as before it.
+    """Set the host's TCP congestion control, and switch slow start after idle off.
 
-    By default a pause of one retransmission timeout, 0.2 s, lets the congestion window fall to ten packets: after every
-    forward pass the exchange would begin anew, and a ring waits for the slowest of its connections. Clusters that are
-    set up for MPI over TCP switch that off.
+    By default the congestion window falls to ten packets after a pause of one retransmission timeout, 0.2 s. Then each
+    exchange after a forward pass would start slowly, and a ring waits for the slowest of its connections. Clusters set
+    up for MPI over TCP switch this off.
     """
     try:
         host.on_network("sh", "-c", f'echo "$1" > {TCP}congestion_control', "sh", congestion)

@@ -1,6 +1,6 @@
 """The configuration files of a virtual SLURM: the controller on the head, one slurmd on every node.
 
-Written for what a machine without systemd, control groups and a user named slurm offers. Meanings: slurm.conf(5).
+They need no systemd, no control groups and no user named slurm. slurm.conf(5) describes the settings.
 """
 
 import os
@@ -21,7 +21,7 @@ SlurmctldPidFile={FOLDER}/slurmctld.pid
 StateSaveLocation={FOLDER}/state
 SlurmdPidFile={FOLDER}/slurmd.%n.pid
 SlurmdSpoolDir={FOLDER}/spool.%n
-# The PMIx plugin makes a folder here that carries the job's number alone: with one for all nodes the second would fail.
+# The PMIx plugin makes a folder here with the job's number as its name, so nodes cannot share TmpFS.
 TmpFS={FOLDER}/tmp.%n
 # The life of a credential is also what a requeued job waits before it starts again.
 AuthInfo=cred_expire=10
@@ -33,7 +33,7 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={FOLDER}/jobs.log
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-# No MPI unless srun is told: as on many sites, where forgetting --mpi gives worlds of one rank.
+# No MPI by default, as on many sites, where forgetting --mpi gives worlds of one rank.
 MpiDefault=none
 # Look often for jobs that may start now.
 SchedulerParameters=sched_interval=2,bf_interval=2
@@ -46,7 +46,7 @@ GresTypes=gpu
 
 
 def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, str]:
-    """{file name: text} of /run/slurm, for hosts of {name: IP address} whose nodes have so many CPUs and GPUs."""
+    """Return {file name: text} of /run/slurm. addresses: {name: IP address}. cpus, gpus: of each node."""
     nodes = [name for name in addresses if name != HEAD]
     gres = f" Gres=gpu:{gpus}" if gpus else ""
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -58,6 +58,6 @@ def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, s
         "slurm.conf": SETTINGS + "\n".join(lines) + "\n",
         "gres.conf": "".join(f"NodeName={name} Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" for name in nodes if gpus),
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
-        # An Open MPI from PyPI has no MUNGE in its PMIx, and would say so for every rank.
+        # Open MPI from PyPI has no MUNGE in its PMIx, and would complain on every rank.
         "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
     }

@@ -1,6 +1,6 @@
 """A real SLURM on virtual hosts: MUNGE and slurmctld on the head, a slurmd on every node.
 
-All their files are in a /run that only the hosts see. They end with the hosts, however those end.
+All their files are in a /run that only the hosts see. The daemons end with the hosts.
 """
 
 import os
@@ -17,42 +17,44 @@ from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, 
 
 START_LIMIT_S = 30
 KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
-# A job may bring another MPI than this process's.
+# For both MPIs, as a job may use another one than this process.
 MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
-    # Else a rank that waits never leaves its core to one that works: all hosts share the machine's.
+    # A rank that waits leaves its core to one that works, as all hosts share the machine's cores.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # MPICH tells SLURM's PMI2 where its ranks can be reached, in lines of which that reads 1,024 characters: those of
-    # UCX are now and then too long ("value not properly terminated in client request").
+    # MPICH tells SLURM's PMI2 its ranks' addresses, in lines of which PMI2 reads 1,024 characters. Those of UCX are
+    # sometimes longer ("value not properly terminated in client request").
     "MPIR_CVAR_CH4_NETMOD": "ofi",
-    # libfabric's tcp by itself now and then never ends MPI_Init: ranks have connected to each other at once, and wait
-    # (https://github.com/ofiwg/libfabric/issues/9052 is like it).
+    # With libfabric's tcp alone MPI_Init sometimes hangs, when ranks connect to each other at the same time (similar
+    # to https://github.com/ofiwg/libfabric/issues/9052).
     "FI_PROVIDER": "tcp;ofi_rxm",
 }
 
 
 class Slurm:
-    """A SLURM: its head, where users' commands run, its nodes, and its daemons, {name of the log: process}."""
+    """A running SLURM. head: where users' commands run. daemons: {name of the log: process}."""
 
     def __init__(self, head: Host, nodes: list[Host]):
-        self.head, self.nodes, self.daemons = head, nodes, {}
+        self.head = head
+        self.nodes = nodes
+        self.daemons = {}
 
     def environment(self) -> dict[str, str]:
-        """Ours, without what an outer batch system or mpirun left, with what SLURM and MPI want on these hosts."""
+        """Return the environment for commands: ours without PLACEMENT_VARIABLES, with settings for SLURM and MPI."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
         return kept | MPI_SETTINGS | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
 
     def output(self, *words: str) -> str:
-        """What a command prints, run on the head. ClusterError with its own words if it fails."""
+        """Run a command on the head and return its output. ClusterError: it fails; the error has its message."""
         return output_of(self.head.enter_here(*words), env=self.environment())
 
     def jobs(self) -> list[str]:
-        """One line for each job that waits or runs: number, name, state, reason or nodes."""
+        """Return a line for each job that waits or runs: number, name, state, reason or nodes."""
         return self.output("squeue", "--noheader", "--format", "%i %j %T %R").splitlines()
 
 
 @contextmanager
 def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str):
-    """A Slurm with all nodes idle; gone, with all jobs, at the end of the block. ClusterError if it does not start."""
+    """Yield a Slurm with all nodes idle, which ends with the block, jobs included. ClusterError: it does not start."""
     addresses = host_addresses(nodes)
     with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
         connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
@@ -63,18 +65,19 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
             yield slurm
         finally:
             for daemon in slurm.daemons.values():
-                daemon.kill()  # nsenter, which passes nothing on: the daemon itself ends with its host
+                daemon.kill()  # only nsenter: the daemon itself ends with its host
                 daemon.wait()
 
 
 def mount_runtime_folder(head: Host) -> None:
-    """An empty /run for the head and the nodes made after this."""
+    """Mount an empty /run for the head and the nodes that are made later."""
     subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
 
 
 def write_files(head: Host, nodes: list[Host], texts: dict[str, str], gpus: int) -> None:
-    """The configuration, the folders that daemons do not make, MUNGE's key, and device files that stand in for GPUs."""
-    folder, munge = head.outside(FOLDER), head.outside(MUNGE_FOLDER)
+    """Write the configuration, folders for the daemons, MUNGE's key, and device files that stand in for GPUs."""
+    folder = head.outside(FOLDER)
+    munge = head.outside(MUNGE_FOLDER)
     munge.mkdir(mode=0o755)
     (munge / "key").touch(mode=0o600)
     (munge / "key").write_bytes(os.urandom(KEY_BYTES))
@@ -89,10 +92,10 @@ def write_files(head: Host, nodes: list[Host], texts: dict[str, str], gpus: int)
 
 
 def start_daemons(slurm: Slurm) -> None:
-    """Start all of them in this order, and return when every node is idle. ClusterError if that does not happen."""
+    """Start the daemons in order, and return when every node is idle. ClusterError: that does not happen."""
     start_daemon(slurm, slurm.head, "munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key",
                  f"--seed-file={MUNGE_FOLDER}/seed")  # fmt: skip
-    # A slurmctld or slurmd that finds no socket of MUNGE ends at once.
+    # Without MUNGE's socket slurmctld and slurmd end at once.
     wait_for(slurm.head.outside(f"{MUNGE_FOLDER}/munge.socket.2").exists, slurm)
     start_daemon(slurm, slurm.head, "slurmctld", "-D", "-i")
     for node in slurm.nodes:
@@ -101,7 +104,7 @@ def start_daemons(slurm: Slurm) -> None:
 
 
 def start_daemon(slurm: Slurm, host: Host, *command: str, log: str | None = None) -> None:
-    """In the foreground, so that it ends with its host, and its end is seen. log: its name, if not the program's."""
+    """Start a daemon in the foreground, so that it ends with its host. log: its name, if not the program's."""
     name = log or command[0]
     with open(slurm.head.outside(f"{FOLDER}/{name}.log"), "w") as file:
         slurm.daemons[name] = subprocess.Popen(
@@ -119,7 +122,7 @@ def all_idle(slurm: Slurm) -> bool:
 
 
 def wait_for(happens: Callable[[], bool], slurm: Slurm) -> None:
-    """ClusterError with the last words of a daemon that has ended, or of the newest one if nothing happens in time."""
+    """Wait until happens() is true. ClusterError: a daemon has ended, or START_LIMIT_S is over; with its last line."""
     deadline = time.monotonic() + START_LIMIT_S
     while not happens():
         ended = next((name for name, daemon in slurm.daemons.items() if daemon.poll() is not None), None)

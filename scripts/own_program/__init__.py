@@ -1,1 +1,1 @@
-"""What a program of your own takes from here to be traced: docs/your-own-program.md."""
+"""Tracing for a program of your own: docs/your-own-program.md."""

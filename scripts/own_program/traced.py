@@ -1,4 +1,4 @@
-"""A run folder for any mpi4py program: its steps and phases traced, so that diagnose.py and plot.py can read it.
+"""Trace the steps and phases of any mpi4py program into a run folder that diagnose.py and plot.py can read.
 
     with traced(world, "RUN", "gradient-descent") as tracer:
         for step in range(1, steps + 1):
@@ -8,7 +8,7 @@
                 with tracer.phase("allreduce", bytes=gradient.nbytes):
                     ...
 
-The phases are those of traces/record/phases.py: a verdict knows by their names what computes and what exchanges.
+The phases are those of traces/record/phases.py: their names tell the verdict which ones compute or exchange.
 """
 
 import sys
@@ -31,18 +31,21 @@ from traces.record.files import END_CLOCKS, END_LINKS, RUN_FORMAT, CounterFile, 
 
 
 class ProgramTracer(Tracer):
-    """A Tracer that writes a line of log.jsonl for each step, too. log: rank 0's open file, None on the others.
+    """A Tracer that also writes a line of log.jsonl for each step. log: rank 0's open file, None on other ranks.
 
-    made: how many steps have been made.
+    made: the number of steps so far.
     """
 
     def __init__(self, log, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._log, self._noted, self.made, self._begun = log, {}, 0, time.monotonic()
+        self._log = log
+        self._noted = {}
+        self.made = 0
+        self._begun = time.monotonic()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """As Tracer's."""
+        """Trace a step, as Tracer.step does, and log it."""
         self._noted = {}
         with super().step(number):
             yield
@@ -52,22 +55,24 @@ class ProgramTracer(Tracer):
             self._log.write(as_json(self._noted | {"step": number} | times) + "\n")
 
     def note(self, **numbers: float) -> None:
-        """What the log is to say of the current step, too; of a `loss` there is a figure. Rank 0's count."""
+        """Add numbers to the current step's line of the log; rank 0's count. `loss` gets a figure."""
         self._noted |= {name: float(value) for name, value in numbers.items()}
 
 
 @contextmanager
 def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
-    """The tracer of this rank, and around the block what is measured before and after it: clocks and links. Collective.
+    """Yield this rank's tracer; measure clocks and links before and after the block. Collective.
 
-    out: the run folder, which must not hold a run; name: of the program, for titles, without spaces. A mistake in
-    either ends the job with one line. The folder is locked meanwhile, so that watch.py sees that the program runs; a
-    summary.json says that it came to the end of the block. If the block raises, there is none, and nothing is measured
-    any more, as the other ranks may never come; what was traced until then can be read.
+    out: the run folder, which must not hold a run. name: of the program, for titles, without spaces. A mistake in
+    either ends the job with one line. The folder is locked meanwhile, so watch.py sees that the program runs.
+    summary.json says that the block has ended. If the block raises, there is no summary and no second measurement, as
+    the other ranks may never come; the traces up to there can be read.
     """
     with RunLock(world) as lock:
         lock.take(Path(out), anyway=False)
-        links, clock, log = probe_links(world), clock_offset(world), None
+        links = probe_links(world)
+        clock = clock_offset(world)
+        log = None
         with world.together(RunError):
             if world.rank == 0:
                 log = _begin(Path(out), name, world, links)
@@ -82,7 +87,7 @@ def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
 
 
 def _end(world: World, folder: Path, tracer: ProgramTracer) -> None:
-    """Measure once more, and say in summary.json that all is done. Collective."""
+    """Measure again and write summary.json. Collective."""
     failures = TraceFailures(world, folder / "traces", tracer)
     failures.tell(world.comm.gather(failures.own()), at_end=True)
     nodes = world.comm.gather({"node": world.node} | clock_offset(world))
@@ -114,7 +119,7 @@ def _begin(folder: Path, name: str, world: World, links: list[dict]):
 
 
 def _new_tracer(world: World, traces: Path, name: str, clock: dict, log) -> ProgramTracer:
-    """If there are several nodes, the first rank of each samples the node's ports, too."""
+    """Return the tracer. If there are several nodes, the first rank of each also samples the node's ports."""
     place = world.places[world.rank] | {"ranks": world.size, "strategy": name}
     counters = None
     if world.local_rank == 0 and world.node_count > 1:

@@ -1,1 +1,1 @@
-"""What prepare.py is made of: from documents to token shards, in several processes, to be gone on with."""
+"""The parts of prepare.py: from documents to token shards, in several processes, with resume."""

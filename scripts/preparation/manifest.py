@@ -1,9 +1,8 @@
-"""manifest.json of a folder of shards: what they were made of and how, which are complete, and so where to go on.
+"""manifest.json of a folder of shards: their inputs and options, which shards are complete, and where to resume.
 
-    tokenizer, vocabulary      by name; number of tokens
+    tokenizer, vocabulary      name; number of tokens
     separator                  the tokens between two documents
-    options                    field, split_documents, shard_tokens, val_percent, name, and batch_characters, by which
-                               work is cut
+    options                    field, split_documents, shard_tokens, val_percent, name, batch_characters
     format                     FORMAT
     reading                    READING when the folder was begun
     inputs                     path, bytes, sha256, documents, empty_documents (left out), characters, end_of_text
@@ -12,8 +11,8 @@
     complete                   true when nothing is missing
     crc32                      of all the above
 
-`end` is where a shard ends in the input: up to there, the shards hold so many whole batches and so many tokens of the
-next one. Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
+`end` is the place in the input where a shard ends: after that many whole batches and that many tokens of the next one.
+Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
 """
 
 import fcntl
@@ -32,9 +31,10 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
 
-READING = 2  # another number whenever the same input may be read or cut in another way than before
+READING = 2  # raise it when the same input may be read or cut differently than before
 FORMAT = "gpt2-mpi shards 1"
-FILE, CHECKSUM = "manifest.json", "crc32"
+FILE = "manifest.json"
+CHECKSUM = "crc32"
 SHARD = {"file": str, "split": str, "tokens": int, "bytes": int, "sha256": str, "end": (int, int)}
 INPUT = {"path": str, "bytes": int, "sha256": str}
 MANIFEST = {"format": str, "reading": int, "tokenizer": str, "options": {}, "inputs": [INPUT], "shards": [SHARD]}
@@ -42,11 +42,11 @@ MANIFEST |= {"complete": bool}
 
 
 def survey(field: str, splits: bool, source: Input) -> dict:
-    """What the manifest says of an input, which is read whole, twice. UserError, InputChanged as read_pieces."""
+    """Read an input twice and return its entry in the manifest. UserError, InputChanged: as read_pieces."""
     documents = empty = characters = 0
     end_of_text = False
     for begins, text in read_pieces(source, field, splits):
-        end_of_text = end_of_text or END_OF_TEXT in text  # no piece ends within it
+        end_of_text = end_of_text or END_OF_TEXT in text  # no piece ends inside it
         documents += begins and bool(text)
         empty += not text
         characters += len(text)
@@ -63,7 +63,7 @@ def survey(field: str, splits: bool, source: Input) -> dict:
 
 
 def checksum(path) -> dict:
-    """The file's size and SHA-256 (hex)."""
+    """Return the file's size and SHA-256 (hex)."""
     with file_errors(path, "expected a file that can be read; check its permissions"), open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": digest}
@@ -75,7 +75,7 @@ def total(surveyed: Iterable[dict], what: str) -> int:
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[None]:
-    """A folder that can be written and that no other prepare.py writes to while the block runs; made if missing."""
+    """Make the folder if it is missing, and keep other prepare.py processes out of it while the block runs."""
     with file_errors(folder, "cannot write there: give --out a folder that is writable and has room"):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -93,7 +93,7 @@ def owned_folder(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """The folder's manifest; None where the folder holds neither one nor shards. UserError: shards without one."""
+    """Return the folder's manifest; None if it holds neither one nor shards. UserError: shards without a manifest."""
     path = folder / FILE
     if not path.exists():
         for other in sorted(folder.glob("*.bin")):
@@ -117,7 +117,7 @@ def write_manifest(folder: Path, manifest: dict) -> None:
 
 
 def take_back(folder: Path, manifest: dict, kept: int) -> None:
-    """Leave only the first `kept` shards of those in the manifest, in it and in the folder; without any, neither."""
+    """Remove all but the first `kept` shards, from the manifest and the folder; the manifest, too, if none is left."""
     for shard in manifest["shards"][kept:]:
         (folder / shard["file"]).unlink(missing_ok=True)
     del manifest["shards"][kept:]
@@ -128,13 +128,13 @@ def take_back(folder: Path, manifest: dict, kept: int) -> None:
 
 
 def manifest_checksum(manifest: dict) -> int:
-    """Of all but the checksum itself."""
+    """Return the checksum of everything but the checksum itself."""
     facts = {name: value for name, value in manifest.items() if name != CHECKSUM}
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def fits(value, shape) -> bool:
-    """Whether a JSON value has a shape as in MANIFEST. Objects may hold more, lists of one shape any number."""
+    """Return whether a JSON value has a shape as in MANIFEST. Objects may hold more; lists may have any length."""
     if isinstance(shape, dict):
         return type(value) is dict and all(name in value and fits(value[name], one) for name, one in shape.items())
     if isinstance(shape, list):
@@ -145,7 +145,7 @@ def fits(value, shape) -> bool:
 
 
 def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
-    """UserError unless the folder's shards are made with the same tokenizer and options."""
+    """Raise UserError unless the shards were made with the same tokenizer and options."""
     if found["tokenizer"] != expected["tokenizer"]:
         refuse(folder, f"made with --tokenizer {found['tokenizer']}, this is {expected['tokenizer']}")
     for name, value in expected["options"].items():
@@ -154,7 +154,7 @@ def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
 
 
 def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
-    """UserError unless the folder's shards are made of the same files, wherever they lie now."""
+    """Raise UserError unless the shards were made of the same files, at whatever paths."""
     if len(found["inputs"]) != len(surveyed):
         refuse(folder, f"made of {len(found['inputs'])} files, these are {len(surveyed)}")
     for before, now in zip(found["inputs"], surveyed, strict=True):
@@ -163,7 +163,7 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
 
 
 def check_read_alike(folder: Path, found: dict) -> None:
-    """UserError if this version would go on at another place of the text than where the folder's shards end."""
+    """Raise UserError if this version reads the text differently than the one that began the folder."""
     if found["shards"] and found["reading"] != READING:
         refuse(folder, "begun by another version, which reads text in another way, and are not complete")
 
@@ -173,7 +173,7 @@ def refuse(folder: Path, reason: str) -> None:
 
 
 def whole_shards(folder: Path, shards: list[dict]) -> list[dict]:
-    """The shards to go on from: all before the first that is missing or not what the manifest says."""
+    """Return the shards before the first one that is missing or does not match the manifest."""
     whole = []
     for shard in shards:
         path = folder / shard["file"]

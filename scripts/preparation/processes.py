@@ -1,9 +1,8 @@
-"""A function over many items, in parallel processes, the results in the items' order.
+"""Map a function over many items in parallel processes, with the results in the items' order.
 
-Why not concurrent.futures: the processes of its pool share two pipes and their locks. When one of them is killed while
-it sends a result, as happens where memory is short, the pool waits for ever for the rest of it. When this process is
-killed, they live on. Here each process has a pipe of its own and shares no lock, so that the end of a process, at
-whatever moment, is the end of its pipe, and both sides see it.
+concurrent.futures does not fit: the processes of its pool share two pipes and their locks. If one is killed while it
+sends a result, as happens when memory is short, the pool waits for ever. If this process is killed, they live on. Here
+each process has its own pipe and shares no lock, so whenever a process ends, its pipe ends, and the other side sees it.
 """
 
 import multiprocessing
@@ -23,15 +22,15 @@ from threading import Thread
 from gpt2.errors import UserError
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
-AHEAD = 2  # items given to each process: one it works on, one that waits
+AHEAD = 2  # items given to each process: one in work, one waiting
 
 
 @contextmanager
 def ordered_map(processes: int):
-    """A map(function, items) over that many new processes, which end with the block. For one, it is Python's own map.
+    """Yield a map(function, items) over new processes, which end with the block. For one process it is Python's map.
 
-    It takes at most 2 AHEAD items a process beyond the results that were asked for: neither is ever held whole. An
-    exception of the function is raised here when it is that item's turn. UserError: a process was ended from outside.
+    It reads at most 2 AHEAD items per process beyond the results taken, so neither is held as a whole. An exception of
+    the function is raised here at that item's turn. UserError: a process was ended from outside.
     """
     if processes == 1:
         yield map
@@ -50,7 +49,7 @@ def ordered_map(processes: int):
 
 
 def start() -> tuple[multiprocessing.Process, Connection]:
-    """A process that waits for work, and our end of its pipe."""
+    """Start a process that waits for work. Returns it and our end of its pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,), daemon=True)
@@ -73,9 +72,12 @@ def map_in_order(connections: list[Connection], function: Callable, items: Itera
 
 
 def outcomes(connections: list[Connection], function: Callable, numbered: Iterator[tuple]) -> Iterator[tuple]:
-    """(result, error), one of them None, in the order of the numbers 0, 1, ... EOFError: a process has ended."""
-    free, limit = deque(connections * AHEAD), 2 * AHEAD * len(connections)
-    done, given, returned = {}, 0, 0
+    """Yield (result, error), one of them None, in the order of the numbers. EOFError: a process has ended."""
+    free = deque(connections * AHEAD)
+    limit = 2 * AHEAD * len(connections)
+    done = {}
+    given = 0
+    returned = 0
     while True:
         for number, item in islice(numbered, min(len(free), limit - (given - returned))):
             free.popleft().send((number, function, item))
@@ -93,7 +95,7 @@ def outcomes(connections: list[Connection], function: Callable, numbered: Iterat
 
 
 def work(connection: Connection) -> None:
-    """Answer (number, function, item) with (number, result, error), one by one, until the other end is gone."""
+    """Answer each (number, function, item) with (number, result, error) until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     waiting = queue.SimpleQueue()
     Thread(target=receive, args=(connection, waiting), daemon=True).start()
@@ -104,12 +106,12 @@ def work(connection: Connection) -> None:
         except Exception as error:
             error.add_note(traceback.format_exc())
             outcome = number, None, error
-        with suppress(OSError):  # nobody is there any more: `receive` sees that
+        with suppress(OSError):  # the other end is gone; `receive` sees that
             connection.send(outcome)
 
 
 def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
-    """Take in what is sent while an item is worked on: the sender need not wait. End this process when it is gone."""
+    """Receive items during work, so that the sender need not wait. End this process when the sender is gone."""
     try:
         while True:
             waiting.put(connection.recv())
@@ -119,12 +121,11 @@ def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block ends. It starts processes, and one that is interrupted in that prints a
-    traceback.
+    """Delay Ctrl-C and SIGTERM until the block ends. It starts processes, which would print a traceback.
 
-    The new processes inherit that Ctrl-C is blocked, since it may come before `work` ignores it. Blocking it is not
-    enough in this process: a signal finds another of its threads, such as the BLAS library's, and Python then runs the
-    handler in this thread. So the handlers are replaced, too.
+    The new processes inherit a blocked SIGINT, as it may arrive before `work` ignores it. Blocking is not enough in
+    this process: another thread, such as the BLAS library's, takes the signal, and Python then runs the handler in this
+    thread. So the handlers are replaced as well.
     """
     arrived = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in INTERRUPTS}

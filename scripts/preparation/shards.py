@@ -1,4 +1,4 @@
-"""Tokens in order into shard files of a given size."""
+"""Write tokens into shard files of a given size."""
 
 import os
 from collections.abc import Callable
@@ -14,24 +14,30 @@ from gpt2.formats.llmc_header import HEADER_BYTES, SHARD_MAGIC, make_header
 from scripts.preparation.manifest import checksum
 
 ADVICE = "cannot write it: make room or check the folder, then run the same command again, which goes on from here"
-PART = ".part"  # behind the name of a shard that is not complete
+PART = ".part"  # appended to the name of an incomplete shard
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards <name>_<split>_000000.bin and so on, of `shard_tokens` but for its last.
+    """Writes the tokens of each split to <name>_<split>_000000.bin and so on, all but the last of `shard_tokens`.
 
     A shard is written as <its name>.part and renamed when it is complete and on disk. Then `completed` is called with
-    what the manifest says of it. A .part that an interrupted writer left is overwritten. shards: what the manifest says
-    of the shards that are there already. UserError: cannot write.
+    its entry in the manifest. A .part of an interrupted writer is overwritten. shards: the manifest's entries of
+    existing shards. UserError: cannot write.
     """
 
     def __init__(self, folder: Path, name: str, shard_tokens: int, shards: list[dict], completed: Callable):
-        self._folder, self._name, self._shard_tokens, self._completed = folder, name, shard_tokens, completed
+        self._folder = folder
+        self._name = name
+        self._shard_tokens = shard_tokens
+        self._completed = completed
         self._numbers = {split: sum(s["split"] == split for s in shards) for split in ("train", "val")}
-        self._split, self._file, self._path, self._count = None, None, None, 0
+        self._split = None
+        self._file = None
+        self._path = None
+        self._count = 0
 
     def add(self, split: str, tokens: np.ndarray, batch: int, first: int) -> None:
-        """Write the tokens of batch number `batch`, from number `first` on; `tokens` are all of the batch."""
+        """Write tokens[first:]; `tokens` are those of the whole batch with the number `batch`."""
         if split != self._split:
             self.finish(batch)
         while first < len(tokens):
@@ -46,7 +52,7 @@ class ShardWriter:
                 self._close([batch, first])
 
     def finish(self, batch: int) -> None:
-        """Complete the shard that is open, if there is one. `batch` is the number of the first batch after it."""
+        """Complete the open shard, if there is one. batch: the number of the first batch after it."""
         if self._file:
             self._close([batch, 0])
 
@@ -54,7 +60,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, *unused) -> None:
-        """Remove a shard that is not complete."""
+        """Remove an incomplete shard."""
         if self._file:
             with suppress(OSError):  # on a full disk, its last bytes cannot be written now either
                 self._file.close()
@@ -62,9 +68,11 @@ class ShardWriter:
 
     def _open(self, split: str) -> None:
         file = f"{self._name}_{split}_{self._numbers[split]:06}.bin"
-        self._split, self._path, self._count = split, self._folder / (file + PART), 0
+        self._split = split
+        self._path = self._folder / (file + PART)
+        self._count = 0
         with file_errors(self._path, ADVICE):
-            self._path.unlink(missing_ok=True)  # not written through, where it is a link or a pipe
+            self._path.unlink(missing_ok=True)  # it may be a link or a pipe
             self._file = open(self._path, "xb")  # noqa: SIM115 (open from one call to another)
             self._file.write(bytes(HEADER_BYTES))
 

@@ -1,1 +1,1 @@
-"""What watch.py shows of a run that trains: the run folder as it is now, and one screen of it."""
+"""The parts of watch.py: the current state of a run folder, and one screen that shows it."""

@@ -1,9 +1,9 @@
-"""A run folder as it is at this moment: whether the run lives, how far it is, and the verdict on its last steps.
+"""The current state of a run folder: whether the run is alive, how far it is, and the verdict on its last steps.
 
-All of it is read from files that the run writes meanwhile. Whether the run lives, its lock says: rank 0 touches that
-every two seconds. Seconds are those that the run itself has written, so a folder that was copied says the same. Only
-how long ago the last step of a live run was is the time between two files' changes: no two machines' clocks are
-compared. A look costs no more for a long run than for a short one: traces/read/tails.py reads the ends of long files.
+All of it is read from files that the run writes. The lock tells whether the run is alive: rank 0 touches it every two
+seconds. Times come from the run's own records, so a copied folder shows the same. Only the time since the last step of
+a live run is the difference of two files' modification times, so the clocks of two machines are never compared. Reading
+a long run takes no longer than reading a short one: traces/read/tails.py reads only the ends of long files.
 """
 
 import time
@@ -28,19 +28,27 @@ from traces.record.phases import EXCHANGE, PHASES
 from traces.units import seconds_text
 from traces.verdict.summary import TimedRun, measure_runs
 
-STARTING, TRAINING, STALLED, FINISHED, ENDED = "starting", "training", "stalled", "finished", "ended early"
+STARTING = "starting"
+TRAINING = "training"
+STALLED = "stalled"
+FINISHED = "finished"
+ENDED = "ended early"
 LOG_BYTES = 1_000_000  # some 4,000 lines, which take 50 ms
-TRACE_BYTES, ALL_TRACES_BYTES, LEAST_BYTES = 256_000, 16_000_000, 32_000  # of a rank; of all; of a rank in any case
-STALL_S, STALL_STEPS = 10.0, 10  # without a line in the log, both together: validations and checkpoints pass
+TRACE_BYTES = 256_000  # most that is read of a rank
+ALL_TRACES_BYTES = 16_000_000  # most that is read of all ranks
+LEAST_BYTES = 32_000  # read of a rank in any case
+# A stall is this time plus this many steps without a line in the log: validations and checkpoints take less.
+STALL_S = 10.0
+STALL_STEPS = 10
 
 
 @dataclass(frozen=True)
 class RunState:
-    """One look at a run. Seconds are None where nothing tells them.
+    """The state of a run at one moment. Times are None if unknown.
 
-    log: rows by step; of a long log only some. elapsed_s: since this start of the run began; to its last step if it is
-    over. remaining_s: as the steps so far went. stall: a sentence, "" for none. measured, answer: the last traced steps
-    and what diagnose.py --json says of them; None, and unmeasured says why.
+    log: rows by step, of a long log only some. elapsed_s: since this start of the run; until its last step if it is
+    over. remaining_s: extrapolated from the steps so far. stall: a sentence, or "". measured, answer: the last traced
+    steps and what diagnose.py --json prints for them; if they are None, unmeasured says why.
     """
 
     path: Path
@@ -55,47 +63,47 @@ class RunState:
     unmeasured: str
 
     @property
-    def is_over(self) -> bool:
-        return self.word in (FINISHED, ENDED)
-
-    @property
     def steps(self) -> int | None:
-        """How many the run is to have; None of a program that does not say it."""
+        """The number of steps of the whole run; None if the program does not tell."""
         return self.config.get("settings", {}).get("steps")
 
 
 class Watcher:
-    """Looks at one run folder again and again."""
+    """Reads one run folder again and again."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._sizes, self._measured = None, (None, None, "no traces yet")
-        self._begun, self._lock, self._lock_moved_at = time.monotonic(), None, float("-inf")
+        self._sizes = None
+        self._measured = (None, None, "no traces yet")
+        self._begun = time.monotonic()
+        self._lock = None
+        self._lock_moved_at = float("-inf")
         self._positions = Positions(path / "traces")
 
     def look(self) -> RunState:
-        """RunError: this is no run folder, nor one that a run has just begun to fill."""
+        """Return the current state. RunError: this is not a run folder, nor one that a run has just begun to fill."""
         lives, lock = self._lives()
         config = {} if lives and not (self.path / "config.json").exists() else read_config(self.path)
         log = read_log(self.path, Gaps(allowed=True), most_bytes=LOG_BYTES)
         times = Times.of(self.path, config, log, lock if lives else None)
         stall = times.stall() if lives else ""
-        held_by = self._positions.look(config)  # at every look: it compares them
+        held_by = self._positions.look(config)  # every time, as it compares them
         if stall and held_by:
             stall = f"{held_by}; {stall}"
         if lives:
             word = STALLED if stall else TRAINING if times.made else STARTING
         else:
-            is_done = times.left in (0, None)  # of another program nothing says how many steps it is to make
+            is_done = times.left in (0, None)  # None: another program, with an unknown number of steps
             word = FINISHED if times.made and is_done and self._has_summary() else ENDED
-        elapsed_s, remaining_s = times.elapsed_s(), None if word in (FINISHED, ENDED) else times.remaining_s()
+        elapsed_s = times.elapsed_s()
+        remaining_s = None if word in (FINISHED, ENDED) else times.remaining_s()
         return RunState(self.path, config, log, word, elapsed_s, remaining_s, stall, *self._measure(config))
 
     def _has_summary(self) -> bool:
         return (self.path / "summary.json").exists()
 
     def _lives(self) -> tuple[bool, Seen | None]:
-        """Whether a job trains into the folder, and its lock."""
+        """Return whether a job trains into the folder, and its lock."""
         try:
             lock = look(self.path / LOCK)
         except UserError as error:
@@ -108,12 +116,12 @@ class Watcher:
         self._lock = lock
         if lock.lock and is_running(lock.lock) is False:
             return False, lock
-        # Seen to move; or as long as it has not been looked at for so long, moved lately by this machine's clock.
+        # Seen to change, or, until it has been watched for long enough, recently changed by this machine's clock.
         is_new = now - self._begun < OLD_S and time.time() - lock.touched_ns * 1e-9 < OLD_S
         return now - self._lock_moved_at < OLD_S or is_new, lock
 
     def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
-        """The last traced steps, anew only where something was written: (measured, answer, why there are none)."""
+        """Return (measured, answer, unmeasured) of RunState. They are computed again only if a trace has grown."""
         now = sizes(self.path / "traces")
         if now == self._sizes:
             return self._measured
@@ -127,25 +135,26 @@ class Watcher:
             (measured,) = measure_runs([run], own_schedule)
             self._measured = measured, answer_of(measured.diagnosis), ""
         except RunError:
-            # Its files are being made, or moved away as it is taken up again.
+            # Its files are being made, or moved away because the run resumes.
             self._measured = None, None, "no traced step is complete on all ranks yet"
         self._sizes = now
         return self._measured
 
 
 class Positions:
-    """Who holds the others up, by what the nodes of a run write of their ranks every few seconds (dist/watch)."""
+    """Finds the rank that delays the others, from positions that the nodes write every few seconds (dist/watch)."""
 
     def __init__(self, folder: Path):
-        self._folder, self._observation = folder, None
+        self._folder = folder
+        self._observation = None
 
     def look(self, config: dict) -> str:
-        """ "rank 3 on node3 has been in forward of step 57 for 40 s"; "" where nobody does, or it is not known yet."""
+        """Return "rank 3 on node3 has been in forward of step 57 for 40 s"; "" if there is no such rank, or not yet."""
         found = [read_positions(path) for path in sorted(self._folder.glob("node-*.live"))]
         places = config.get("ranks") or []
         seen = np.concatenate([np.empty(0, POSITION), *found])
         seen = seen[np.unique(seen["rank"], return_index=True)[1]]
-        if not len(seen) or seen["rank"].tolist() != list(range(len(places))):  # damaged, or another start's
+        if not len(seen) or seen["rank"].tolist() != list(range(len(places))):  # damaged, or written by another start
             return ""
         names = ("no phase", *PHASES)
         if self._observation is None:
@@ -158,19 +167,20 @@ class Positions:
         stall = self._observation.find_stall()
         if stall is None:
             return ""
-        rank, where = stall.ranks[0], f"{names[stall.phase]} of step {stall.step}"
+        rank = stall.ranks[0]
+        where = f"{names[stall.phase]} of step {stall.step}"
         what = "shows no sign of life, last seen in" if stall.is_silent else "has been in"
         return f"rank {rank} on {places[rank]['host']} {what} {where} for {stall.since_s:.0f} s"
 
 
 @dataclass(frozen=True)
 class Times:
-    """The run's seconds, by its own records; what has passed since the last one, by two times of change of its files.
+    """Times of a run, from its own records and from the modification times of its files.
 
-    made, left: steps of this start of the run; left is None where nothing says how many there will be. step_s: the
-    median of this start's last steps, without its first ones, which compile, where there are more. pace_s: a step's,
-    with validations and checkpoints. logged_s: from the start's beginning to its last line in the log. silent_s: since
-    then, of a run that lives. waiting_s: of a start that has made no step.
+    made, left: steps of this start of the run; left is None if their number is unknown. step_s: the median of the last
+    steps, if possible without the first ones, which compile. pace_s: seconds per step, including validations and
+    checkpoints. logged_s: from the beginning of this start to its last line in the log. silent_s: since that line, for
+    a live run. waiting_s: since the beginning of a start that has made no step.
     """
 
     made: int
@@ -183,12 +193,15 @@ class Times:
 
     @classmethod
     def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
-        """lock: of a run that lives, else None."""
-        last, resumed = config.get("settings", {}).get("steps"), config.get("resumed_step") or 0
-        step, beaten = log[-1]["step"] if log else 0, lock and lock.touched_ns * 1e-9
-        started, holder = moment(config.get("started")), moment(lock.lock.started) if lock and lock.lock else None
+        """Read the times of a run. lock: of a live run, else None."""
+        last = config.get("settings", {}).get("steps")
+        resumed = config.get("resumed_step") or 0
+        step = log[-1]["step"] if log else 0
+        beaten = lock and lock.touched_ns * 1e-9
+        started = moment(config.get("started"))
+        holder = moment(lock.lock.started) if lock and lock.lock else None
         rows = [row for row in rows_since(log, config) if "elapsed_s" in row]
-        if holder and (started is None or holder > started):  # folder and log are still those of the start before
+        if holder and (started is None or holder > started):  # folder and log still belong to an earlier start
             rows = []
         seconds = [row["step_s"] for row in (rows[WARM_UP_STEPS:] or rows)[-100:] if "step_s" in row]
         step_s = float(np.median(seconds)) if seconds else None
@@ -211,11 +224,11 @@ class Times:
         return self.waiting_s if self.logged_s is None else self.logged_s + self.silent_s
 
     def remaining_s(self) -> float | None:
-        """For the steps that are left, with validations and checkpoints as there were so far."""
+        """Return the time for the steps left, if validations and checkpoints come as often as so far."""
         return None if self.left is None or self.pace_s is None else self.left * self.pace_s
 
     def stall(self) -> str:
-        """ "no step for 34 s, where one takes 0.41 s"; "" where the last one was not long ago."""
+        """Return "no step for 34 s, where one takes 0.41 s"; "" if the last step is recent."""
         if not self.made or self.step_s is None or self.left == 0:
             return ""
         if self.silent_s < STALL_S + STALL_STEPS * self.step_s:
@@ -224,13 +237,13 @@ class Times:
 
 
 def rows_since(log: list[dict], config: dict) -> list[dict]:
-    """Return the rows of the log that the start of this config.json has made: earlier ones may have run elsewhere."""
+    """Return the rows that the start described by config.json has logged; earlier starts may have run elsewhere."""
     resumed = config.get("resumed_step") or 0
     return [row for row in log if row["step"] > resumed]
 
 
 def moment(text: str | None) -> float | None:
-    """Seconds since 1970 of a date and time as config.json and lock.json have it."""
+    """Return a date of config.json or lock.json in seconds since 1970; None if it is not a date."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
@@ -238,6 +251,7 @@ def moment(text: str | None) -> float | None:
 
 
 def changed_at(path: Path) -> float | None:
+    """Return a file's modification time in seconds since 1970; None if it cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:

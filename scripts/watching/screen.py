@@ -1,8 +1,8 @@
-"""One screen of a run that trains, in so many columns and lines: words and blocks that need no colours.
+"""One screen about a run: words and blocks that need no colours.
 
-From the top: which run and how far; the verdict; the loss; each rank's step; each node's ports. Where not all have
-room, those are shown that the verdict accuses, then ranks that compute longest and nodes whose ports are fullest. The
-curve is as high as the rest leaves room.
+From the top: the run and its progress, the verdict, the loss, each rank's step, each node's ports. If the screen is too
+small for all, it shows those that the verdict names, then the ranks that compute longest and the nodes with the fullest
+ports. The curve gets the lines that are left.
 """
 
 from collections.abc import Callable
@@ -15,66 +15,72 @@ from rich.console import Group
 from rich.text import Text
 
 from scripts.training.step_records import STANDS_OUT, slowest
-from scripts.watching.curve import Signs, curve_lines
+from scripts.watching.curve import Glyphs, curve_lines
 from scripts.watching.run_state import RunState, rows_since
 from traces.read.runs import strategy_name
 from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
 from traces.verdict.summary import wait_table
 
-LEAST_CURVE, MOST_CURVE = 4, 30  # lines
-MOST_VERDICT, MOST_STALL = 4, 2  # lines
+# Lines.
+LEAST_CURVE = 4
+MOST_CURVE = 30
+MOST_VERDICT = 4
+MOST_STALL = 2
 BAR = 20  # columns of a bar beside numbers
 WIDE = 120  # columns from which ranks and ports stand beside each other
 GAP = 3  # columns between them
-ALIKE = 0.1  # a link's rates in and out, of which one is said then
+ALIKE = 0.1  # rates in and out that differ less are shown as one
 PARTS = ("computes", "moves", "waits", "other")
 STRONG = "bold"
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """Milliseconds of a rank's median step, that add up to it about."""
+    """A rank's median step in milliseconds, in parts that roughly add up to it."""
 
     rank: int
     host: str
     parts: tuple[float, float, float, float]  # computing, moving data, waiting for others, all else
 
 
-def screen(state: RunState, columns: int, lines: int, signs: Signs) -> Group:
-    """What is printed: at most so many lines, none longer than so many columns."""
-    head = [*_head(state, columns, signs), *_verdict(state, columns)]
-    below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), signs)
+def screen(state: RunState, columns: int, lines: int, glyphs: Glyphs) -> Group:
+    """Return what is printed: at most `lines` lines of at most `columns` characters."""
+    head = [*_head(state, columns, glyphs), *_verdict(state, columns)]
+    below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), glyphs)
     height = min(MOST_CURVE, max(LEAST_CURVE, lines - len(head) - len(below) - 2))
-    shown = [*head, *_loss(state, columns, height, signs), *below][:lines]
+    shown = [*head, *_loss(state, columns, height, glyphs), *below][:lines]
     return Group(*(_line(line, columns) for line in shown))
 
 
 def _line(line: str | Text, columns: int) -> Text:
     text = line if isinstance(line, Text) else Text(line.rstrip())
-    text.no_wrap, text.overflow = True, "ellipsis"
+    text.no_wrap = True
+    text.overflow = "ellipsis"
     text.truncate(columns, overflow="ellipsis")
     return text
 
 
-def _head(state: RunState, columns: int, signs: Signs) -> list[Text | str]:
-    """Which run, how far it is, how fast, and whether it stands still."""
-    settings, places = state.config.get("settings", {}), state.config.get("ranks") or []
+def _head(state: RunState, columns: int, glyphs: Glyphs) -> list[Text | str]:
+    """Return the run's name, progress and speed, and its stall if there is one."""
+    settings = state.config.get("settings", {})
+    places = state.config.get("ranks") or []
     what = [strategy_name(settings)] if "strategy" in settings else []
     nodes = len({place["node"] for place in places})
     what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
     word = state.word.upper()
-    path, what = str(state.path), f"  {', '.join(what)}"
+    path = str(state.path)
+    what = f"  {', '.join(what)}"
     left = max(0, columns - len(word))
     room = max(1, left - 2 - len(what))
     name = f"{path if len(path) <= room else '...' + path[-max(0, room - 3) :]}{what}"[: max(0, left - 2)]
     title = Text(f"{name:<{left}}{word}", STRONG)
-    lines = [title, _progress(state, columns, signs), _speed(state)]
+    lines = [title, _progress(state, columns, glyphs), _speed(state)]
     said = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
     return [*lines, *(Text(line, "reverse") for line in said)]
 
 
-def _progress(state: RunState, columns: int, signs: Signs) -> str:
+def _progress(state: RunState, columns: int, glyphs: Glyphs) -> str:
     step = state.log[-1]["step"] if state.log else 0
     resumed = state.config.get("resumed_step")
     times = [f"{duration_text(state.elapsed_s)} elapsed" if state.elapsed_s is not None else ""]
@@ -83,14 +89,16 @@ def _progress(state: RunState, columns: int, signs: Signs) -> str:
     times += [f"since step {resumed}" if resumed and times[0] else ""]
     times += [f"about {duration_text(state.remaining_s)} left" if state.remaining_s is not None else ""]
     done = step / max(1, state.steps)
-    before, after = f"step {step}/{state.steps} ", f" {done:4.0%}  {', '.join(filter(None, times))}"
-    return before + signs.bar(done, max(4, min(60, columns - len(before) - len(after)))) + after
+    before = f"step {step}/{state.steps} "
+    after = f" {done:4.0%}  {', '.join(filter(None, times))}"
+    return before + glyphs.bar(done, max(4, min(60, columns - len(before) - len(after)))) + after
 
 
 def _speed(state: RunState) -> str:
     if not state.log:
         return ""
-    last, recent = state.log[-1], rows_since(state.log, state.config)[-20:] or state.log[-1:]
+    last = state.log[-1]
+    recent = rows_since(state.log, state.config)[-20:] or state.log[-1:]
     parts = []
     for name, text in (("step_s", seconds_text), ("tokens_per_s", lambda rate: f"{rate:,.0f} tokens/s")):
         if values := [row[name] for row in recent if name in row]:
@@ -103,7 +111,7 @@ def _speed(state: RunState) -> str:
 
 
 def _verdict(state: RunState, columns: int) -> list[Text | str]:
-    """The verdict's sentence, of the last traced steps; as much of it as has room."""
+    """Return the verdict on the last traced steps, cut to MOST_VERDICT lines."""
     if state.answer is None:
         return ["", f"verdict so far: {state.unmeasured}"]
     steps = state.measured.times.steps
@@ -116,35 +124,38 @@ def _verdict(state: RunState, columns: int) -> list[Text | str]:
     return ["", *(Text(line, STRONG) for line in lines)]
 
 
-def _loss(state: RunState, columns: int, height: int, signs: Signs) -> list[Text | str]:
+def _loss(state: RunState, columns: int, height: int, glyphs: Glyphs) -> list[Text | str]:
     rows = [(row["step"], row["loss"]) for row in state.log if "loss" in row]
     if not rows:
         return ["", "loss: no step yet"]
     title = f"loss {rows[-1][1]:.4f} after step {rows[-1][0]}"
     if found := [row for row in state.log if "val_loss" in row]:
         title += f", validation {found[-1]['val_loss']:.4f} after step {found[-1]['step']}"
-    return ["", title, *curve_lines(rows, columns, height, signs)]
+    return ["", title, *curve_lines(rows, columns, height, glyphs)]
 
 
-def _below(state: RunState, columns: int, room: int, signs: Signs) -> list[Text | str]:
-    """Ranks and nodes, in at most `room` lines."""
+def _below(state: RunState, columns: int, room: int, glyphs: Glyphs) -> list[Text | str]:
+    """Return ranks and nodes, in at most `room` lines."""
     if state.measured is None:
         return []
-    rows, nodes = rank_rows(state), [row for row in state.answer["evidence"]["nodes"] if "bytes_a_step" in row]
+    rows = rank_rows(state)
+    nodes = [row for row in state.answer["evidence"]["nodes"] if "bytes_a_step" in row]
     room -= 1  # the empty line before
     if columns >= WIDE and nodes:
         width = (columns - GAP) // 2
-        left, right = _ranks(state, rows, width, room, signs), _ports(state, nodes, width, room, signs)
+        left = _ranks(state, rows, width, room, glyphs)
+        right = _ports(state, nodes, width, room, glyphs)
         return ["", *(f"{one[:width]:<{width + GAP}}{other}" for one, other in zip_longest(left, right, fillvalue=""))]
     for_nodes = min(len(nodes) + 1, max(3, room // 2)) if nodes else 0
-    ranks = _ranks(state, rows, columns, room - for_nodes, signs)
-    return ["", *ranks, *(_ports(state, nodes, columns, room - len(ranks), signs) if nodes else [])]
+    ranks = _ranks(state, rows, columns, room - for_nodes, glyphs)
+    return ["", *ranks, *(_ports(state, nodes, columns, room - len(ranks), glyphs) if nodes else [])]
 
 
 def rank_rows(state: RunState) -> list[RankRow]:
-    """Of each rank, by wait_table: what is shown of its median step."""
+    """Return a row for each rank, from wait_table."""
     measured = state.measured
-    table, run = wait_table(measured), measured.run
+    table = wait_table(measured)
+    run = measured.run
     zeros = np.zeros(len(run.ranks))
     waiting = sum((table[name] for name in STATES if name in table), zeros)
     moving = table.get("transfer", zeros) + table.get("copies", zeros)
@@ -158,7 +169,7 @@ def rank_rows(state: RunState) -> list[RankRow]:
 
 
 def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | None:
-    """The rank that clearly computes longer than the others of its stage, and by which share; None without one."""
+    """Return the rank that clearly computes longer than the others of its stage, and by what share; else None."""
     compute = [row.parts[0] if row.parts[0] > 0 else np.nan for row in rows]
     found = slowest(compute, [stage for (stage,) in state.measured.run.places_in("stage")])
     if not found or found["slowest_excess"] < STANDS_OUT:
@@ -166,31 +177,32 @@ def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | No
     return rows[found["slowest_rank"]].rank, found["slowest_excess"]
 
 
-def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, signs: Signs) -> list[str]:
-    """A head, and a line a rank, in so many lines together."""
-    slow, longest_ms = slowest_rank(rows, state), max(sum(row.parts) for row in rows)
+def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, glyphs: Glyphs) -> list[str]:
+    """Return a header and a line for each rank, at most `room` lines."""
+    slow = slowest_rank(rows, state)
+    longest_ms = max(sum(row.parts) for row in rows)
     accused = state.answer["bottleneck"]["rank"]
     shown = _fitting(rows, room - 1, lambda row: (row.rank == accused, row.parts[0]), lambda row: row.rank)
     names = [f"rank {row.rank} {row.host}" for row in shown]
     head = "rank" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} ranks"
     left = max(map(len, [head, *names]))
-    key = " ".join(f"{sign} {name}" for sign, name in zip(signs.parts, PARTS, strict=True))
+    key = " ".join(f"{sign} {name}" for sign, name in zip(glyphs.parts, PARTS, strict=True))
     lines = [f"{head:<{left}}{'computes':>10}{'moves':>10}{'waits':>10}  {key}"]
     width = max(8, columns - left - 3 * 10 - 2 - (len(" SLOWEST, +100%") if slow else 0))
     for row, name in zip(shown, names, strict=True):
         cells = "".join(f"{short_ms(ms, 3)} ms".rjust(10) for ms in row.parts[:3])
         mark = f" SLOWEST, +{slow[1]:.0%}" if slow and row.rank == slow[0] else ""
-        lines.append(f"{name:<{left}}{cells}  {signs.stacked(row.parts, longest_ms, width)}{mark}")
+        lines.append(f"{name:<{left}}{cells}  {glyphs.stacked(row.parts, longest_ms, width)}{mark}")
     return lines
 
 
 def _fitting(rows: list, room: int, weight: Callable, place: Callable) -> list:
-    """The heaviest rows that have room, one in any case, in the order of their places."""
+    """Return the `room` heaviest rows, at least one, in the order of their places."""
     return sorted(sorted(rows, key=weight, reverse=True)[: max(1, room)], key=place)
 
 
-def _ports(state: RunState, nodes: list[dict], columns: int, room: int, signs: Signs) -> list[str]:
-    """A head, and a line a node, in so many lines together."""
+def _ports(state: RunState, nodes: list[dict], columns: int, room: int, glyphs: Glyphs) -> list[str]:
+    """Return a header and a line for each node, at most `room` lines."""
     accused = state.answer["bottleneck"]["node"]
 
     def weight(row: dict) -> tuple:
@@ -202,21 +214,22 @@ def _ports(state: RunState, nodes: list[dict], columns: int, room: int, signs: S
     width = max(4, min(BAR, (columns - left - 62) // 2))
     lines = [f"{head:<{left}}  in and out a step; how much of its link's rate, at its busiest"]
     for row in shown:
-        cells = [_port(row, way, width, signs) for way in ("in", "out")]
+        cells = [_port(row, way, width, glyphs) for way in ("in", "out")]
         lines.append(f"{row['host']:<{left}}  {'  '.join(cells)}  {_link(row.get('link_bytes_per_s'))}")
     return lines
 
 
 def _link(rates: dict | None) -> str:
-    """ "48 MB/s"; where the two ways differ, "12 MB/s, 48 MB/s"."""
+    """Return "48 MB/s", or "12 MB/s, 48 MB/s" if the rates in and out differ."""
     if rates is None:
         return ""
     shown = [rates["in"], rates["out"]] if abs(rates["in"] / rates["out"] - 1) > ALIKE else [rates["in"]]
     return ", ".join(f"{bytes_text(rate, 2)}/s" for rate in shown)
 
 
-def _port(row: dict, way: str, width: int, signs: Signs) -> str:
-    text, used = f"{way:<3} {bytes_text(row['bytes_a_step'][way]):>9} ", row.get("link_used", {}).get(way)
+def _port(row: dict, way: str, width: int, glyphs: Glyphs) -> str:
+    text = f"{way:<3} {bytes_text(row['bytes_a_step'][way]):>9} "
+    used = row.get("link_used", {}).get(way)
     if used is None or not np.isfinite(used):
         return f"{text:<{width + 19}}"
-    return f"{text}{signs.bar(used, width)} {min(9.99, used):4.0%}"
+    return f"{text}{glyphs.bar(used, width)} {min(9.99, used):4.0%}"

@@ -176,13 +176,13 @@ def test_a_small_quota_gets_a_longer_period(cores, settings):
 )  # fmt: skip
 def test_what_a_limit_has_ended_is_said(tmp_path, file, text, line):
     (tmp_path / file).write_text(text)
-    assert kills_line(groups.Group("node2", BOTH, {"memory": tmp_path})) == line
-    assert kills_line(groups.Group("node2", Limits(cores=1), {"cpu": tmp_path})) is None
+    assert kills_line(groups.ControlGroup("node2", BOTH, {"memory": tmp_path})) == line
+    assert kills_line(groups.ControlGroup("node2", Limits(cores=1), {"cpu": tmp_path})) is None
 
 
 def test_a_command_joins_before_it_runs(tmp_path):
     """It does not run at all where it cannot."""
-    group = groups.Group("node0", BOTH, {"cpu": tmp_path / "a", "memory": tmp_path / "b"})
+    group = groups.ControlGroup("node0", BOTH, {"cpu": tmp_path / "a", "memory": tmp_path / "b"})
     command = group.joined(sys.executable, "-c", "import sys; print(sys.argv[1:])", "--", "a b")
     (tmp_path / "a").mkdir()
     assert subprocess.run(command, capture_output=True).returncode

@@ -16,7 +16,7 @@ from dist.watch.live import POSITION
 from scripts import watch
 from scripts.reports.verdict import diagnose
 from scripts.training.lock_file import own_lock
-from scripts.watching.curve import ASCII, BLOCKS, LABEL, curve_lines, signs_for
+from scripts.watching.curve import ASCII, BLOCKS, LABEL, curve_lines, glyphs_for
 from scripts.watching.run_state import ENDED, FINISHED, STALLED, STARTING, TRAINING, Watcher
 from tests.support import faulty_runs
 from traces import RunError, read_run
@@ -71,7 +71,7 @@ def now(monkeypatch):
 
 def test_a_run_that_trains(folder):
     state = Watcher(folder).look()
-    assert (state.word, state.stall, state.is_over) == (TRAINING, "", False)
+    assert (state.word, state.stall) == (TRAINING, "")
     assert state.elapsed_s == 69
     assert state.remaining_s == pytest.approx((60 - STEPS) * 58 / STEPS)
     assert state.answer == diagnose(read_run(folder)), "one verdict, however it is asked for"
@@ -126,7 +126,7 @@ def test_runs_that_are_over(folder):
     assert Watcher(folder).look().word == ENDED, "a signal ended it"
     change(folder, steps=STEPS)
     state = Watcher(folder).look()
-    assert (state.word, state.is_over, state.remaining_s) == (FINISHED, True, None)
+    assert (state.word, state.remaining_s) == (FINISHED, None)
     (folder / "summary.json").unlink()
     assert Watcher(folder).look().word == ENDED, "it was killed behind its last step, before its last checkpoint"
 
@@ -248,13 +248,13 @@ def test_who_holds_the_others_up(folder, monkeypatch):
 # --- the screen ---
 
 
-def shown(state, columns=80, lines=24, signs=BLOCKS) -> list[str]:
+def shown(state, columns=80, lines=24, glyphs=BLOCKS) -> list[str]:
     from rich.console import Console
 
     from scripts.watching.screen import screen
 
     console = Console(width=columns, height=lines, file=io.StringIO(), highlight=False, markup=False)
-    console.print(screen(state, columns, lines, signs))
+    console.print(screen(state, columns, lines, glyphs))
     return console.file.getvalue().splitlines()
 
 
@@ -313,9 +313,9 @@ def test_the_bars_are_the_milliseconds(folder):
 
 @needs_rich
 def test_a_terminal_without_blocks(folder):
-    assert signs_for("utf-8") is BLOCKS
-    assert [signs_for(name) for name in ("ascii", "latin-1", None, "no such")] == [ASCII] * 4
-    "\n".join(shown(Watcher(folder).look(), signs=ASCII)).encode("ascii")
+    assert glyphs_for("utf-8") is BLOCKS
+    assert [glyphs_for(name) for name in ("ascii", "latin-1", None, "no such")] == [ASCII] * 4
+    "\n".join(shown(Watcher(folder).look(), glyphs=ASCII)).encode("ascii")
 
 
 def test_stacked_bars_end_where_their_sums_do():
