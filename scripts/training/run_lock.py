@@ -99,14 +99,14 @@ class RunLock:
             )
 
 
-def _sees(folder: Path, run: str) -> bool:
-    """Return whether the lock of this run shows up in the folder within SEEN_WITHIN_S."""
+def _sees(folder: Path, number: str) -> bool:
+    """Return whether the lock with this number of a run shows up in the folder within SEEN_WITHIN_S."""
     end = time.monotonic() + SEEN_WITHIN_S
     while True:
         with suppress(OSError, UserError):
             os.listdir(folder)  # makes NFS ask the server for new files
             seen = look(folder / LOCK)
-            if seen and seen.lock and seen.lock.run == run:
+            if seen and seen.lock and seen.lock.run == number:
                 return True
         if time.monotonic() > end:
             return False
