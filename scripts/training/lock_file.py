@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
 
 from gpt2.errors import UserError, file_errors
 from gpt2.files import regular
@@ -34,38 +33,35 @@ ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Lock:
-    """The start of a run that holds a run folder.
+    """The start of a run that holds a run folder; without `run`, a file that is damaged or not yet written.
 
     run: a random number that identifies the start. boot: the machine's boot id and pid namespace; only where it is
     equal do `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. job:
-    SLURM's. supervisor: identifies the --restarts that made this start; its next start takes over from it.
+    SLURM's. supervisor: identifies the --restarts that made this start; its next start takes over from it. touched_ns:
+    the file's modification time, 0 for a lock that is not in a file.
     """
 
-    run: str
-    host: str
-    pid: int
-    born: int
-    boot: str
-    job: str
-    supervisor: str
-    started: str
+    run: str = ""
+    host: str = ""
+    pid: int = 0
+    born: int = 0
+    boot: str = ""
+    job: str = ""
+    supervisor: str = ""
+    started: str = ""
+    touched_ns: int = 0
 
     def __str__(self) -> str:
+        if not self.run:
+            return "a process whose lock is damaged"
         job = f", SLURM job {self.job}" if self.job else ""
         return f"process {self.pid} on {self.host}{job}, started {self.started}"
 
     def content(self) -> bytes:
-        return f"{json.dumps({'format': FORMAT} | asdict(self), indent=1)}\n".encode()
-
-
-class Seen(NamedTuple):
-    """A lock file at one look. lock: None if the content is damaged or not yet written."""
-
-    lock: Lock | None
-    touched_ns: int
-
-    def __str__(self) -> str:
-        return str(self.lock or "a process whose lock is damaged")
+        """Return what the file holds."""
+        facts = {"format": FORMAT} | asdict(self)
+        del facts["touched_ns"]
+        return f"{json.dumps(facts, indent=1)}\n".encode()
 
 
 def own_lock(supervisor: str = "") -> Lock:
@@ -78,14 +74,14 @@ def own_lock(supervisor: str = "") -> Lock:
     )  # fmt: skip
 
 
-def look(path: Path) -> Seen | None:
+def look(path: Path) -> Lock | None:
     """Return the lock file as it is now, None if there is none. UserError: it is not a file, or it cannot be read.
 
     The file is opened each time: only then does NFS ask the server whether it has changed.
     """
     advice = "cannot read it; remove it if no run is being trained there, or choose another --out"
     with file_errors(path, advice), suppress(FileNotFoundError), open(path, "rb", opener=_no_link) as file:
-        return Seen(_parsed(file.read(LONGEST_FILE)), os.fstat(file.fileno()).st_mtime_ns)
+        return _parsed(file.read(LONGEST_FILE), os.fstat(file.fileno()).st_mtime_ns)
     return None
 
 
@@ -93,16 +89,16 @@ def _no_link(path, flags: int) -> int:
     return regular(path, flags | os.O_NOFOLLOW)
 
 
-def _parsed(content: bytes) -> Lock | None:
+def _parsed(content: bytes, touched_ns: int) -> Lock:
     try:
         facts = json.loads(content)
-        is_lock = facts.pop("format") == FORMAT and len(uuid.UUID(facts["run"]).hex) == len(facts["run"])
-        lock = Lock(**facts)
+        is_lock = facts.pop("format") == FORMAT and uuid.UUID(facts["run"]).hex == facts["run"]
+        lock = Lock(**facts, touched_ns=touched_ns)
+        is_lock &= all(type(facts[each.name]) is each.type for each in fields(Lock)[:-1]) and lock.pid > 0
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    is_lock &= all(type(facts[each.name]) is each.type for each in fields(Lock))
+        return Lock(touched_ns=touched_ns)
     is_lock &= all(str(value).isprintable() and len(str(value)) <= LONGEST_TEXT for value in facts.values())
-    return lock if is_lock and lock.pid > 0 else None
+    return lock if is_lock else Lock(touched_ns=touched_ns)
 
 
 def is_running(lock: Lock) -> bool | None:
@@ -149,7 +145,7 @@ class LockFile:
             seen = look(self.path)
         except UserError:
             return self.path.parent.is_dir()  # a disk error says nothing about another holder
-        return seen is not None and seen.lock == self.lock
+        return seen is not None and seen.run == self.lock.run
 
     def release(self) -> None:
         """Remove the lock if this process holds it, and folders made for it that are still empty."""
@@ -203,7 +199,7 @@ def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
         return None
     if anyway:
         why = "--take-over says so; if it still runs, it ends now"
-    elif seen.lock and seen.lock.supervisor == own.supervisor != "":
+    elif seen.supervisor == own.supervisor != "":
         why = "it is an earlier start of the same --restarts; if it still runs, it ends now"
     else:
         why = _why_gone(path, seen, say)
@@ -218,9 +214,9 @@ def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
     return descriptor
 
 
-def _why_gone(path: Path, seen: Seen, say) -> str:
+def _why_gone(path: Path, seen: Lock, say) -> str:
     """Return why the holder of a lock is taken for gone. UserError: it lives."""
-    running = is_running(seen.lock) if seen.lock else None
+    running = is_running(seen)
     if running is False:
         return "it has ended"
     if running is None:
@@ -230,7 +226,7 @@ def _why_gone(path: Path, seen: Seen, say) -> str:
         while now == seen and time.monotonic() < end:
             time.sleep(PAUSE_S)
             now = look(path)
-        running = now is not None and now != seen and now.lock == seen.lock
+        running = now is not None and now != seen and now.run == seen.run
     if running:
         raise UserError(
             f"{path}: the run is being trained by {seen}: end that one, choose another --out, or take the run over "
@@ -240,7 +236,7 @@ def _why_gone(path: Path, seen: Seen, say) -> str:
 
 
 @contextmanager
-def _claimed(path: Path, seen: Seen | None):
+def _claimed(path: Path, seen: Lock | None):
     """Claim the right to change the lock seen. Yields False if the lock changes first."""
     claim = path.with_name(CLAIM)
     end = time.monotonic() + OLD_S

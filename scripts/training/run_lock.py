@@ -106,7 +106,7 @@ def _sees(folder: Path, number: str) -> bool:
         with suppress(OSError, UserError):
             os.listdir(folder)  # makes NFS ask the server for new files
             seen = look(folder / LOCK)
-            if seen and seen.lock and seen.lock.run == number:
+            if seen and seen.run == number:
                 return True
         if time.monotonic() > end:
             return False

@@ -18,7 +18,7 @@ from dist.watch.stalls import Observation
 from gpt2.errors import UserError
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import answer_of
-from scripts.training.lock_file import LOCK, OLD_S, Seen, is_running, look
+from scripts.training.lock_file import LOCK, OLD_S, Lock, is_running, look
 from traces.read.analysis import WARM_UP_STEPS
 from traces.read.run_files import Gaps, read_config, read_log
 from traces.read.runs import read_run
@@ -102,7 +102,7 @@ class Watcher:
     def _has_summary(self) -> bool:
         return (self.path / "summary.json").exists()
 
-    def _lives(self) -> tuple[bool, Seen | None]:
+    def _lives(self) -> tuple[bool, Lock | None]:
         """Return whether a job trains into the folder, and its lock."""
         try:
             lock = look(self.path / LOCK)
@@ -114,7 +114,7 @@ class Watcher:
         if self._lock is not None and lock != self._lock:
             self._lock_moved_at = now
         self._lock = lock
-        if lock.lock and is_running(lock.lock) is False:
+        if is_running(lock) is False:
             return False, lock
         # Seen to change, or, until it has been watched for long enough, recently changed by this machine's clock.
         is_new = now - self._begun < OLD_S and time.time() - lock.touched_ns * 1e-9 < OLD_S
@@ -192,14 +192,14 @@ class Times:
     waiting_s: float | None
 
     @classmethod
-    def of(cls, path: Path, config: dict, log: list[dict], lock: Seen | None) -> "Times":
+    def of(cls, path: Path, config: dict, log: list[dict], lock: Lock | None) -> "Times":
         """Read the times of a run. lock: of a live run, else None."""
         last = config.get("settings", {}).get("steps")
         resumed = config.get("resumed_step") or 0
         step = log[-1]["step"] if log else 0
         beaten = lock and lock.touched_ns * 1e-9
         started = moment(config.get("started"))
-        holder = moment(lock.lock.started) if lock and lock.lock else None
+        holder = moment(lock.started) if lock else None
         rows = [row for row in rows_since(log, config) if "elapsed_s" in row]
         if holder and (started is None or holder > started):  # folder and log still belong to an earlier start
             rows = []

@@ -24,7 +24,7 @@ def test_all_ranks_know_the_number_and_the_end_leaves_nothing(comm, shared_path)
     world = start_world()
     with RunLock(world) as lock:
         lock.take(shared_path / "run", False)
-        assert set(comm.allgather(lock.run)) == {look(shared_path / "run" / LOCK).lock.run}
+        assert set(comm.allgather(lock.run)) == {look(shared_path / "run" / LOCK).run}
         lock.check()
         comm.Barrier()
     comm.Barrier()

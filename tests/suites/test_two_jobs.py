@@ -92,13 +92,13 @@ def content(run: Path) -> dict:
 def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
     first = jobs.start("--steps", ENDLESS)
     jobs.steps(2 * EVERY)
-    lock = look(jobs.run / LOCK).lock
+    lock = look(jobs.run / LOCK)
     for flags in (["--steps", ENDLESS], ["--steps", 3, "--seed", 5]):
         [error] = jobs.errors(jobs.start(*flags))
         assert f"the run is being trained by process {lock.pid} on {socket.gethostname()}, started" in error
     jobs.steps(2 * EVERY)
     assert first.poll() is None
-    assert look(jobs.run / LOCK).lock == lock
+    assert look(jobs.run / LOCK).run == lock.run
     steps = [int(step) for step in re.findall(r'"step": (\d+)', (jobs.run / "log.jsonl").read_text())]
     assert steps == list(range(1, len(steps) + 1))
     facts = Checkpoint(newest_first(jobs.run / "checkpoints")[0]).facts
@@ -109,7 +109,7 @@ def test_a_second_job_is_refused_and_the_first_unharmed(jobs):
 def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     first = jobs.start("--steps", ENDLESS)
     assert wait_until(lambda: newest_step(jobs.run), TIME_LIMIT_S)
-    lock = look(jobs.run / LOCK).lock
+    lock = look(jobs.run / LOCK)
     send(signal.SIGKILL, *ranks_of(lock.pid))
     first.wait(TIME_LIMIT_S)
     newest, last = newest_step(jobs.run), last_step(jobs.run)
@@ -127,7 +127,7 @@ def test_a_job_that_was_stopped_writes_nothing_once_another_has_taken_over(jobs)
     """It wakes up when the other has come to its end, in the middle of what it did."""
     first = jobs.start("--steps", ENDLESS)
     jobs.steps(2 * EVERY)
-    stopped = ranks_of(look(jobs.run / LOCK).lock.pid)
+    stopped = ranks_of(look(jobs.run / LOCK).pid)
     send(signal.SIGSTOP, *stopped)
     last = last_step(jobs.run)
     second = jobs.start("--steps", last + 3, "--take-over")
@@ -148,7 +148,7 @@ def test_who_takes_over_ends_the_other_job(jobs, of_both, of_second):
     jobs.steps(2 * EVERY)
     second = jobs.start("--steps", ENDLESS, *of_both, *of_second)
     [error] = jobs.errors(first)
-    assert f"the run was taken over by {look(jobs.run / LOCK).lock}" in error
+    assert f"the run was taken over by {look(jobs.run / LOCK)}" in error
     jobs.steps(2 * EVERY)
     assert second.poll() is None
 

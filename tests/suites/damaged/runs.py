@@ -12,7 +12,6 @@ A time or a rate has no checksum: another value is another value.
 
 import json
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -213,12 +212,12 @@ def lock(folder: Path) -> Damaged:
     def judge(mutant, value):
         if value is not None:
             stands_there = json.loads(mutant)
-            assert all(stands_there[name] == field for name, field in asdict(value).items())
+            assert all(stands_there[name] == field for name, field in json.loads(value.content()).items())
 
     def read():
-        lock = look(path).lock
-        if lock is None:
-            raise UserError("damaged")
+        lock = look(path)
+        if not lock.run:
+            raise UserError(f"{path}: damaged")
         return lock
 
     return Damaged(path, Mutator.of_json, read, UserError, judge, least=1)

@@ -47,7 +47,7 @@ def cut_rank_0_that_starts(scene: Scene) -> None:
 
 def lock_of(scene: Scene) -> str | None:
     seen = look(scene.run / LOCK)
-    return seen and seen.lock and seen.lock.run
+    return seen and seen.run
 
 
 def supervised(says: str, provoke: Callable[[Scene], None]) -> Case:
