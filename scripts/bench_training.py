@@ -34,7 +34,7 @@ from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
 from scripts.settings.training import OneLineParser
 from scripts.settings.units import bytes_per_s, repetitions
-from scripts.training.assemble import data_of
+from scripts.training.plan import data_of
 from scripts.training_bench import ours
 from scripts.training_bench.table import median_s, summarize, table
 

@@ -12,7 +12,7 @@ Exit codes: 0 all steps or --minutes are done; 75 SIGTERM or SIGUSR2 and 130 Ctr
 
 import sys
 
-from scripts.training.signals import CHECKPOINT, EXIT_CODES, TIME_IS_UP, let_wait
+from scripts.training.signals import CHECKPOINT, ENDED_BY, EXIT_CODES, let_wait
 
 if __name__ == "__main__":
     let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
@@ -26,7 +26,7 @@ from gpt2.errors import UserError
 from scripts.settings.checks import check_numbers
 from scripts.settings.training import parse_settings
 from scripts.training.assemble import assemble
-from scripts.training.meeting import end_if_diverged
+from scripts.training.between_steps import MadeStep
 from scripts.training.restarts import supervise
 from scripts.training.run_lock import RunLock
 
@@ -51,56 +51,39 @@ def supervised(settings) -> int:
 def train(settings, world) -> int:
     """Train in a run folder that is this run's alone. Returns the exit code. Collective."""
     with RunLock(world, supervisor=settings.supervisor or "") as lock, ClosedTogether() as resources:
-        parts = assemble(settings, world, lock, resources)
-        return 0 if parts is None else make_steps(parts, world)
+        loop = assemble(settings, world, lock, resources)
+        return 0 if loop is None else make_steps(loop, world)
 
 
-def make_steps(parts, world) -> int:
-    """The training loop. Every rank runs it; how gradients become updated parameters is the strategy's business.
+def make_steps(loop, world) -> int:
+    """The training loop. Every rank runs it; the strategy decides how gradients become updated parameters.
 
-    Returns 0 if all steps have been made, else the exit code of who asked for the end.
+    The hooks log the step, validate, and begin a checkpoint when one is due (scripts/training/assemble.py lists them).
+    Returns 0 if all steps have been made, else the exit code for the request that ended the run.
     """
-    worker, strategy, tracer, checkpoints = parts.worker, parts.strategy, parts.tracer, parts.checkpoints
-    world.print(parts.table)
-    step = parts.steps.start - 1
+    world.print(loop.table)
+    strategy = loop.strategy
+    tracer = loop.tracer
+    checkpoints = loop.checkpoints
     with closing(tracer), checkpoints:
-        for step in parts.steps:
-            lr = parts.learning_rate.at(step)
+        for step in loop.steps:
+            lr = loop.learning_rate.at(step)
             with tracer.step(step):
-                loss_part = worker.gradients(step, strategy.gradients_final)
+                loss_part = loop.worker.gradients(step, strategy.gradients_final)
                 norm = strategy.update(lr)
-                with tracer.phase("wait"):  # for the slowest rank; from here on all know the same, and do the same
-                    meeting = parts.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
-            if step == parts.steps.start:
-                fill_folder(parts, world)
-            record = parts.records.of_step(step, meeting, norm, lr, tracer.seconds("step"), strategy.clipping.skips)
-            record |= parts.validation.after(step)
-            if world.rank == 0:  # before what may end the run, so that the log holds the step that ended it
-                parts.folder.log(record)
-                parts.progress.step(record, meeting.compute_s)
-            checkpoints.end_if_not_finite(meeting.written)
-            end_if_diverged(world, step, meeting, record.get("val_loss", 0.0))
-            parts.replicas.after(step, checkpoints.has(step, meeting.asked))
-            parts.gpu_choices.after(step, checkpoints.has(step, meeting.asked), checkpoints, parts.folder)
-            parts.samples.after(step)
-            if checkpoints.is_due(step, meeting.asked):
-                with tracer.phase("checkpoint"):
-                    checkpoints.begin(step)
-            if meeting.asked > CHECKPOINT:
+                skipped = strategy.clipping.skips
+                with tracer.phase("wait"):  # for the slowest rank; from here on all ranks know the same
+                    reports = loop.meeting_point.meet(loss_part, None if skipped else norm)
+            record = loop.records.of_step(step, reports, norm, lr, tracer.seconds("step"), skipped)
+            made = MadeStep(step, reports, record, checkpoints.has(step, reports.request))
+            for after_step in loop.hooks:
+                after_step(made)
+            if reports.request > CHECKPOINT:
                 break
-    is_done = step >= parts.steps.stop - 1
-    checkpoints.leave_last(step, parts.model if is_done else None)
-    why = None if is_done else "--minutes" if meeting.asked == TIME_IS_UP else "a signal"
-    parts.ending.tell(step, why, checkpoints.costs)
-    return 0 if is_done else EXIT_CODES[meeting.asked]
-
-
-def fill_folder(parts, world) -> None:
-    """Make the run folder this start's, now that it has made a step. Collective."""
-    with world.together(UserError):
-        if world.rank == 0:
-            parts.folder.begin()
-    parts.tracer.begin()
+    is_done = step == loop.steps[-1]
+    checkpoints.leave_last(step, loop.model if is_done else None)
+    loop.ending.tell(step, None if is_done else ENDED_BY[reports.request], checkpoints.costs)
+    return 0 if is_done else EXIT_CODES[reports.request]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """--strategy auto: the strategy, and whether it exchanges while the model computes, by what a step is expected to take.
 
 On cores the cost model says it for every strategy that fits into memory, from the links and from what was timed just
-before (work.py). Where the best are near each other a trial of their exchanges
+before (step_timing.py). Where the best are near each other a trial of their exchanges
 corrects the model. Overlap hides messages between nodes; on one node the exchange is work of the very cores that
 compute, so there is nothing to hide, and nothing to try. One rank exchanges nothing. All of it takes below two seconds.
 
@@ -25,8 +25,8 @@ from dist.wire import WireFormat
 from dist.world import World
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
-from scripts.backends.work import cluster_of, library
+from scripts.backends.backends import exchange_on_gpus, form_on_gpus
+from scripts.backends.step_timing import cluster_of, library
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measure, measured_seconds
 from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step

@@ -2,46 +2,74 @@
 
 import importlib.util
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 
+from dist.cost.overlap import Timed
 from dist.probe.links import rate_both_ways, segment_bytes
 from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
+from scripts.backends.backends import CpuBackend, GpuBackend, StagedGpuBackend
 from scripts.backends.gpus import check_sharing, gpu_identity, gpu_kernels, own_gpu, shared_gpus
-from scripts.backends.kinds import OnCores, OnGpu, OnGpuThroughHost
+from scripts.backends.step_timing import timed_beside, timed_training
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
-from scripts.backends.work import timed_beside, training_of
 from scripts.settings.checks import check_arrays
-from strategies import candidates, find, is_auto
+from scripts.settings.training import Settings
+from strategies import Strategy, candidates, find, is_auto
 from strategies.checks import operation_of
 
 
-def choose_backend(settings, config, world, layout, adamw, threads: int, links: list[dict], kept: dict | None = None):
-    """(settings with backend, transport, strategy and overlap decided, what makes the backend, what config.json says).
+@dataclass(frozen=True)
+class ChosenBackend:
+    """settings: with backend, transport, strategy, overlap and op decided. make(): the backend; collective. facts: what
+    config.json says of the choice, and as "auto" what checkpoints keep of --strategy auto. timed: how long exchange and
+    computing take, if that was timed."""
 
-    world: of the ranks that hold the same piece of a model. kept: what --strategy auto chose before, as the third's
-    "auto" was then. What is chosen is the same on all ranks of the job. Collective over the job. Nothing large stays
-    allocated before the backend is made, which is collective, too.
+    settings: Settings
+    make: Callable[[], object]
+    facts: dict
+    timed: Timed | None = None
+
+
+def choose_backend(
+    settings, config, world, layout, adamw, threads: int, links: list[dict], kept: dict | None = None
+) -> ChosenBackend:
+    """Choose the same on all ranks of the job. Collective over the job.
+
+    world: of the ranks that hold the same model shard. kept: the "auto" of the checkpoint that the run goes on from.
+    Nothing large stays allocated before the backend is made.
     """
     operation = operation_of(settings.wire, settings.op)
     wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
-    job = world.job
-    kernels, why = choose_kernels(settings.backend, layout, job, threads, settings.tf32)
+    kernels, why = choose_kernels(settings.backend, layout, world.job, threads, settings.tf32)
     if kernels is None:
-        settings = replace(settings, backend="numpy")
-        with world.together(UserError):
-            check_arrays(settings, f" ({why})")
-            kernels = load_kernels("numpy", threads, dtype=settings.dtype)
-        settings = replace(settings, transport="host")
-        work = cache(partial(training_of, world, settings, config, layout, adamw, kernels))
-        settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept)
-        settings = with_operation(settings, operation)
-        timed = timed_beside(world, settings, find(settings.strategy), work, links)
-        made_by = partial(OnCores, settings, world, layout, adamw, wire_format, kernels)
-        said = {"backend_why": why, "products": kernels.device.how, "timed": timed and asdict(timed)}
-        return settings, made_by, said | auto
+        return choose_on_cores(settings, config, world, layout, adamw, threads, links, kept, wire_format, why)
+    return choose_on_gpus(settings, config, world, layout, adamw, threads, links, kept, wire_format, kernels, why)
+
+
+def choose_on_cores(
+    settings, config, world, layout, adamw, threads: int, links, kept, wire_format: WireFormat, why: str
+) -> ChosenBackend:
+    settings = replace(settings, backend="numpy")
+    with world.together(UserError):
+        check_arrays(settings, f" ({why})")
+        kernels = load_kernels("numpy", threads, dtype=settings.dtype)
+    settings = replace(settings, transport="host")
+    time_step = cache(partial(timed_training, world, settings, config, layout, adamw, kernels))
+    settings, auto = with_strategy(settings, config, world, time_step, links, wire_format, kept)
+    settings = with_operation(settings, wire_format.operation)
+    timed = timed_beside(world, settings, find(settings.strategy), time_step, links)
+    make = partial(CpuBackend, settings, world, layout, adamw, wire_format, kernels)
+    facts = {"backend_why": why, "products": kernels.device.how, "timed": timed and asdict(timed), "auto": auto}
+    return ChosenBackend(settings, make, facts, timed)
+
+
+def choose_on_gpus(
+    settings, config, world, layout, adamw, threads: int, links, kept, wire_format: WireFormat, kernels, why: str
+) -> ChosenBackend:
+    job = world.job
     settings = replace(settings, overlap=bool(settings.overlap))
     identities = job.comm.allgather(gpu_identity(own_gpu(job.local_rank)))
     shared = shared_gpus(job.places, identities)
@@ -49,19 +77,26 @@ def choose_backend(settings, config, world, layout, adamw, threads: int, links: 
         check_sharing(shared, settings.share_gpus)
     found = find_transports(job, kernels.device, settings.transport, shared)
     with world.together(UserError):
-        asked = settings.strategy
-        kinds = [*candidates(asked, "gpus").values()] if is_auto(asked) else [find(asked)]
-        transport, transport_why = choose_transport(kinds, settings, job.size, found)
+        transport, transport_why = choose_transport(strategies_of(settings), settings, job.size, found)
     if settings.pipeline_parallel > 1 and transport != "host":
         transport_why += "; between stages through host memory"
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
-    work = partial(training_of, world, settings, config, layout, adamw, None)
-    settings, auto = with_strategy(settings, config, world, work, links, wire_format, kept, comm)
-    settings = with_operation(settings, operation) if comm is None else settings
-    kind, more = (OnGpuThroughHost, threads) if comm is None else (OnGpu, comm)
-    made_by = partial(kind, settings, world, layout, adamw, wire_format, kernels, more)
-    return settings, made_by, {"backend_why": why, "transport_why": transport_why, "gpus": identities} | auto
+    training = partial(timed_training, world, settings, config, layout, adamw, None)
+    settings, auto = with_strategy(settings, config, world, training, links, wire_format, kept, comm)
+    if comm is None:
+        settings = with_operation(settings, wire_format.operation)
+        make = partial(StagedGpuBackend, settings, world, layout, adamw, wire_format, kernels, threads)
+    else:
+        make = partial(GpuBackend, settings, world, layout, adamw, wire_format, kernels, comm)
+    facts = {"backend_why": why, "transport_why": transport_why, "gpus": identities, "auto": auto}
+    return ChosenBackend(settings, make, facts)
+
+
+def strategies_of(settings) -> list[type[Strategy]]:
+    """The strategy of the flags, or those that auto may take between GPUs."""
+    name = settings.strategy
+    return [*candidates(name, "gpus").values()] if is_auto(name) else [find(name)]
 
 
 def with_operation(settings, operation: str):
@@ -69,13 +104,14 @@ def with_operation(settings, operation: str):
     return replace(settings, op=operation if find(settings.strategy).operations else None)
 
 
-def with_strategy(settings, config, world, work, links: list[dict], wire_format: WireFormat, kept, comm=None):
-    """(the settings with what --strategy auto leaves open decided; {"auto": what checkpoints keep of it}). Collective.
+def with_strategy(settings, config, world, time_step, links: list[dict], wire_format: WireFormat, kept, comm=None):
+    """(the settings with what --strategy auto leaves open decided; what checkpoints keep of its choice, None without
+    auto). Collective.
 
-    work(): a Training, what a step does. kept: as choose_backend's. comm: a DeviceComm between GPUs.
+    time_step(): a Training. kept: as choose_backend's. comm: a DeviceComm between GPUs.
     """
     if not is_auto(settings.strategy):
-        return settings, {"auto": None}
+        return settings, None
     begun = time.perf_counter()
     from scripts.backends import auto  # with the benchmark, which nobody else needs
 
@@ -85,13 +121,13 @@ def with_strategy(settings, config, world, work, links: list[dict], wire_format:
         if comm is None:
             forms = auto.forms_on_cores(settings, has_links=bool(links))
             forms = auto.fitting(forms, settings, config, world.job)
-            choice = auto.choose_on_cores(world, forms, work(), links, wire_format)
+            choice = auto.choose_on_cores(world, forms, time_step(), links, wire_format)
         else:
-            choice = auto.choose_on_gpus(world, settings, work().parameters, wire_format, comm)
+            choice = auto.choose_on_gpus(world, settings, time_step().parameters, wire_format, comm)
     choice = world.job.comm.bcast(choice)  # one choice, where groups of the job have tried each for itself
     said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
     said["took_s"] = time.perf_counter() - begun
-    return replace(settings, strategy=choice.name, overlap=choice.overlap), {"auto": said}
+    return replace(settings, strategy=choice.name, overlap=choice.overlap), said
 
 
 def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False):

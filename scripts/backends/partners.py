@@ -12,7 +12,7 @@ from gpt2.errors import UserError
 
 
 class Partners:
-    """Of one of the backends of kinds.py. phase: Tracer.interruption. resources: closes what this opens, last first.
+    """Of one of the backends of backends.py. phase: Tracer.interruption. resources: closes what this opens, last first.
 
     Links between stages go through host memory whatever carries the rest: of one stream with sums and exchanges, sends
     and receives would wait for each other in a circle.

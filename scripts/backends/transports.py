@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dist.gpu.comm import AloneComm
 from dist.gpu.gpu_aware import GpuAwareComm, is_proven, says_gpu_aware
 from dist.gpu.nccl import NcclComm, missing_nccl
+from dist.probe.links import bucket_bytes
 from dist.world import World
 from gpt2.errors import UserError
 from scripts.settings.model_parallel import is_cut
@@ -12,6 +13,8 @@ from strategies.base import Strategy
 from strategies.checks import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
 
 ALONE = "alone"  # on the GPU, with nobody to exchange with
+# Between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early.
+DEVICE_BUCKET_BYTES = 25 << 20
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ def device_comm(transport: str, world: World, device, overlap: bool):
         return None
     stream = device.cupy.cuda.Stream(non_blocking=True) if overlap else device.stream
     return kinds[transport](world.comm, device, stream, world.local_comm)
+
+
+def bucket_size(transport: str, links: list[dict]) -> int:
+    """Return how many bytes --overlap exchanges at once. links: between the nodes, as they were measured."""
+    return bucket_bytes(links) if transport == "host" else DEVICE_BUCKET_BYTES
 
 
 def first_reason(world: World, reason: str | None) -> str | None:

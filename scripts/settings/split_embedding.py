@@ -5,6 +5,7 @@ very end, and is used first; but only in the rows that are looked up. Where thes
 rest beside computing.
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -87,37 +88,61 @@ def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool |
     return rows <= PAYS_UP_TO * vocabulary, used
 
 
-def settle_embedding(
-    s: Settings, layout: Layout, train, step: int, facts: dict, before: dict, choice: dict, world
-) -> dict:
-    """What config.json says of it: "looked_up", the rows that the first step uses, and whether they go apart; and with
-    overlap "embedding", how it is exchanged, in words. Of one rank, and where ranks share a model, no rows.
+@dataclass(frozen=True)
+class EmbeddingExchange:
+    """How a run exchanges the token embedding.
 
-    step: the first that is made. choice: as choose_backend's, with what it "timed". facts, of every checkpoint, get
-    `split_embedding` and `all_reduced`, and keep those of `before`, a checkpoint's of which this run exchanges alike,
-    or {}: else it would add in another order, and round otherwise. Collective: also ends the job with one line where a
-    split was asked for and cannot be.
+    is_split: whether the rows that a step looks up go apart from the head. looked_up: how many rows the first step
+    looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and why.
+    all_reduced: the part of each other bucket that is all-reduced. These two are None without overlap.
+    """
+
+    is_split: bool = False
+    looked_up: dict | None = None
+    text: str | None = None
+    all_reduced: Fraction | None = None
+
+    def checkpoint_facts(self) -> dict:
+        facts = {"split_embedding": self.is_split}
+        if self.all_reduced is not None:
+            facts["all_reduced"] = [self.all_reduced.numerator, self.all_reduced.denominator]
+        return facts
+
+    def config_facts(self) -> dict:
+        facts = {}
+        if self.looked_up is not None:
+            facts["looked_up"] = self.looked_up | {"apart": self.is_split}
+        if self.text is not None:
+            facts["embedding"] = self.text
+        return facts
+
+
+def plan_embedding(
+    settings, layout: Layout, train, step: int, global_batch: int, before: dict, timed: Timed | None, world
+) -> EmbeddingExchange:
+    """Decide how the token embedding is exchanged. Collective. Ends the job if a split is asked for and impossible.
+
+    step: the first that is made. global_batch: sequences of a step. before: the facts of the checkpoint that the run
+    goes on from, if it exchanges alike, else {}: it must add in the same order, to round in the same way. timed: how
+    long exchange and computing are, if that was timed.
     """
     with world.together(UserError):
-        check_split(s, world.size)
-    facts["split_embedding"] = False
-    found, rows = {}, 0
-    if world.size > 1 and not is_cut(s):
-        first = (step - 1) * facts["global_batch"] + world.rank * s.grad_accum * s.batch_size
-        found["looked_up"] = used_rows(train.tokens(first, s.grad_accum * s.batch_size), world)
-        rows = max(found["looked_up"]["of_ranks"])
-    if not s.overlap:
-        return found
+        check_split(settings, world.size)
+    looked_up = None
+    rows = 0
+    if world.size > 1 and not is_cut(settings):
+        own = settings.grad_accum * settings.batch_size
+        first = (step - 1) * global_batch + world.rank * own
+        looked_up = used_rows(train.tokens(first, own), world)
+        rows = max(looked_up["of_ranks"])
+    if not settings.overlap:
+        return EmbeddingExchange(looked_up=looked_up)
     was_split = before["split_embedding"] if before else None
-    facts["split_embedding"], why = is_split(s, world.size, rows, layout.config.padded_vocab_size, was_split)
-    wanted = least_all_reduced(Timed(**choice["timed"])) if choice.get("timed") else ALL_REDUCED
-    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if facts["split_embedding"] else 0.0, wanted)
-    share = kept_share(before, facts["split_embedding"], share)
-    facts["all_reduced"] = [share.numerator, share.denominator]
-    if facts["split_embedding"]:
-        found["looked_up"]["apart"] = True
-    said = "head and looked-up rows apart" if facts["split_embedding"] else "whole"
-    return found | {"embedding": f"{said}: {why}"}
+    split, why = is_split(settings, world.size, rows, layout.config.padded_vocab_size, was_split)
+    wanted = least_all_reduced(timed) if timed else ALL_REDUCED
+    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if split else 0.0, wanted)
+    text = f"{'head and looked-up rows apart' if split else 'whole'}: {why}"
+    return EmbeddingExchange(split, looked_up, text, kept_share(before, split, share))
 
 
 def kept_share(before: dict, is_split: bool, wanted: Fraction) -> Fraction:
@@ -131,7 +156,7 @@ def used_rows(ids: np.ndarray, world) -> dict:
     """How many different rows each rank looks up, each node, and any rank. ids: this rank's. Collective."""
     everyone = world.comm.allgather(ids)
     of_nodes, any_rank = rows_of_nodes(everyone, world.places), len(np.unique(np.concatenate(everyone)))
-    return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank, "apart": False}
+    return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank}
 
 
 def new_lookup(s: Settings, buffers, layout: Layout) -> LookedUp:

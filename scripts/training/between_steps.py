@@ -1,9 +1,11 @@
-"""What is done between steps, once every so many of them: validation, a sample of text, a check of the replicas.
+"""Hooks that the training loop calls after each step: log, validation, samples, comparison of replicas, checkpoints.
 
-All of it is collective: every rank makes each of these objects, and calls `after` behind every step.
+Each hook gets a MadeStep. All of them are collective: every rank calls each of them after every step.
 """
 
+import math
 import zlib
+from dataclasses import dataclass
 from functools import partial
 
 from dist.sharded import Slots
@@ -16,15 +18,73 @@ from gpt2.inference.generated_text import Sampling, document_start, printable, s
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Parameters
 from scripts.settings.tokenizer import choose_tokenizer
+from scripts.training.meeting import RankReports
 from scripts.training.state import shares_model
 from scripts.training.whole_model import WholeModel
 
 SAMPLE_TOKENS = 100
 
 
+@dataclass(frozen=True)
+class MadeStep:
+    """A step that all ranks have made. number: counted from 1. record: its line of log.jsonl, to which hooks add.
+    is_saved: whether there will be a checkpoint of it."""
+
+    number: int
+    reports: RankReports
+    record: dict
+    is_saved: bool = False
+
+
 def is_time(step: int, every: int) -> bool:
     """Whether something that is done every so many steps, 0 for never, is to be done after this one."""
     return every > 0 and step % every == 0
+
+
+def begin_folder(world, folder, tracer, first_step: int, step: MadeStep) -> None:
+    """After the first step of this start, make the run folder this start's. folder: rank 0's RunFolder."""
+    if step.number != first_step:
+        return
+    with world.together(UserError):
+        if world.rank == 0:
+            folder.begin()
+    tracer.begin()
+
+
+def log_step(folder, progress, step: MadeStep) -> None:
+    """Write the line of log.jsonl on rank 0, the only one that has a folder, and print the progress line."""
+    if folder is not None:
+        folder.log(step.record)
+        progress.step(step.record, step.reports.compute_s)
+
+
+def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
+    """End the job if the loss, the gradients' norm or the validation loss of this step is not finite, or the state that
+    was to become a checkpoint. checkpoints: a Checkpointing.
+
+    All ranks have the same numbers, so all of them end. The norm of a skipped step does not count.
+    """
+    checkpoints.end_if_not_finite(step.reports.written)
+    found = {
+        "loss": step.reports.losses,
+        "gradients' norm": step.reports.norms,
+        "validation loss": [step.record.get("val_loss", 0.0)],
+    }
+    for what, parts in found.items():
+        if not math.isfinite(sum(parts)):
+            rank, number = next((rank, part) for rank, part in enumerate(parts) if not math.isfinite(part))
+            # Name a rank only if others have good numbers. A 0 means that a rank has no number.
+            is_alone = any(part and math.isfinite(part) for part in parts)
+            whose = f" (rank {rank} on {world.places[rank]['host']})" if is_alone else ""
+            text = f"the {what} of step {step.number} is {number}{whose}: lower --lr, raise --warmup, or check the data"
+            end_with_one_line(world.comm, text)
+
+
+def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
+    """Begin a checkpoint if one is due. checkpoints: a Checkpointing."""
+    if checkpoints.is_due(step.number, step.reports.request):
+        with tracer.phase("checkpoint"):
+            checkpoints.begin(step.number)
 
 
 class Validation:
@@ -37,15 +97,15 @@ class Validation:
         self.comm, self.tracer, self.worker = comm, tracer, worker
         self.every, self.last_step, self.batches = every, last_step, batches
 
-    def after(self, step: int) -> dict[str, float]:
-        """{"val_loss"} if it is time for a validation, else {}."""
-        if not is_time(step, self.every) and not (self.every and step == self.last_step):
-            return {}
+    def after(self, step: MadeStep) -> None:
+        """Add "val_loss" to the step's record if it is time for a validation."""
+        if not is_time(step.number, self.every) and not (self.every and step.number == self.last_step):
+            return
         with self.tracer.phase("eval"):
             part = self.worker.validation_loss(self.batches, self.tracer.moves_on)
         with self.tracer.phase("wait"):
             loss, tokens = sum_everywhere(self.comm, *part)
-        return {"val_loss": loss / tokens}
+        step.record["val_loss"] = loss / tokens
 
 
 class Samples:
@@ -77,9 +137,9 @@ class Samples:
                     own = Parameters(model.held.layout, backend.model.parameters)
                     self._writer = CachedGPT2(backend.kernels, own, length)
 
-    def after(self, step: int) -> None:
+    def after(self, step: MadeStep) -> None:
         """Print a sample if it is time for one; all ranks bring their ranges, and wait for rank 0."""
-        if not is_time(step, self.every):
+        if not is_time(step.number, self.every):
             return
         with self.tracer.phase("eval"):
             if self._copies:
@@ -88,12 +148,12 @@ class Samples:
                 self.model.bring_all()
             if self.world.rank == 0:
                 writer = self._new_writer(parameters) if self._copies else self._writer
-                settings = "", SAMPLE_TOKENS, Sampling(), (self.seed, step)
+                seed = self.seed, step.number
                 pieces = []
-                for piece in sample_text(writer, self._encoding, *settings):
+                for piece in sample_text(writer, self._encoding, "", SAMPLE_TOKENS, Sampling(), seed):
                     pieces.append(piece)
                     self.tracer.moves_on()
-                self.world.print(f"sample after step {step}: {printable(''.join(pieces))}")
+                self.world.print(f"sample after step {step.number}: {printable(''.join(pieces))}")
         with self.tracer.phase("wait"):
             barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
 
@@ -118,12 +178,12 @@ class ReplicaCheck:
         self.world, self.model, self.every, self.holds = world, model, every, holds
         self._piece = (mesh.stage, mesh.part) if shares_model(mesh) else None
 
-    def after(self, step: int, is_saved: bool) -> None:
-        """End the job if ranks' parameters differ, naming the ranks that differ from most others. Collective.
+    def after(self, step: MadeStep) -> None:
+        """End the job if ranks' parameters differ, naming the ranks that differ from most others.
 
-        It is time for that also before each checkpoint: is_saved says that this step's state becomes one.
+        Parameters are compared every so many steps, and before each checkpoint.
         """
-        if not is_time(step, self.every) and not (self.every and is_saved):
+        if not is_time(step.number, self.every) and not (self.every and step.is_saved):
             return
         checksum = 0
         for start, stop in self.model.held_ranges():
@@ -134,7 +194,7 @@ class ReplicaCheck:
             alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == piece]
             found.append(who_differs([told[rank][1] for rank in alike], [self.world.places[rank] for rank in alike]))
         if words := "; ".join(filter(None, found)):
-            end_with_one_line(self.world.comm, f"after step {step} {words}: go on with --resume, elsewhere")
+            end_with_one_line(self.world.comm, f"after step {step.number} {words}: go on with --resume, elsewhere")
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:

@@ -37,7 +37,7 @@ class Checkpointing:
     """Every rank makes one; `begin`, `settle` and `leave_last` are collective.
 
     folder: RUN/checkpoints. layout: of what this rank holds; run_facts: what every checkpoint of this run says of it
-    (assemble.run_facts). steps: those that this run makes. every: in steps, 0 for the last step alone, None for no
+    (Plan.checkpoint_facts). steps: those that this run makes. every: in steps, 0 for the last step alone, None for no
     checkpoint at all. keep: how many complete ones stay, and of which number all multiples do, 0 for none. check_lock:
     ends the job if another start has taken the run folder (RunLock.check). mesh: as state.py's; ranks that hold the
     same piece share out what they write of it, and all ranks of the job settle together.
@@ -76,20 +76,20 @@ class Checkpointing:
         """What every checkpoint from now on says of the run, too; the same on all ranks."""
         self._run_facts = self._run_facts | facts
 
-    def is_due(self, step: int, asked: int) -> bool:
-        """Whether a checkpoint is to begin after this step: it is time for one, or one was asked for.
+    def is_due(self, step: int, request: int) -> bool:
+        """Whether a checkpoint is to begin after this step: it is time for one, or one was requested.
 
         At the end of the run `leave_last` writes it.
         """
-        return self.has(step, asked) and not self._ends(step, asked)
+        return self.has(step, request) and not self._ends(step, request)
 
-    def has(self, step: int, asked: int) -> bool:
+    def has(self, step: int, request: int) -> bool:
         """Whether there will be a checkpoint of this step, the run's last one included."""
-        wanted = asked == CHECKPOINT or self._ends(step, asked)
+        wanted = request == CHECKPOINT or self._ends(step, request)
         return self.every is not None and (wanted or is_time(step, self.every))
 
-    def _ends(self, step: int, asked: int) -> bool:
-        return step == self.steps.stop - 1 or asked > CHECKPOINT
+    def _ends(self, step: int, request: int) -> bool:
+        return step == self.steps.stop - 1 or request > CHECKPOINT
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.

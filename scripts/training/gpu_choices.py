@@ -9,6 +9,7 @@ it is, "products" the algorithm of each product, "ways" which work is a library'
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.kernels.cupy import Device
 from gpt2.kernels.cupy.faster_of import ATTENTION, EPILOGUES
+from scripts.training.between_steps import MadeStep
 
 MAKER = ("device", "cublaslt", "cudnn")
 FACT = "gpu_choices"
@@ -18,11 +19,15 @@ ANEW = "they are timed anew, so bits may differ from the run so far"
 class GpuChoices:
     """The choices of all ranks. Making one gives this rank's GPU what a checkpoint holds for it. Collective.
 
-    device: what this rank computes on; on cores nothing is chosen. first_step: of this start.
+    device: what this rank computes on; on cores nothing is chosen. checkpoint: that the run goes on from. first_step:
+    of this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
     """
 
-    def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int):
-        self.world, self.first_step = world, first_step
+    def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int, checkpoints, folder):
+        self.world = world
+        self.first_step = first_step
+        self.checkpoints = checkpoints
+        self.folder = folder
         self.device = device if isinstance(device, Device) else None
         self.kept = checkpoint.facts.get(FACT, []) if checkpoint else []
         self.took_up = False
@@ -41,19 +46,17 @@ class GpuChoices:
             held = f"GPU algorithms of {held}" if held else "no GPU algorithms"
             self.world.print(f"{checkpoint.path} holds {held}, {lacking}: {ANEW}")
 
-    def after(self, step: int, is_kept: bool, checkpoints, folder) -> None:
-        """After the first step, and before a checkpoint (is_kept): all agree, and the choices are kept. Collective.
-
-        checkpoints: a Checkpointing. folder: rank 0's RunFolder.
-        """
-        if self.device is None or not (is_kept or step == self.first_step):
+    def after(self, step: MadeStep) -> None:
+        """After the first step, and before each checkpoint, let all ranks agree and keep the choices. Collective."""
+        is_first = step.number == self.first_step
+        if self.device is None or not (step.is_saved or is_first):
             return
         told = self.world.comm.allgather((self.device.timed() if self.took_up else 0, self.device.choices()))
         self.kept = merged([*(choices for _, choices in told), *self.kept])
         self.device.give_choices(of_maker(self.kept, self.device.maker))
-        checkpoints.add_facts({FACT: self.kept})
-        if self.world.rank == 0 and step == self.first_step:
-            folder.add_to_config(**{FACT: self.kept})
+        self.checkpoints.add_facts({FACT: self.kept})
+        if self.world.rank == 0 and is_first:
+            self.folder.add_to_config(**{FACT: self.kept})
             self.world.print(ways_text(of_maker(self.kept, self.device.maker)))
             if missing := max(timed for timed, _ in told):
                 self.world.print(f"the checkpoint lacks {missing} GPU algorithms, or they do not run here: {ANEW}")

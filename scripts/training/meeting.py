@@ -1,11 +1,10 @@
-"""The end of a step, where all ranks meet: they tell each other their losses and times, and what a signal asked for."""
+"""The end of a step, where all ranks exchange their losses, their times and the requests of signals."""
 
 import math
 import resource
 from typing import NamedTuple
 
 from dist.waiting import gather_everywhere
-from dist.world import end_with_one_line
 from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
@@ -13,15 +12,15 @@ from traces.record.steps import SlowSteps
 GPU_ASKED_EACH = 16
 
 
-class Meeting(NamedTuple):
-    """What all ranks know when they have met, the same on each of them.
+class RankReports(NamedTuple):
+    """What all ranks have reported at the end of a step; every rank gets the same.
 
-    loss: of the global batch, the mean. asked: the most that a signal or the clock asked of any rank. The others are of
-    each rank: losses: what it adds to the loss. norms: of the gradients that it has updated with, 0 where it knows none
-    or has skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: of the step so far. compute_s:
-    that its gradients took, nan for a server. pipeline_s: that it waited for neighbouring stages. written: how much of
-    its part of a checkpoint is on disk (Checkpointing.written). memory_bytes: the most that it has held in host memory
-    so far. gpu_bytes: of its GPU's memory, in use when it was last asked; 0 without one.
+    loss: the mean over the global batch. request: the largest request of a signal or the clock to any rank. The others
+    are lists with an entry for each rank. losses: the rank's part of the loss. norms: of the gradients that it updated
+    with, 0 if it knows none or skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: seconds of
+    the step so far. compute_s: seconds that its gradients took, nan for a server. pipeline_s: seconds of waiting for
+    neighbouring stages. written: see Checkpointing.written. memory_bytes: its peak host memory so far. gpu_bytes: its
+    GPU's memory in use when the rank last looked; 0 without a GPU.
     """
 
     loss: float
@@ -30,7 +29,7 @@ class Meeting(NamedTuple):
     exchange_s: list[float]
     step_s: list[float]
     compute_s: list[float]
-    asked: int
+    request: int
     written: list[int]
     pipeline_s: list[float] = ()
     memory_bytes: list[float] = (0.0,)
@@ -40,43 +39,43 @@ class Meeting(NamedTuple):
 class MeetingPoint:
     """Where all ranks meet once a step, with one small all-gather.
 
-    worker: this rank's Worker or Server. asking: what may ask something of the run. checkpoints: a Checkpointing, which
-    completes a checkpoint once all ranks know that all of them have written their parts. failures: TraceFailures, which
-    are told once all ranks know of them. tracer: a Tracer, which keeps a step that took long: all ranks know the same
-    of it, so all keep it. device: its GPU, or None.
+    worker: this rank's Worker or Server. requesters: what may ask for a checkpoint or the end. checkpoints: a
+    Checkpointing, which completes a checkpoint once all ranks know that all of them have written their parts. failures:
+    TraceFailures, which are told once all ranks know of them. tracer: a Tracer, which keeps a step that took long: all
+    ranks have the same reports, so all keep the same step. device: the rank's GPU, or None.
     """
 
-    def __init__(self, comm, worker, asking: list[Signals | Clock], checkpoints, failures, tracer, device=None):
-        self.comm, self.worker, self.asking = comm, worker, asking
+    def __init__(self, comm, worker, requesters: list[Signals | Clock], checkpoints, failures, tracer, device=None):
+        self.comm, self.worker, self.requesters = comm, worker, requesters
         self.checkpoints, self.failures = checkpoints, failures
         self.tracer, self.slow_steps, self.device = tracer, SlowSteps(), device
         self._met, self._gpu_bytes = 0, 0
 
-    def meet(self, loss_part: float, norm: float | None) -> Meeting:
+    def meet(self, loss_part: float, norm: float | None) -> RankReports:
         """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
         not known here, or the step was skipped."""
-        asked = max(one.asked() for one in self.asking)
-        own = (loss_part, norm or 0.0, *self.worker.seconds(), asked, self.checkpoints.written())
+        request = max(one.requested() for one in self.requesters)
+        own = (loss_part, norm or 0.0, *self.worker.seconds(), request, self.checkpoints.written())
         *told, memory, gpu, untraced = gather_everywhere(self.comm, *own, *self.memory(), self.failures.own()).T
-        losses, norms, exchange_s, compute_s, step_s, pipeline_s, asked, written = told
-        meeting = Meeting(
+        losses, norms, exchange_s, compute_s, step_s, pipeline_s, requests, written = told
+        reports = RankReports(
             loss=math.fsum(losses),  # exact, so all ranks get the same bits
             losses=losses.tolist(),
             norms=norms.tolist(),
             exchange_s=exchange_s.tolist(),
             step_s=step_s.tolist(),
             compute_s=compute_s.tolist(),
-            asked=int(asked.max()),
+            request=int(requests.max()),
             written=written.astype(int).tolist(),
             pipeline_s=pipeline_s.tolist(),
             memory_bytes=memory.tolist(),
             gpu_bytes=gpu.tolist(),
         )
-        self.checkpoints.settle(meeting.written)
+        self.checkpoints.settle(reports.written)
         self.failures.tell(untraced)
-        if self.slow_steps.is_kept(max(meeting.step_s)):
+        if self.slow_steps.is_kept(max(reports.step_s)):
             self.tracer.keep_step()
-        return meeting
+        return reports
 
     def memory(self) -> tuple[int, int]:
         """(most bytes that this process has held in host memory, bytes of its GPU that are in use).
@@ -88,19 +87,3 @@ class MeetingPoint:
             self._gpu_bytes = self.device.used_bytes()
         self._met += 1
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._gpu_bytes
-
-
-def end_if_diverged(world, step: int, meeting: Meeting, val_loss: float = 0.0) -> None:
-    """End the job if a number of this step is none any more: the loss, the gradients' norm or the validation loss.
-
-    All ranks have heard the same numbers, so all of them come here. A skipped step's norm does not count.
-    """
-    found = {"loss": meeting.losses, "gradients' norm": meeting.norms, "validation loss": [val_loss]}
-    for what, parts in found.items():
-        if not math.isfinite(sum(parts)):
-            rank, number = next((rank, part) for rank, part in enumerate(parts) if not math.isfinite(part))
-            # A rank is named if it is one among others whose numbers are good; 0 is that of a rank that has none.
-            is_alone = any(part and math.isfinite(part) for part in parts)
-            whose = f" (rank {rank} on {world.places[rank]['host']})" if is_alone else ""
-            text = f"the {what} of step {step} is {number}{whose}: lower --lr, raise --warmup, or check the data"
-            end_with_one_line(world.comm, text)

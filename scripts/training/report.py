@@ -13,7 +13,6 @@ from dist.probe.links import clock_offset, probe_links
 from dist.world import library_name
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
-from gpt2.parameters import Layout
 from scripts.machine.blas import blas_facts, blas_text
 from scripts.machine.gpu import limits_text
 from scripts.machine.names import rank_names
@@ -23,36 +22,39 @@ from traces.record.own_cost import tracing_share
 from traces.units import count_text
 
 
-def run_table(
-    settings: dict, whole: Layout, cut: str | None, world, threads: int, choice: dict, peak, batch: int, path,
-    train: Windows, val: Windows | None,
-) -> str:  # fmt: skip
-    """What rank 0 prints before the first step: what --strategy auto chose, what the settings come to here, and all
-    settings.
-
-    whole: of the whole model. cut: how the ranks share it (scripts/settings/model_parallel.py), None where they do not.
-    choice: what config.json says of the chosen backend. batch: sequences of a step, on all ranks together.
-    """
-    config, length, workers = whole.config, settings["seq_len"], worker_count(settings["server"], world.size)
+def run_table(used: dict, plan, shared, world, peak, train: Windows, val: Windows | None) -> str:
+    """Return what rank 0 prints before the first step: what --strategy auto chose, what the settings come to here, and
+    all settings. used: the settings as they are used."""
+    config = shared.whole.config
+    workers = worker_count(used["server"], world.size)
+    cut = shared.cut.text(shared.mesh.data)
+    on_gpus = "gpus" in plan.backend
+    hardware = gpu_facts(world.places, plan.backend, used["transport"]) if on_gpus else core_facts(plan.backend)
+    tokens = plan.global_batch * used["seq_len"]
     facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
-        f"{config.vocab_size} tokens: {whole.count:,} parameters",
+        f"{config.vocab_size} tokens: {shared.whole.count:,} parameters",
         **({"cut": cut} if cut else {}),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
-        f"{count_text(threads, 'thread')} on rank 0",
-        **(gpu_facts(world.places, choice, settings["transport"]) if "gpus" in choice else core_facts(choice)),
+        f"{count_text(plan.threads, 'thread')} on rank 0",
+        **hardware,
         "peak": str(peak),
-        **({"embedding": choice["embedding"]} if choice.get("embedding") else {}),
-        "step": f"{batch} sequences of {length}: {batch * length:,} tokens",
-        "data": data_text(train, val, settings["steps"] * batch),
+        **({"embedding": plan.embedding.text} if plan.embedding.text else {}),
+        "step": f"{plan.global_batch} sequences of {used['seq_len']}: {tokens:,} tokens",
+        "data": data_text(train, val, used["steps"] * plan.global_batch),
         "MPI": library_name(),
-        "run folder": str(path),
+        "run folder": str(plan.folder),
     }
-    auto = choice.get("auto")
-    overlap = " with overlap" if auto and auto["overlap"] else ""
-    chosen = [f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}"] if auto else []
     lines = [f"{name:<13} {value}" for name, value in facts.items()]
-    return "\n".join([*chosen, *lines, "", *two_columns(settings), ""])
+    return "\n".join([*auto_lines(plan.backend["auto"]), *lines, "", *two_columns(used), ""])
+
+
+def auto_lines(auto: dict | None) -> list[str]:
+    """Return the line about what --strategy auto chose, none without auto."""
+    if auto is None:
+        return []
+    overlap = " with overlap" if auto["overlap"] else ""
+    return [f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}"]
 
 
 def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
@@ -91,25 +93,26 @@ def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
     return f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}"
 
 
-def core_facts(choice: dict) -> dict[str, str]:
+def core_facts(backend: dict) -> dict[str, str]:
     """Which BLAS there is, and what makes the products where it is not that alone."""
-    kinds, products = choice["blas"], choice["products"]
+    kinds = backend["blas"]
+    products = backend["products"]
     line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
     return line if products == "BLAS" else line | {"products": products}
 
 
-def gpu_facts(places: list[dict], choice: dict, transport: str) -> dict[str, str]:
+def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, str]:
     """Which GPUs compute and what limits them, what carries the exchange between them, and why."""
-    gpus = choice["gpus"]
+    gpus = backend["gpus"]
     different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
     names = "; ".join(sorted({limits_text(gpu) for gpu in gpus}))
-    return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {choice['transport_why']}"}
+    return {"GPUs": f"{len(different)}: {names}", "transport": f"{transport}: {backend['transport_why']}"}
 
 
-def two_columns(settings: dict) -> list[str]:
+def two_columns(used: dict) -> list[str]:
     names, values = (
-        [name.replace("_", "-") for name in settings],
-        ["-" if v is None else str(v) for v in settings.values()],
+        [name.replace("_", "-") for name in used],
+        ["-" if v is None else str(v) for v in used.values()],
     )
     half, longest = -(-len(names) // 2), max(map(len, names))
     cells = [f"{name:<{longest}} {value:<22}" for name, value in zip(names, values, strict=True)]

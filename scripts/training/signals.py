@@ -22,6 +22,7 @@ NOTHING, CHECKPOINT, TIME_IS_UP, END, QUIT = range(5)  # in this order: of sever
 ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END, signal.SIGINT: QUIT}
 INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
 EXIT_CODES = {TIME_IS_UP: 0, END: INTERRUPTED, QUIT: BY_CTRL_C}
+ENDED_BY = {TIME_IS_UP: "--minutes", END: "a signal", QUIT: "a signal"}
 ONE_PRESS_S = 0.3  # a terminal and a launcher may both hand on the same Ctrl-C
 WAITING = signal.SIGUSR1, signal.SIGUSR2
 
@@ -82,7 +83,7 @@ class Signals:
                 self._has_sigterm |= signal.SIGTERM in numbers
         return self._has_sigterm
 
-    def asked(self) -> int:
+    def requested(self) -> int:
         """The most that was asked for since the last call, NOTHING to QUIT. The first call ends the first step."""
         self._has_met = True
         arrived = dict(self._arrived)
@@ -102,7 +103,7 @@ class Clock:
         self._every_s, self._limit_s = 60 * checkpoint_minutes, 60 * minutes
         self._begun = self._checkpoint_at = time.monotonic()
 
-    def asked(self) -> int:
+    def requested(self) -> int:
         """NOTHING, CHECKPOINT or TIME_IS_UP. A checkpoint that is asked for is taken for granted."""
         now = time.monotonic()
         if self._limit_s and now - self._begun >= self._limit_s:

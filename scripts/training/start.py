@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from dist.console import say
-from dist.probe.links import bucket_bytes
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
 from gpt2.formats import weights
@@ -136,16 +135,6 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
             )
 
 
-def bucket_size(links: list[dict], checkpoint: Checkpoint | None, facts: dict) -> int:
-    """How many bytes --overlap exchanges at once.
-
-    A run that goes on with the same ranks and strategy keeps its size: another one would add gradients in another
-    order, and round otherwise. links: as measured at this start; facts: of the run that goes on.
-    """
-    is_same = checkpoint and exchanges_alike(checkpoint, facts)
-    return (checkpoint.facts["bucket_bytes"] if is_same else None) or bucket_bytes(links)
-
-
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     """Whether the run of these facts adds the same gradients in the same order as the one that left the checkpoint."""
     names = "ranks", "strategy", CUT
@@ -160,7 +149,7 @@ def kept_facts(checkpoint: Checkpoint | None, facts: dict) -> dict:
 def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
     """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
 
-    layout: of what this rank holds. facts: those of the run that goes on, as assemble.run_facts gives them. mesh: as
+    layout: of what this rank holds. facts: those of the run that goes on (Plan.identity). mesh: as
     state.py's.
     """
     with world.together(UserError):

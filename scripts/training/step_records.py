@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from scripts.training.meeting import Meeting
+from scripts.training.meeting import RankReports
 from traces.units import duration_text, mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
@@ -27,38 +27,38 @@ class StepRecords:
         self.stages = stages
         self._noted = {}
 
-    def of_step(self, step: int, meeting: Meeting, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
+    def of_step(self, step: int, reports: RankReports, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
         """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
         record = {
             "step": step,
-            "loss": meeting.loss,
+            "loss": reports.loss,
             "grad_norm": norm,
             "lr": lr,
             "tokens": step * self.tokens,
             "step_s": step_s,
             "tokens_per_s": self.tokens / step_s,
-            "exposed_exchange_s": exposed_exchange_s(meeting, step_s),
+            "exposed_exchange_s": exposed_exchange_s(reports, step_s),
         }
         record |= self.utilization.of_step(self.tokens * self.flops_per_token / step_s)
         record |= {"skipped": True} if skipped else {}
-        record |= {"pipeline_wait_s": float(np.mean(meeting.pipeline_s))} if any(self.stages) else {}
-        return record | self._memory(meeting) | slowest(meeting.compute_s, self.stages)
+        record |= {"pipeline_wait_s": float(np.mean(reports.pipeline_s))} if any(self.stages) else {}
+        return record | self._memory(reports) | slowest(reports.compute_s, self.stages)
 
-    def _memory(self, meeting: Meeting) -> dict[str, int]:
+    def _memory(self, reports: RankReports) -> dict[str, int]:
         """{"peak_memory_bytes", "gpu_memory_bytes"}: of the rank that has most, where that has grown."""
-        now = {"peak_memory_bytes": int(max(meeting.memory_bytes)), "gpu_memory_bytes": int(max(meeting.gpu_bytes))}
+        now = {"peak_memory_bytes": int(max(reports.memory_bytes)), "gpu_memory_bytes": int(max(reports.gpu_bytes))}
         grown = {name: size for name, size in now.items() if size > MEMORY_GROWTH * self._noted.get(name, 0)}
         self._noted |= grown
         return grown
 
 
-def exposed_exchange_s(meeting: Meeting, step_s: float) -> float:
+def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
     """Seconds of exchange that nothing hid, the mean over the workers; at most step_s, those of rank 0's step.
 
     A worker that begins the step before rank 0 waits for it in an exchange: rank 0 still prints, or writes its log.
     These seconds lie between rank 0's steps, so they are none of this one's.
     """
-    exchange, step, is_worker = np.array(meeting.exchange_s), np.array(meeting.step_s), np.isfinite(meeting.compute_s)
+    exchange, step, is_worker = np.array(reports.exchange_s), np.array(reports.step_s), np.isfinite(reports.compute_s)
     within = np.maximum(0.0, exchange - np.maximum(0.0, step - step_s))
     return float(within[is_worker].mean())
 

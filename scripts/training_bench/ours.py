@@ -32,21 +32,21 @@ def train(world, name: str, training: list[str], steps: int, out: Path) -> Itera
     """
     settings = settings_of(name, training, steps, out)
     with RunLock(world) as lock, ClosedTogether() as resources:
-        parts = assemble(settings, world, lock, resources)
-        with closing(parts.tracer), parts.checkpoints:
-            for step in parts.steps:
-                yield make_step(parts, step)
-            for _ in parts.model.ranges():  # waits for parameters that are still being gathered
+        loop = assemble(settings, world, lock, resources)
+        with closing(loop.tracer), loop.checkpoints:
+            for step in loop.steps:
+                yield make_step(loop, step)
+            for _ in loop.model.ranges():  # waits for parameters that are still being gathered
                 pass
 
 
-def make_step(parts, step: int) -> tuple[float, float]:
+def make_step(loop, step: int) -> tuple[float, float]:
     """Make a step like the loop of scripts/train.py; return this rank's seconds from meeting to meeting, mean loss."""
-    strategy = parts.strategy
-    tracer = parts.tracer
+    tracer = loop.tracer
+    strategy = loop.strategy
     with tracer.step(step):
-        loss_part = parts.worker.gradients(step, strategy.gradients_final)
-        norm = strategy.update(parts.learning_rate.at(step))
+        loss_part = loop.worker.gradients(step, strategy.gradients_final)
+        norm = strategy.update(loop.learning_rate.at(step))
         with tracer.phase("wait"):
-            meeting = parts.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
-    return tracer.seconds("step"), meeting.loss
+            reports = loop.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
+    return tracer.seconds("step"), reports.loss

@@ -47,10 +47,13 @@ class Trainer:
             write_shard(self.folder / "tokens.bin", np.random.default_rng(1).integers(100, size=3001).astype(np.uint16))
         comm.Barrier()
 
-    def run(self, *flags, world=None, peak=PEAK_GIVEN, **machine):
-        """(loss and norm of each step and the last validation loss, the checkpoint's bytes) of one run."""
+    def run(self, *flags, world=None, peak=PEAK_GIVEN, again=False, **machine):
+        """(loss and norm of each step and the last validation loss, the checkpoint's bytes) of one run.
+
+        again: in the folder of the run before.
+        """
         world = world or self.world
-        self.count += 1
+        self.count += not again
         out = self.folder / f"{self.count}-{self.world.rank if world.size == 1 else 0}"
         fake_cupy.install(self.monkeypatch, self.shim, **{"gpus": 4, "nccl": True} | machine)
         data = ["--train-data", self.folder / "tokens.bin", "--val-data", self.folder / "tokens.bin"]
@@ -61,4 +64,5 @@ class Trainer:
         curve = [number for line in lines for number in (line["loss"], line["grad_norm"])] + [lines[-1]["val_loss"]]
         checkpoints = [path.read_bytes() for path in out.glob("checkpoints/*/model.bin")]
         self.config = json.loads((out / "config.json").read_text())
+        self.out = out
         return np.array(curve), checkpoints

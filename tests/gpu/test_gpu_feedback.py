@@ -12,7 +12,7 @@ from dist.gpu.nccl import NcclComm
 from dist.wire import WireFormat
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
-from scripts.backends.kinds import exchange_on_gpus, form_on_gpus
+from scripts.backends.backends import exchange_on_gpus, form_on_gpus
 from strategies import STRATEGIES, Job
 from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scripts.backends import gpus
-from scripts.backends.kinds import form_on_gpus
+from scripts.backends.backends import form_on_gpus
 from strategies import STRATEGIES
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 from tests.support.in_process import alone

@@ -8,6 +8,7 @@ import pytest
 
 from gpt2.kernels.cupy import cublaslt, device
 from scripts.training import gpu_choices
+from scripts.training.between_steps import MadeStep
 from scripts.training.gpu_choices import GpuChoices, merged, of_maker, ways_text
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
 from tests.gpu.gpu_trainer import Trainer
@@ -47,10 +48,12 @@ def took_up(monkeypatch):
     """took_up(device, facts): (GpuChoices that goes on from a checkpoint of these facts, what was printed)."""
     monkeypatch.setattr(gpu_choices, "Device", FakeDevice)
 
-    def new(device, facts):
+    def new(device, facts, added=(), written=()):
         world = FakeWorld()
         checkpoint = facts and SimpleNamespace(path="RUN/checkpoints/step-00000009", facts=facts)
-        return GpuChoices(world, device, checkpoint, 10), world.printed
+        checkpoints = SimpleNamespace(add_facts=lambda facts: added.append(facts))
+        folder = SimpleNamespace(add_to_config=lambda **facts: written.append(facts))
+        return GpuChoices(world, device, checkpoint, 10, checkpoints, folder), world.printed
 
     return new
 
@@ -58,18 +61,14 @@ def took_up(monkeypatch):
 def test_the_choice_of_the_same_gpu_and_libraries_is_taken(took_up):
     device = FakeDevice()
     stored = [choice("01", True, cublaslt=120000), choice("02", True)]
-    choices, printed = took_up(device, {"gpu_choices": stored})
-    assert (device.given, printed) == (stored[1], [])
     added, written = [], []
-    places = (
-        SimpleNamespace(add_facts=added.append),
-        SimpleNamespace(add_to_config=lambda **facts: written.append(facts)),
-    )
-    choices.after(11, False, *places)
+    choices, printed = took_up(device, {"gpu_choices": stored}, added, written)
+    assert (device.given, printed) == (stored[1], [])
+    choices.after(MadeStep(11, None, {}))
     assert not added
-    choices.after(10, False, *places)
+    choices.after(MadeStep(10, None, {}))
     assert added == written == [{"gpu_choices": stored[::-1]}], "those of other GPUs stay"
-    choices.after(20, True, *places)
+    choices.after(MadeStep(20, None, {}, is_saved=True))
     assert (len(added), len(written)) == (2, 1)
 
 
@@ -103,9 +102,9 @@ def test_a_checkpoint_without_choices_says_so_and_a_new_run_nothing(took_up):
 
 def test_what_is_timed_though_a_checkpoint_was_taken_up_is_said(took_up):
     device = FakeDevice()
-    choices, printed = took_up(device, {"gpu_choices": [choice("02", True)]})
+    choices, printed = took_up(device, {"gpu_choices": [choice("02", True)]}, [], [])
     device.timed = lambda: 3
-    choices.after(10, False, SimpleNamespace(add_facts=id), SimpleNamespace(add_to_config=lambda **facts: None))
+    choices.after(MadeStep(10, None, {}))
     assert printed == [
         "GPU kernels: attention by our own, attention backward by our own; in products' epilogues: gelu at 1 of 1 "
         "shapes",

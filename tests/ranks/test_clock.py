@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2.formats.checkpoints import newest_first
-from scripts.training import assemble, signals
+from scripts.training import plan, signals
 from tests.support.in_process import log, train
 
 SMALL = [
@@ -54,8 +54,8 @@ def test_minutes_count_while_a_text_is_tokenized(comm, shared_path, monkeypatch)
         time.sleep(3.0)
         return open_data(*arguments)
 
-    open_data = assemble.open_data
-    monkeypatch.setattr(assemble, "open_data", slowly)
+    open_data = plan.open_data
+    monkeypatch.setattr(plan, "open_data", slowly)
     run = shared_path / "run"
     train(start_world(), run, *SMALL, "--steps", 10**6, "--minutes", 2.9 / 60, code=0)
     assert [line["step"] for line in log(run)] == [1], "it may end once there is a step to keep"

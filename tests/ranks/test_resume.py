@@ -13,7 +13,7 @@ from gpt2.errors import UserError
 from gpt2.formats import llmc
 from gpt2.optimizer import LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
-from scripts.training import assemble
+from scripts.training import plan
 from scripts.training.meeting import MeetingPoint
 from strategies import STRATEGIES
 from tests.support.in_process import log, train
@@ -109,7 +109,7 @@ def test_a_default_run_goes_on_as_it_chose(comm, runs, capsys, monkeypatch):
             links[world.node_count] = probe_links(world)
         return links[world.node_count]
 
-    monkeypatch.setattr(assemble, "probe_links", measured)
+    monkeypatch.setattr(plan, "probe_links", measured)
     nodes = world_of(comm, comm.Split(min(comm.rank, 1), comm.rank))
     runs.run("whole", world=nodes)
     config = json.loads((runs.folder / "whole" / "config.json").read_text())

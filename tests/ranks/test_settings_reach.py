@@ -223,7 +223,7 @@ def link(both, latency_s=1e-6):
 @pytest.mark.ranks(2)
 def test_links_and_wire_decide_what_a_message_holds(comm, shared_path, data, monkeypatch):
     """Half a millisecond of the slowest link, at least 60,000 bytes: a vector of 360 KB around a ring of two."""
-    from scripts.training import assemble
+    from scripts.training import plan
 
     world = world_of(comm, comm.Split(comm.rank, comm.rank))
     flags = [*data, "--n-embd", 32, "--vocab-size", 2600, "--steps", 1, "--strategy", "ring"]
@@ -231,7 +231,7 @@ def test_links_and_wire_decide_what_a_message_holds(comm, shared_path, data, mon
     for name, rate, more in (
         ("fast", 1e12, []), ("middle", 0.2e9, []), ("slow", 1e6, []), ("half", 1e12, ["--wire", "bfloat16"]),
     ):  # fmt: skip
-        monkeypatch.setattr(assemble, "probe_links", lambda world, rate=rate: [link(1e12), link(rate)])
+        monkeypatch.setattr(plan, "probe_links", lambda world, rate=rate: [link(1e12), link(rate)])
         with monkeypatch.context() as patch:
             counted = Counted(patch)
             train(world, shared_path / name, *flags, *more)
@@ -271,13 +271,13 @@ def test_op_and_wire_decide_what_adds(comm, shared_path, data, monkeypatch):
 @pytest.mark.ranks(2)
 def test_latency_decides_how_many_buckets_there_are(comm, shared_path, data, monkeypatch):
     """A slow answer wants large buckets: all of the vector is one; a quick one leaves several."""
-    from scripts.training import assemble
+    from scripts.training import plan
 
     world = world_of(comm, comm.Split(comm.rank, comm.rank))
     flags = [*data, "--n-layer", 6, "--n-embd", 64, "--steps", 1, "--strategy", "ring", "--overlap"]
     counts = {}
     for name, latency_s in (("quick", 1e-6), ("slow", 0.1)):
-        monkeypatch.setattr(assemble, "probe_links", lambda world, s=latency_s: [link(1e12), link(1e9, s)])
+        monkeypatch.setattr(plan, "probe_links", lambda world, s=latency_s: [link(1e12), link(1e9, s)])
         with monkeypatch.context() as patch:
             counted = Counted(patch)
             train(world, shared_path / name, *flags)
@@ -288,13 +288,13 @@ def test_latency_decides_how_many_buckets_there_are(comm, shared_path, data, mon
 @pytest.mark.ranks(2)
 def test_a_run_that_goes_on_keeps_its_buckets(comm, shared_path, data, monkeypatch):
     """Others would add the gradients in another order: the links are measured anew at each start."""
-    from scripts.training import assemble
+    from scripts.training import plan
 
     world = world_of(comm, comm.Split(comm.rank, comm.rank))
     flags = [*data, "--n-layer", 6, "--n-embd", 64, "--lr-steps", 3, "--strategy", "ring", "--overlap"]
     counts = []
     for steps, latency_s, more in ((1, 1e-6, []), (2, 0.1, ["--resume"]), (1, 0.1, [])):
-        monkeypatch.setattr(assemble, "probe_links", lambda world, s=latency_s: [link(1e12), link(1e9, s)])
+        monkeypatch.setattr(plan, "probe_links", lambda world, s=latency_s: [link(1e12), link(1e9, s)])
         with monkeypatch.context() as patch:
             counted = Counted(patch)
             train(world, shared_path / ("run" if steps == 2 or not counts else "anew"), *flags, "--steps", steps, *more)

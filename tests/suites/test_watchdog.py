@@ -129,7 +129,7 @@ def test_who_has_sigterm_and_waits_for_a_rank_that_is_gone_ends(tmp_path, gone):
         f"world = world_of(world.comm, world.comm.Split(world.rank in {gone}, world.rank))\n"
         "from scripts.training.signals import Signals\n"
         "signals, pids = Signals(None), world.comm.allgather(os.getpid())\n"
-        "signals.asked()"
+        "signals.requested()"
     )
     stop = (
         f"world.rank in {gone} and (world.rank == 1 and "

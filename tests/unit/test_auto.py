@@ -14,7 +14,7 @@ from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout
-from scripts.backends import auto, work
+from scripts.backends import auto, step_timing
 from scripts.settings.checks import complete
 from scripts.settings.training import parse_settings
 from scripts.training.folder import default_run_folder
@@ -181,12 +181,12 @@ def test_it_takes_nothing_that_does_not_fit(monkeypatch):
 
 def test_a_layer_stands_for_the_model_by_its_operations(monkeypatch):
     """Of one layer and few tokens' embeddings all is timed; more micro-steps and layers take longer, sharers less."""
-    monkeypatch.setattr(work, "slowest_s", lambda world, passes: 2.0)
+    monkeypatch.setattr(step_timing, "slowest_s", lambda world, passes: 2.0)
     shape = "--n-layer", "1", "--n-embd", "64", "--n-head", "2", "--vocab-size", "128", "--context", "64"
 
     def compute_s(*flags):
         s, config = complete(parse_settings("", [*shape, *flags]), 4)
-        return work.timed_compute_s(None, s, config, load_kernels("numpy", 1))
+        return step_timing.timed_compute_s(None, s, config, load_kernels("numpy", 1))
 
     assert compute_s() == pytest.approx(2.0)
     assert compute_s("--grad-accum", "3") == pytest.approx(6.0)
@@ -197,11 +197,11 @@ def test_a_layer_stands_for_the_model_by_its_operations(monkeypatch):
 
 
 def test_the_update_of_some_parameters_stands_for_all(monkeypatch):
-    monkeypatch.setattr(work, "slowest_s", lambda world, update: update() or 2.0)
+    monkeypatch.setattr(step_timing, "slowest_s", lambda world, update: update() or 2.0)
     layout = Layout(GPT2Config(1, 2, 256, 64, 8192))
-    assert layout.size > 2 * work.UPDATED
-    seconds = work.timed_update_s(None, layout, AdamWSettings(), load_kernels("numpy", 1))
-    assert seconds == pytest.approx(2.0 * layout.size / work.UPDATED)
+    assert layout.size > 2 * step_timing.UPDATED
+    seconds = step_timing.timed_update_s(None, layout, AdamWSettings(), load_kernels("numpy", 1))
+    assert seconds == pytest.approx(2.0 * layout.size / step_timing.UPDATED)
 
 
 def test_a_run_goes_on_as_it_chose_unless_its_nodes_changed():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from scripts.training import between_steps, folder
-from scripts.training.between_steps import Validation, is_time
+from scripts.training.between_steps import MadeStep, Validation, is_time
 from traces import Tracer
 
 
@@ -20,8 +20,10 @@ def test_a_validation_is_a_mean_and_the_last_step_has_one(every, steps, monkeypa
     monkeypatch.setattr(between_steps, "sum_everywhere", lambda comm, *part: [2 * number for number in part])
     worker = SimpleNamespace(validation_loss=lambda *batches: (30.0, 10))
     validation = Validation(None, Tracer(), worker, every, last_step=10, batches=1)
-    found = {step: validation.after(step) for step in range(1, 11)}
-    assert {step: one for step, one in found.items() if one} == {step: {"val_loss": 3.0} for step in steps}
+    made = [MadeStep(number, None, {}) for number in range(1, 11)]
+    for step in made:
+        validation.after(step)
+    assert {step.number: step.record for step in made if step.record} == {step: {"val_loss": 3.0} for step in steps}
 
 
 @pytest.mark.parametrize(

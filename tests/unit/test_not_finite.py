@@ -14,8 +14,8 @@ from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import Clipping
 from gpt2.parameters import BLOCK_ELEMENTS, Layout, Parameters, first_not_finite, initialize
 from scripts import export
-from scripts.training.between_steps import who_differs
-from scripts.training.meeting import Meeting, end_if_diverged
+from scripts.training.between_steps import MadeStep, end_if_diverged, who_differs
+from scripts.training.meeting import RankReports
 from tests.support.one_rank import one_rank
 from tests.support.safetensors_file import CONFIG
 from traces.read.run_files import read_log
@@ -112,9 +112,9 @@ def test_past_norms_are_finite_also_from_an_old_checkpoint():
 def ended(capsys, losses, norms=(1.0, 1.0, 1.0), val_loss=2.0) -> str | None:
     """The line with which step 7 ends the job, None if it does not."""
     world = SimpleNamespace(comm=SimpleNamespace(rank=0), places=PLACES)
-    meeting = Meeting(sum(losses), [*losses], [*norms], [], [], [], 0, [])
+    reports = RankReports(sum(losses), [*losses], [*norms], [], [], [], 0, [])
     try:
-        end_if_diverged(world, 7, meeting, val_loss)
+        end_if_diverged(world, SimpleNamespace(end_if_not_finite=id), MadeStep(7, reports, {"val_loss": val_loss}))
     except SystemExit as end:
         return capsys.readouterr().err if end.code == 2 else f"code {end.code}"
     return None

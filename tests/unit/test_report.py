@@ -5,7 +5,7 @@ from math import nan
 import pytest
 
 from scripts.machine.launcher import job_end
-from scripts.training.meeting import Meeting
+from scripts.training.meeting import RankReports
 from scripts.training.step_records import Pace, ProgressLines, exposed_exchange_s, slowest
 
 RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "exposed_exchange_s": 0, "skipped": True}
@@ -44,7 +44,7 @@ def test_one_rank_alone_is_not_slow(seconds):
     ],
 )
 def test_exchange_is_a_part_of_rank_0s_step(exchange_s, step_s, compute_s, expected):
-    meeting = Meeting(1.0, [], [], exchange_s, step_s, compute_s, 0, [])
+    meeting = RankReports(1.0, [], [], exchange_s, step_s, compute_s, 0, [])
     assert exposed_exchange_s(meeting, 10.0) == pytest.approx(expected)
 
 

@@ -48,8 +48,8 @@ def test_what_came_during_the_imports_is_counted(handlers):
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
     assert signal.SIGUSR1 in signal.sigpending()
     signals = Signals(None)
-    assert signals.asked() == CHECKPOINT
-    assert signals.asked() == NOTHING
+    assert signals.requested() == CHECKPOINT
+    assert signals.requested() == NOTHING
     assert not signal.sigpending() & {*WAITING}
 
 
@@ -63,10 +63,10 @@ def test_before_the_first_step_has_ended_a_wish_for_the_end_is_met_at_once(handl
     assert code == INTERRUPTED
     assert text.startswith("SIGTERM ends the run before its first step")
     assert text.count("\n") == 1
-    signals.asked()
+    signals.requested()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert len(ended) == 1
-    assert signals.asked() == END
+    assert signals.requested() == END
 
 
 def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, monkeypatch):
@@ -74,11 +74,11 @@ def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, mon
     now, ended = [10.0], []
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     signals = Signals(lambda *said: ended.append(said))
-    signals.asked()
+    signals.requested()
     for now[0] in (10.0, 10.1):
         os.kill(os.getpid(), signal.SIGINT)
         assert not ended
-    assert signals.asked() == QUIT > END
+    assert signals.requested() == QUIT > END
     now[0] = 11.0
     os.kill(os.getpid(), signal.SIGINT)
     [(text, code)] = ended
@@ -89,7 +89,7 @@ def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, mon
 def test_sigterm_is_known_while_the_main_thread_is_held_up(handlers):
     """In a call that neither returns nor lets Python run a handler, as one of MPI that waits for a dead rank."""
     signals, seen = Signals(None), []
-    signals.asked()
+    signals.requested()
     assert not signals.has_sigterm()
 
     def ask():
@@ -97,7 +97,7 @@ def test_sigterm_is_known_while_the_main_thread_is_held_up(handlers):
         for number in (signal.SIGUSR2, signal.SIGTERM):
             signal.pthread_kill(threading.main_thread().ident, number)
             time.sleep(0.1)
-            seen.append((signals.has_sigterm(), signals.asked()))
+            seen.append((signals.has_sigterm(), signals.requested()))
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -105,7 +105,7 @@ def test_sigterm_is_known_while_the_main_thread_is_held_up(handlers):
     thread.join()
     assert seen == [(False, NOTHING), (True, NOTHING)]
     assert signals.has_sigterm()
-    assert signals.asked() == END
+    assert signals.requested() == END
     signals.close()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -144,8 +144,8 @@ def test_the_clock_asks_for_checkpoints_and_then_for_the_end(monkeypatch):
     clock, never = Clock(checkpoint_minutes=0.5, minutes=2), Clock(0, 0)
     asked = []
     for now[0] in range(1000, 1130, 10):
-        asked.append(clock.asked())
-        assert never.asked() == NOTHING
+        asked.append(clock.requested())
+        assert never.requested() == NOTHING
     due = {3: CHECKPOINT, 6: CHECKPOINT, 9: CHECKPOINT, 12: TIME_IS_UP}
     assert asked == [due.get(tick, NOTHING) for tick in range(13)]
     assert CHECKPOINT < TIME_IS_UP < END

@@ -128,7 +128,7 @@ def test_all_ranks_keep_what_the_slowest_took_long_for(monkeypatch):
 
     monkeypatch.setattr("scripts.training.meeting.gather_everywhere", gathered)
     met, kept = [], []
-    nothing = SimpleNamespace(asked=lambda: 0, written=lambda: 0, own=lambda: 0, settle=id, tell=id)
+    nothing = SimpleNamespace(requested=lambda: 0, written=lambda: 0, own=lambda: 0, settle=id, tell=id)
     worker = SimpleNamespace(seconds=lambda: (0, 1, 1, 0))
     point = MeetingPoint(
         None, worker, [nothing], nothing, nothing, SimpleNamespace(keep_step=lambda: kept.append(len(met) + 1))

@@ -8,7 +8,7 @@ import pytest
 
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import start_text
-from scripts.training.meeting import Meeting, MeetingPoint
+from scripts.training.meeting import MeetingPoint, RankReports
 from scripts.training.step_records import StepRecords
 from tests.support.drawn import is_inside, top_of
 from tests.support.make_run import simulate, write_run
@@ -138,7 +138,7 @@ def test_memory_is_noted_at_the_start_and_where_it_has_grown():
     records = StepRecords(10, 1.0, type("None_", (), {"of_step": lambda self, rate: {}})(), [0, 0])
     noted = []
     for step, sizes in enumerate(([3e9, 5e9], [3e9, 5.04e9], [6e9, 5e9]), start=1):
-        meeting = Meeting(1.0, [], [], [0, 0], [1, 1], [1, 1], 0, [], memory_bytes=sizes)
+        meeting = RankReports(1.0, [], [], [0, 0], [1, 1], [1, 1], 0, [], memory_bytes=sizes)
         record = records.of_step(step, meeting, 1.0, 1e-3, 1.0, False)
         assert "gpu_memory_bytes" not in record
         noted.append(record.get("peak_memory_bytes"))

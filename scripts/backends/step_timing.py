@@ -34,7 +34,9 @@ UPDATED = 1 << 20  # parameters whose update is timed
 ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
 
 
-def training_of(world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels) -> Training:
+def timed_training(
+    world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels
+) -> Training:
     """What each of these ranks does in a step, whose piece of the model has this layout. Collective.
 
     Computing is timed where there are several nodes: on one, it hides nothing. kernels: None to time nothing.
@@ -51,12 +53,12 @@ def training_of(world: World, settings, config: GPT2Config, layout: Layout, adam
     return replace(found, compute_s=compute_s, update_s=timed_update_s(world, layout, adamw, kernels))
 
 
-def timed_beside(world: World, settings, kind: type[Strategy], work, links: list[dict]) -> Timed | None:
+def timed_beside(world: World, settings, kind: type[Strategy], time_step, links: list[dict]) -> Timed | None:
     """How long this strategy's exchange is beside the computing of a step; None where it makes no use of that, or
-    nothing is known. work(): as training_of. Collective."""
+    nothing is known. time_step(): as timed_training. Collective."""
     if not (settings.overlap and kind.all_reduces_a_part and links) or is_cut(settings):
         return None
-    training = work()
+    training = time_step()
     try:
         exchange_s = predicted_exchange(kind, cluster_of(world, links), training, library()).seconds
     except UnknownChoice:
@@ -108,9 +110,9 @@ def timed_update_s(world: World, layout: Layout, adamw: AdamWSettings, kernels) 
     return slowest_s(world, lambda: optimizer.update(parameters, gradients, 0.0, 1.0)) * layout.size / size
 
 
-def slowest_s(world: World, work) -> float:
-    """Seconds of work() on the slowest of these ranks. Collective."""
+def slowest_s(world: World, task) -> float:
+    """Seconds of task() on the slowest of these ranks. Collective."""
     barrier(world.comm)
     start = time.perf_counter()
-    work()
+    task()
     return world.comm.allreduce(time.perf_counter() - start, MPI.MAX)

@@ -27,10 +27,8 @@ from strategies import Strategy, find
 from strategies.gpu.bridge import CastingBridge, FlatPair, HostBridge
 from strategies.gpu.staged_adamw import StagedAdamW
 
-BUCKET_BYTES = 25 << 20  # between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early
 
-
-class OnCores:
+class CpuBackend:
     """NumPy: model and strategy share the arrays, in host memory."""
 
     device = None
@@ -60,8 +58,8 @@ class OnCores:
         self.operation.close()
 
 
-class OnGpuThroughHost(OnCores):
-    """CuPy: exchange buffers as OnCores has them; model and AdamW's state on the GPU, copies in between."""
+class StagedGpuBackend(CpuBackend):
+    """CuPy: exchange buffers as CpuBackend has them; model and AdamW's state on the GPU, copies in between."""
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels, threads):
         super().__init__(settings, world, layout, adamw, wire_format, kernels)
@@ -94,7 +92,7 @@ class OnGpuThroughHost(OnCores):
         super().close()
 
 
-class OnGpu:
+class GpuBackend:
     """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels, comm):
@@ -117,7 +115,7 @@ class OnGpu:
         )  # fmt: skip
 
     def new_strategy(self, job, step: int):
-        job = replace(job, new_exchange=self.new_exchange, bucket_bytes=job.bucket_bytes and BUCKET_BYTES)
+        job = replace(job, new_exchange=self.new_exchange)
         with self.together(UserError):
             strategy = self.kind(job)
         if self.rounded is None:

@@ -1,0 +1,202 @@
+"""The plan of a run: everything that is decided before its parts are made. config.json and the checkpoints hold it."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dist.probe.links import probe_links
+from dist.world import ClosedTogether, threads_per_rank
+from gpt2.config import GPT2Config
+from gpt2.data import texts
+from gpt2.data.windows import Windows
+from gpt2.errors import UserError
+from gpt2.formats.checkpoints import Checkpoint, model_facts
+from scripts.backends.choose import ChosenBackend, choose_backend
+from scripts.backends.transports import bucket_size
+from scripts.settings import derived
+from scripts.settings.checks import complete
+from scripts.settings.derived import adamw_settings, global_batch, lasting
+from scripts.settings.memory import check_memory
+from scripts.settings.model_parallel import model_cut
+from scripts.settings.sequence_length import trained_positions
+from scripts.settings.split_embedding import EmbeddingExchange, plan_embedding
+from scripts.settings.training import Settings
+from scripts.training import start
+from scripts.training.data import open_data
+from scripts.training.folder import RUNS, take_run_folder
+from scripts.training.report import blas_of_ranks, warn
+from scripts.training.same_files import made_for_all
+from scripts.training.shared_model import SharedModel
+from strategies import find
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does, and with what. It is the same on all ranks, except for `threads`.
+
+    settings            all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
+    folder              RUN
+    run                 the number of this start of the run
+    threads             of this rank
+    links               between the nodes, as they were measured
+    backend             why this backend, this transport and this strategy, and what they run on, as config.json says it
+    identity            what a checkpoint must share with a run that goes on from it (see start.py)
+    checkpoint          the one to go on from; None for a run that begins
+    steps               those left to make, counted from 1
+    trained_positions   how many positions of the model are trained at the end
+    bucket_bytes        how many bytes --overlap exchanges at once; None without --overlap
+    embedding           how the token embedding is exchanged
+    """
+
+    settings: Settings
+    folder: Path
+    run: str
+    threads: int
+    links: list[dict]
+    backend: dict
+    identity: dict
+    checkpoint: Checkpoint | None
+    steps: range
+    trained_positions: int
+    bucket_bytes: int | None
+    embedding: EmbeddingExchange
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step, on all ranks together."""
+        return self.identity["global_batch"]
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step after which --resume goes on, 0 if it found no checkpoint; None without --resume."""
+        return self.steps.start - 1 if self.settings.resume else None
+
+    @property
+    def traces(self) -> Path:
+        return self.folder / "traces"
+
+    def checkpoint_facts(self) -> dict:
+        """Return what each checkpoint of this run says of it, whatever the step."""
+        decided = {
+            "auto": self.backend["auto"],
+            "bucket_bytes": self.bucket_bytes,
+            "trained_positions": self.trained_positions,
+        }
+        return {"run": self.run} | self.identity | decided | self.embedding.checkpoint_facts()
+
+    def config_facts(self) -> dict:
+        """Return what config.json says of this run, beside its settings."""
+        facts = {"threads_per_rank": self.threads, "links": self.links, "resumed_step": self.resumed_step}
+        return facts | self.backend | self.embedding.config_facts()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What had to be opened for deciding. The run goes on using it."""
+
+    shared: SharedModel
+    chosen: ChosenBackend
+    train: Windows
+    val: Windows | None
+
+
+def plan_run(settings, world, lock, resources: ClosedTogether) -> tuple[Plan, Opened] | None:
+    """Decide everything; None if no step is left to make. Collective. Nothing in the run folder changes here.
+
+    lock: a RunLock, behind which the run folder is read. resources: closes what the run holds.
+    """
+    settings, config = completed(settings, world)
+    shared = SharedModel(model_cut(settings, config), config, world, resources)
+    links = probe_links(world)
+    threads = settings.threads or threads_per_rank(world)
+    chosen = chosen_backend(settings, config, world, shared, threads, links)
+    settings = chosen.settings
+    is_auto = chosen.facts["auto"] is not None
+    folder = take_run_folder(settings.out, settings.strategy, is_auto, settings.resume, settings.take_over, world, lock)
+    train, val, data = data_of(settings, config.vocab_size, world)  # behind the lock: tokens lie beside the folder
+    identity = run_identity(settings, shared, data, world.size)
+    checkpoint = None
+    if settings.resume:
+        checkpoint = start.find_and_check(world, folder, identity, settings.typed, settings.steps)
+    steps = range(checkpoint.step + 1 if checkpoint else 1, settings.steps + 1)
+    with world.together(UserError):
+        positions = trained_positions(settings.init, config, settings.seq_len, checkpoint.facts if checkpoint else {})
+    if not steps:
+        return None
+    kept = start.kept_facts(checkpoint, identity)
+    bucket_bytes = None
+    if settings.overlap:  # kept, as other buckets would add gradients in another order, and round otherwise
+        bucket_bytes = kept.get("bucket_bytes") or bucket_size(settings.transport, links)
+    embedding = plan_embedding(
+        settings, shared.layout, train, steps.start, identity["global_batch"], kept, chosen.timed, world
+    )
+    plan = Plan(
+        settings=settings,
+        folder=folder,
+        run=lock.run,
+        threads=threads,
+        links=links,
+        backend=chosen.facts | blas_of_ranks(world),
+        identity=identity,
+        checkpoint=checkpoint,
+        steps=steps,
+        trained_positions=positions,
+        bucket_bytes=bucket_bytes,
+        embedding=embedding,
+    )
+    return plan, Opened(shared, chosen, train, val)
+
+
+def completed(settings, world) -> tuple[Settings, GPT2Config]:
+    """Return settings.checks.complete's, and end the job if there is no room for them. Collective."""
+    with world.together(UserError):
+        settings, config = complete(settings, world.size)
+    if world.rank == 0 and (line := derived.doubtful_warmup(settings)):
+        warn(line)
+    check_room(settings, config, world)
+    return settings, config
+
+
+def chosen_backend(settings, config, world, shared, threads: int, links: list[dict]) -> ChosenBackend:
+    """Return choose_backend's; a run that goes on chooses as it did before. Collective."""
+    kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
+    adamw = adamw_settings(settings)
+    chosen = choose_backend(settings, config, shared.mesh.data_world, shared.layout, adamw, threads, links, kept)
+    check_room(chosen.settings, config, world)  # again: now it is known which arrays are in host memory
+    return chosen
+
+
+def check_room(settings, config, world) -> None:
+    """End the job if a node lacks memory. Collective."""
+    with world.together(UserError):
+        check_memory(settings, config, world)
+
+
+def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
+    """Return open_data's. Collective.
+
+    Rank 0 tokenizes a text if neither the user's cache folder nor the one beside the run folder has its tokens.
+    """
+    patterns = settings.train_data, settings.val_data
+    if not settings.train_data:
+        prepare = partial(texts.prepare, settings.text or None, settings.tokenizer, splits=settings.split_documents)
+        patterns = made_for_all(world, prepare, (Path(settings.out).parent if settings.out else RUNS) / "tokens")
+    batch = global_batch(settings, world.size)
+    return open_data(world, patterns, settings.seq_len, settings.shuffle, settings.seed, batch, vocab_size)
+
+
+def run_identity(settings, shared: SharedModel, data: dict, ranks: int) -> dict:
+    """Return what a checkpoint is compared with before a run goes on from it. data: facts of the training data."""
+    return {
+        "global_batch": global_batch(settings, ranks),
+        "seq_len": settings.seq_len,
+        "shuffle": settings.shuffle,
+        "seed": settings.seed,
+        "data": data,
+        "ranks": ranks,
+        "strategy": find(settings.strategy).name,
+        "wire": settings.wire,
+        **model_facts(shared.whole),
+        "settings": lasting(settings, ranks),
+        **shared.facts(),
+    }
